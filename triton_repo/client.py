@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event, Lock
@@ -21,12 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.standalone.preprocess import Row
-from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, VECTOR
+from compress.standalone.preprocess import Preprocessor, Row
+from compress.standalone.response import LOGITS, RESPONSES, VECTOR
+from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
+OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
+"""Every output that a model may have."""
+SCORE_DIFFERENCE = 1e-5
+"""How far a score may be from that of its logits: the server has another numpy."""
 
 
 class RequestError(RuntimeError):
@@ -42,11 +47,34 @@ class Answers:
     """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
-    """float32 [n, C], or vectors [n, D]."""
-    labels: list[str]
-    """Empty of a model of vectors, as `scores` are."""
-    scores: NDArray[np.float32]
-    """float32 [n]."""
+    """What the engine computed, float32 [n, C], or vectors [n, D]."""
+    outputs: Mapping[str, NDArray[Any]]
+    """The other outputs by name, [n, ...]; strings are bytes in an array of objects."""
+
+    @classmethod
+    def of(cls, results: Sequence[Any]) -> Answers:
+        """Returns the responses of the results of a client, one row each."""
+        found = [{name: array for name in OUTPUTS if (array := result.as_numpy(name)) is not None} for result in results]
+        whole = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        raw = VECTOR if VECTOR in whole else LOGITS
+        return cls(whole.pop(raw), whole)
+
+    def contradiction(self, prepared: Preprocessor) -> str | None:
+        """Returns in one line the first output that does not follow from the logits; None if there is none."""
+        response = RESPONSES[prepared.response]
+        expected = response.of(self.logits, prepared.labels)
+        del expected[response.RAW]
+        if expected.keys() != self.outputs.keys():
+            given, wanted = (", ".join(sorted(names)) or "none" for names in (self.outputs, expected))
+            return f"outputs beside {response.RAW}: {given}; {wanted} expected"
+        for name, values in expected.items():
+            got = self.outputs[name]
+            apart = got != values if values.dtype == np.object_ else np.abs(got - values) > SCORE_DIFFERENCE
+            wrong = apart.reshape(len(values), -1).any(axis=1)
+            if wrong.any():
+                row = int(wrong.argmax())
+                return f"row {row} has {name} {_shown(got[row])}, but its logits give {_shown(values[row])}"
+        return None
 
 
 def evaluate(
@@ -71,25 +99,17 @@ def evaluate(
     Raises:
         RequestError: A request failed; no further rows are sent.
     """
-    answers: list[tuple[NDArray[np.float32], str | None, float] | None] = [None] * len(rows)
+    answers: list[Any] = [None] * len(rows)
     lock = Lock()
 
     def note(index: int, result: Any, _: float) -> None:
-        vector = result.as_numpy(VECTOR)
-        if vector is not None:
-            answers[index] = vector[0], None, 0.0
-        else:
-            answers[index] = result.as_numpy(LOGITS)[0], result.as_numpy(LABEL)[0, 0].decode("utf-8"), float(result.as_numpy(SCORE)[0, 0])
+        answers[index] = result
         if advance is not None:
             with lock:
                 advance(1)
 
     drive(address, model, rows, enumerate(rows), concurrency, note, version=version)
-    got = [answer for answer in answers if answer is not None]
-    assert len(got) == len(rows) > 0, (len(got), len(rows))
-    logits = np.stack([answer[0] for answer in got]).astype(np.float32)
-    labelled = [(label, score) for _, label, score in got if label is not None]
-    return Answers(logits, [label for label, _ in labelled], np.array([score for _, score in labelled], np.float32))
+    return Answers.of(answers)
 
 
 def latency(
@@ -212,6 +232,12 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
         tensor.set_data_from_numpy(values)
         made.append(tensor)
     return made
+
+
+def _shown(values: NDArray[Any]) -> str:
+    """Returns the first of the values of an output, for a message."""
+    first = values.reshape(-1)[0]
+    return repr(first.decode("utf-8", "replace")) if isinstance(first, bytes) else f"{float(first):.6f}"
 
 
 def _bytes(value: Any) -> bytes:

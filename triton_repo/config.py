@@ -1,13 +1,8 @@
 """`config.pbtxt` of a model that runs on the CPU, written through Triton's own protobuf.
 
     TEXT | TEXT, TEXT_PAIR | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
-    LABEL                            STRING [1]    name of the class
-    SCORE                            FP32   [1]    softmax score of the class; the value for regression
-    LOGITS                           FP32   [C]
 
-A model that answers with vectors has instead of these three
-
-    VECTOR                           FP32   [D]
+Outputs are those of `compress.standalone.response`.
 
 `settings.json` in the folder of a version holds what the model itself reads (mode, compile properties, batch sizes): two versions that are
 loaded at once share `config.pbtxt`, and may differ in that. Before Triton reports a model ready, it runs the warm-up requests: one row for
@@ -28,10 +23,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
+from compress.standalone.response import FP32, RESPONSES, STRING
 from triton_repo.queueing import Queue, write_policy
 
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
-LABEL, SCORE, LOGITS, VECTOR = "LABEL", "SCORE", "LOGITS", "VECTOR"
+TYPES = {STRING: pb.TYPE_STRING, FP32: pb.TYPE_FP32}
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
 SETTINGS = "settings.json"
@@ -75,8 +71,8 @@ class ModelSettings:
     """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
     scheduling: Scheduling = Scheduling()
     """How requests come to the model."""
-    vectors: bool = False
-    """Whether answers are vectors."""
+    response: str = "label"
+    """Form of its answers, a name in `compress.standalone.response.RESPONSES`."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -96,12 +92,8 @@ def model_config(settings: ModelSettings) -> Any:
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
     for name in settings.inputs:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
-    if settings.vectors:
-        config.output.add(name=VECTOR, data_type=pb.TYPE_FP32, dims=[settings.width])
-    else:
-        config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
-        config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
-        config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.width])
+    for output in RESPONSES[settings.response].outputs(settings.width):
+        config.output.add(name=output.name, data_type=TYPES[output.kind], dims=output.dims)
     config.dynamic_batching.max_queue_delay_microseconds = settings.scheduling.max_queue_delay_us
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.scheduling.instances)
     write_policy(config, settings.scheduling.queue)

@@ -1,7 +1,7 @@
-"""Triton Python model: tokenizes or decodes, runs the engine, returns label, score and logits, or a vector. Runs inside the server.
+"""Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
 
-Its folder also holds settings.json, preprocess.py, preprocess.json, tokenizer.json, and the engine: engine.py (`triton_repo.cpu_engines`)
-with its files.
+Its folder also holds settings.json, preprocess.py, preprocess.json, tokenizer.json, response.py, and the engine: engine.py
+(`triton_repo.cpu_engines`) with its files.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine.
 """
@@ -21,6 +21,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from engine import Engine  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
+from response import RESPONSES  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 
@@ -96,12 +97,7 @@ class TritonPythonModel:
             start += len(piece.rows)
 
     def _response(self, logits: np.ndarray) -> Any:
-        if self.preprocessor.dimensions:
-            return pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", logits)])
-        answers = self.preprocessor.answer(logits)
-        labels = np.array([[label.encode("utf-8")] for label, _ in answers], dtype=np.object_)
-        scores = np.array([[score] for _, score in answers], dtype=np.float32)
-        tensors = {"LABEL": labels, "SCORE": scores, "LOGITS": logits}
+        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 

@@ -5,7 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
-        1/  model.py  settings.json  preprocess.py  preprocess.json  tokenizer.json  engine.py
+        1/  model.py  settings.json  preprocess.py  preprocess.json  tokenizer.json  response.py  engine.py
             openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
@@ -30,17 +30,15 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
-from compress.standalone import preprocess
+from compress.standalone import preprocess, response
 from compress.standalone.preprocess import Preprocessor
+from compress.standalone.response import RESPONSES
 from triton_repo.config import (
     IMAGE,
-    LABEL,
     MIN_BATCH,
-    SCORE,
     SETTINGS,
     TEXT,
     TEXT_PAIR,
-    VECTOR,
     ModelSettings,
     Scheduling,
     model_config,
@@ -150,7 +148,7 @@ def write_repository(
             modality="image" if preprocessor.modality == "image" else "text",
             pairs=pairs,
             width=preprocessor.width,
-            vectors=bool(preprocessor.dimensions),
+            response=preprocessor.response,
             engine=model.engine["engine"],
             max_batch_size=largest,
             batch_sizes=tuple(size for size in sizes if size <= largest),
@@ -200,11 +198,7 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     )
     packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
     inputs = ", ".join(_example(name) for name in first.inputs)
-    answer = (
-        f'answer.as_numpy("{VECTOR}")[0]'
-        if first.vectors
-        else f'answer.as_numpy("{LABEL}")[0, 0].decode(), answer.as_numpy("{SCORE}")[0, 0]'
-    )
+    answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
     return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, answer=answer)
 
 
@@ -234,6 +228,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
     shutil.copyfile(preprocess.__file__, version / "preprocess.py")
+    shutil.copyfile(response.__file__, version / "response.py")
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
     shutil.copyfile(Path(__file__).parent / ENGINES_FOLDER / f"{settings.engine}.py", version / "engine.py")
@@ -281,8 +276,9 @@ _README = """\
 {lines}
 
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
-[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]); of a model of vectors `VECTOR`
-(float32 [n, D]) alone.
+[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of labels may hold,
+`LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
+`VECTOR` (float32 [n, D]) alone.
 
 Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
 with the Python backend, whose Python needs `numpy` below 2:

@@ -18,12 +18,10 @@ from compress.core.errors import InputError
 from compress.core.shown import reason
 from compress.standalone.preprocess import Preprocessor, Row
 from triton_repo.client import REQUEST_SECONDS, Answers, tensors
-from triton_repo.config import LABEL, LOGITS, SCORE, from_text
+from triton_repo.config import from_text
 from triton_repo.load.connection import Address
 
 SECONDS = 10.0
-SCORE_DIFFERENCE = 1e-5
-"""Scores are computed from the logits in float32 on both sides."""
 
 
 class Probe:
@@ -102,16 +100,13 @@ class Probe:
         Raises:
             InputError: A request failed.
         """
-        logits, labels, scores = [], [], []
+        results = []
         for index, row in enumerate(rows):
             try:
-                answer = self._client.infer(model, tensors([row], self._tensor))
-                logits.append(answer.as_numpy(LOGITS)[0])
-                labels.append(_text(answer.as_numpy(LABEL)[0, 0]))
-                scores.append(answer.as_numpy(SCORE)[0, 0])
+                results.append(self._client.infer(model, tensors([row], self._tensor)))
             except (InferenceServerException, OSError) as error:
                 raise InputError(f"{model}: row {index} of {len(rows)} has no answer ({_line(error)})") from error
-        return Answers(np.stack(logits), labels, np.array(scores))
+        return Answers.of(results)
 
     def contradictions(self, model: Path, answers: Answers) -> list[str]:
         """Returns a line for each kind of output that does not follow from the logits: types, labels and scores.
@@ -121,20 +116,13 @@ class Probe:
             answers: Its answers.
         """
         [version, *_] = sorted((path for path in model.iterdir() if path.name.isdigit()), key=lambda path: int(path.name), reverse=True)
-        lines = []
-        for name, values in ((LOGITS, answers.logits), (SCORE, answers.scores)):
-            if values.dtype != np.float32:
-                lines.append(f"{model.name}: {name} is {values.dtype}, float32 expected")
-        expected = Preprocessor.load(version).answer(answers.logits)
-        wrong = [index for index, (label, _) in enumerate(expected) if label != answers.labels[index]]
-        if wrong:
-            row = wrong[0]
-            lines.append(f"{model.name}: row {row} has label {answers.labels[row]!r}, but its logits give {expected[row][0]!r}")
-        apart = np.abs(np.array([score for _, score in expected]) - answers.scores)
-        if apart.max() > SCORE_DIFFERENCE:
-            row = int(apart.argmax())
-            lines.append(f"{model.name}: row {row} has score {answers.scores[row]:.6f}, but its logits give {expected[row][1]:.6f}")
-        return lines
+        given = {"what the engine computed": answers.logits, **answers.outputs}
+        numbers = {name: values for name, values in given.items() if values.dtype != np.object_}
+        lines = [
+            f"{model.name}: {name} is {values.dtype}, float32 expected" for name, values in numbers.items() if values.dtype != np.float32
+        ]
+        wrong = answers.contradiction(Preprocessor.load(version))
+        return lines if wrong is None else [*lines, f"{model.name}: {wrong}"]
 
 
 def described(tensor: Any) -> str:

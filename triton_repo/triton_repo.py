@@ -419,10 +419,9 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     from compress.standalone.preprocess import Preprocessor
 
     prepared = Preprocessor.load(model.folder)
-    own = [] if prepared.dimensions else [prepared.labels[index] for index in answers.logits.argmax(axis=1)]
-    if own != answers.labels:
-        row = next(index for index, (expected, given) in enumerate(zip(own, answers.labels, strict=True)) if expected != given)
-        raise ServedWrong(f"model {model.name}: row {row} has label {answers.labels[row]!r}, but its logits give {own[row]!r}")
+    wrong = answers.contradiction(prepared)
+    if wrong is not None:
+        raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)

@@ -27,6 +27,8 @@ class Answer(ABC):
     """Whether it is chosen by probabilities, so that label smoothing and divergences of probabilities mean something."""
     LABELS: ClassVar[tuple[str, ...] | None] = None
     """Names of the outputs; None where the data or the model name them."""
+    RESPONSE: ClassVar[str] = "label"
+    """What a server returns, a name in `compress.standalone.response.RESPONSES`."""
     DIFFERS: ClassVar[str] = "logit"
     """What `differences` are of, for messages."""
     DISTANCE: ClassVar[str] = "kl"

@@ -18,6 +18,7 @@ class Vector(Answer):
     FROM_HEAD: ClassVar[bool] = False
     PROBABILITIES: ClassVar[bool] = False
     LABELS: ClassVar[tuple[str, ...] | None] = VECTOR
+    RESPONSE: ClassVar[str] = "vector"
     DIFFERS: ClassVar[str] = "vector"
     DISTANCE: ClassVar[str] = "squared_distance"
     DISAGREEMENT: ClassVar[str] = "1 - Pearson to the cosines of the float vectors of {n} selection rows"

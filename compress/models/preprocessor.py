@@ -89,6 +89,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
         dimensions=(embedding.get("dimensions") or config["hidden_size"]) if embedding else 0,
+        response=answer_of(task).RESPONSE,
         tokenizer=tokenizer,
     )
 

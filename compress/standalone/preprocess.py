@@ -1,4 +1,4 @@
-"""Preprocessing and postprocessing: turns rows (texts, pairs of texts, encoded images) into model inputs, and logits into answers.
+"""Preprocessing: turns rows (texts, pairs of texts, encoded images) into model inputs.
 
 This single file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model. It
 therefore needs only numpy (1 or 2), tokenizers and Pillow.
@@ -223,7 +223,7 @@ def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Prepares rows and decodes answers for one checkpoint; immutable and safe to share between threads."""
+    """Prepares rows for one checkpoint; immutable and safe to share between threads."""
 
     modality: str
     """"text" or "image"."""
@@ -247,6 +247,8 @@ class Preprocessor:
     """Text that is put before each text."""
     dimensions: int = 0
     """Numbers of the vector that the model answers a text with; 0 for models that answer otherwise."""
+    response: str = "label"
+    """Form of what the server returns, a name in `response.RESPONSES`; not used for generation."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -280,6 +282,7 @@ class Preprocessor:
             raise BadRow(f"{folder / PREPROCESS}: schema {SCHEMA} expected")
         for key in ("input_names", "labels", "buckets"):
             values[key] = tuple(values[key])
+        values.setdefault("response", "vector" if values.get("dimensions") else "label")  # folders written before it was named
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER)) if values["modality"] == "text" else None
         return cls(**values, tokenizer=tokenizer)
 
@@ -300,6 +303,8 @@ class Preprocessor:
         }
         if self.dimensions:  # other models have neither
             values |= {"prompt": self.prompt, "dimensions": self.dimensions}
+        if not self.generates:
+            values["response"] = self.response
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save(str(folder / TOKENIZER))
@@ -355,26 +360,6 @@ class Preprocessor:
     def padding(self) -> dict[str, int]:
         """The padding value of each of `INPUTS`."""
         return dict(zip(INPUTS, (self.pad_token_id, 0, self.pad_token_type_id, self.pad_token_id), strict=True))
-
-    def answer(self, logits: np.ndarray) -> list[tuple[str, float]]:
-        """Turns logits into answers.
-
-        Args:
-            logits: float32 [n, C].
-
-        Returns:
-            Classification: the label with the largest logit (ties take the lowest class id) and its float32 softmax score. Regression:
-            the name of the value, and the value.
-        """
-        if logits.ndim != 2 or logits.shape[1] != len(self.labels):
-            raise ValueError(f"logits of shape {logits.shape}; [n, {len(self.labels)}] expected")
-        values = np.asarray(logits, dtype=np.float32)
-        if len(self.labels) == 1:
-            return [(self.labels[0], float(value)) for value in values[:, 0]]
-        best = values.argmax(axis=1)
-        powers = np.exp(values - values.max(axis=1, keepdims=True))
-        scores = powers / powers.sum(axis=1, keepdims=True)
-        return [(self.labels[i], float(row[i])) for i, row in zip(best, scores, strict=True)]
 
     def tokenized(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Returns int32 [4, length] per row, truncated but not padded: the values of `INPUTS`.

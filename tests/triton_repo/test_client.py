@@ -18,7 +18,7 @@ class Result:
         size = float(len(row))
         self.arrays = {
             "LOGITS": np.array([[size, -size]], np.float32),
-            "LABEL": np.array([[row]], np.object_),
+            "LABEL": np.array([[row.decode()]], np.object_),
             "SCORE": np.array([[size]], np.float32),
         }
 
@@ -64,10 +64,10 @@ def connection(monkeypatch):
 def test_answers_come_in_the_order_of_the_rows(concurrency):
     told = []
     answers = client.evaluate("127.0.0.1:1", "m", ROWS, concurrency, told.append)
-    assert answers.labels == ROWS
+    assert answers.outputs["LABEL"][:, 0].tolist() == ROWS
     assert answers.logits.tolist() == [[len(row), -len(row)] for row in ROWS]
-    assert answers.scores.tolist() == [len(row) for row in ROWS]
-    assert answers.logits.dtype == answers.scores.dtype == np.float32
+    assert answers.outputs["SCORE"][:, 0].tolist() == [len(row) for row in ROWS]
+    assert answers.logits.dtype == answers.outputs["SCORE"].dtype == np.float32
     assert sum(told) == len(ROWS)
 
 

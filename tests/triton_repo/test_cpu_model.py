@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compress.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
@@ -30,7 +31,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "engine"):
+        for name in ("preprocess", "response", "engine"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -38,7 +39,7 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "engine"):
+        for name in ("preprocess", "response", "engine"):
             monkeypatch.delitem(sys.modules, name)
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -60,9 +61,9 @@ def request(*rows, name="TEXT"):
 def check(response, logits, preprocessor):
     assert response.error is None
     np.testing.assert_allclose(response.tensors["LOGITS"], logits, atol=1e-6)
-    wanted = preprocessor.answer(logits)
-    assert response.tensors["LABEL"].tolist() == [[label.encode()] for label, _ in wanted]
-    np.testing.assert_allclose(response.tensors["SCORE"], [[score] for _, score in wanted], atol=1e-6)
+    wanted = RESPONSES[preprocessor.response].of(logits, preprocessor.labels)
+    assert response.tensors["LABEL"].tolist() == wanted["LABEL"].tolist()
+    np.testing.assert_allclose(response.tensors["SCORE"], wanted["SCORE"], atol=1e-6)
     assert response.tensors["LOGITS"].dtype == response.tensors["SCORE"].dtype == np.float32
 
 

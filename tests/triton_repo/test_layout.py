@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import preprocess
+from compress.standalone import preprocess, response
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -34,11 +34,13 @@ def test_every_model_stands_on_its_own(tmp_path):
             "openvino.xml",
             "preprocess.json",
             "preprocess.py",
+            "response.py",
             "settings.json",
             "tokenizer.json",
         ]
         assert sorted(path.name for path in version.iterdir()) == names
-        assert (version / "preprocess.py").read_bytes() == Path(preprocess.__file__).read_bytes()
+        for module in (preprocess, response):
+            assert (version / Path(module.__file__).name).read_bytes() == Path(module.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from compress.core.errors import InputError
+from compress.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout, service
 from triton_repo.client import Answers
@@ -62,21 +63,23 @@ def test_a_running_server_over_both_protocols(repository, tmp_path):
 def test_answers_that_contradict_themselves(repository):
     prepared = tiny.text_preprocessor()
     logits = tiny.expected(prepared, tiny.TEXTS).astype(np.float32)
-    labels, scores = zip(*prepared.answer(logits), strict=True)
-    good = Answers(logits, list(labels), np.array(scores, np.float32))
+    outputs = RESPONSES[prepared.response].of(logits, prepared.labels)
+    good = Answers(outputs.pop("LOGITS"), outputs)
     probe = Probe(Address("grpc", "127.0.0.1:1"))
     model = repository / MODEL
     assert probe.contradictions(model, good) == []
-    other = next(label for label in tiny.LABELS if label != labels[2])
+    other = next(label for label in tiny.LABELS if label.encode() != outputs["LABEL"][2, 0])
+    labels, scores = outputs["LABEL"].copy(), outputs["SCORE"].copy()
+    labels[2], scores[3] = other.encode(), scores[3] + 1
     found = [
-        probe.contradictions(model, replace(good, labels=[*labels[:2], other, *labels[3:]])),
-        probe.contradictions(model, replace(good, scores=good.scores + np.eye(len(labels), dtype=np.float32)[3])),
+        probe.contradictions(model, replace(good, outputs={**outputs, "LABEL": labels})),
+        probe.contradictions(model, replace(good, outputs={**outputs, "SCORE": scores})),
         probe.contradictions(model, replace(good, logits=logits.astype(np.float64))),
     ]
     assert [len(lines) for lines in found] == [1, 1, 1]
-    assert f"row 2 has label {other!r}" in found[0][0]
-    assert "row 3 has score" in found[1][0]
-    assert "LOGITS is float64, float32 expected" in found[2][0]
+    assert f"row 2 has LABEL {other!r}" in found[0][0]
+    assert "row 3 has SCORE" in found[1][0]
+    assert "what the engine computed is float64, float32 expected" in found[2][0]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -11,6 +11,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.measure.answers import save_predictions
 from compress.stage.context import Context
+from compress.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers
@@ -121,7 +122,8 @@ def model(tmp_path):
 
 
 def answers(logits: np.ndarray) -> Answers:
-    return Answers(logits, [tiny.LABELS[index] for index in logits.argmax(axis=1)], np.zeros(len(logits), np.float32))
+    outputs = RESPONSES["label"].of(logits, tiny.LABELS)
+    return Answers(outputs.pop("LOGITS"), outputs)
 
 
 def test_equal_answers(model):
@@ -169,8 +171,9 @@ def test_drifted_logits_fail(model):
 def test_labels_have_to_be_those_of_the_logits(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
     given = answers(logits)
-    given.labels[1] = next(name for name in tiny.LABELS if name != given.labels[1])
-    with pytest.raises(ServedWrong, match=r"row 1 has label .*, but its logits give"):
+    labels = given.outputs["LABEL"]
+    labels[1] = next(name.encode() for name in tiny.LABELS if name.encode() != labels[1, 0])
+    with pytest.raises(ServedWrong, match=r"row 1 has LABEL .*, but its logits give"):
         compare(model, "text-classification", given, np.zeros(len(logits)))
 
 

@@ -364,10 +364,7 @@ def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable
     """
     folder = root / MODELS / spec["models"]["preprocess"] / "1"
     try:
-        found: Any = importlib.util.spec_from_file_location("preprocess_of_repository", folder / "preprocess.py")
-        module = importlib.util.module_from_spec(found)
-        sys.modules[found.name] = module
-        found.loader.exec_module(module)
+        module, responses = (_loaded(folder / f"{name}.py") for name in ("preprocess", "response"))
     except ImportError as error:
         raise Refused(
             f"{error}: what the models need is not installed; pip install --no-index --no-deps wheels/*.whl, or give "
@@ -377,8 +374,17 @@ def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable
     logits = np.concatenate([golden[f"{bucket}.logits"] for bucket in spec["buckets"] or [0]])
     return {
         "preprocess": (lambda row: preprocessor.encode([row]), read_rows(root / ROWS)),
-        "postprocess": (preprocessor.answer, [row[None] for row in logits]),
+        "postprocess": (lambda row: responses.RESPONSES[preprocessor.response].of(row, preprocessor.labels), [row[None] for row in logits]),
     }
+
+
+def _loaded(file: Path) -> Any:
+    """Returns the module in a file of the repository."""
+    found: Any = importlib.util.spec_from_file_location(f"{file.stem}_of_repository", file)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
+    return module
 
 
 def publish(root: Path, spec: Mapping[str, Any], plans: Mapping[str, Any], serve: Mapping[str, Any]) -> None:

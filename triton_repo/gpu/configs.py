@@ -15,7 +15,8 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
+from compress.standalone.response import LOGITS, RESPONSES
+from triton_repo.config import IMAGE, TEXT, TEXT_PAIR, TYPES
 from triton_repo.gpu.settings import GpuGroup
 
 OUTPUT = "logits"
@@ -80,7 +81,8 @@ def configurations(names: Names, preprocessor: Preprocessor, inputs: Tensors, se
     texts = (TEXT, TEXT_PAIR) if pairs else (TEXT,)
     rows: Tensors = {value: (pb.TYPE_STRING, [1]) for value in ((IMAGE,) if preprocessor.modality == "image" else texts)}
     logits: Tensors = {OUTPUT: (pb.TYPE_FP32, [len(preprocessor.labels)])}
-    answers: Tensors = {LABEL: (pb.TYPE_STRING, [1]), SCORE: (pb.TYPE_FP32, [1])}
+    outputs = RESPONSES[preprocessor.response].outputs(len(preprocessor.labels))
+    answers: Tensors = {output.name: (TYPES[output.kind], list(output.dims)) for output in outputs if output.name != LOGITS}
     most, parts = serving.max_batch_size, names.parts
     before = _model(parts["preprocess"], rows, inputs, most)
     after = _model(parts["postprocess"], logits, answers, most)

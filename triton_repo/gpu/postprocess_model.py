@@ -1,4 +1,4 @@
-"""Triton Python model: turns the logits of the plan into label and score. Runs inside the server, next to preprocess.py and its files."""
+"""Triton Python model: turns the logits of the plan into answers. Runs inside the server, next to preprocess.py and its files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from preprocess import Preprocessor  # type: ignore[import-not-found]
+from response import LOGITS, RESPONSES  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
@@ -22,11 +22,10 @@ class TritonPythonModel:
         self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Returns for each request the label and the score of its rows."""
+        """Returns for each request the answers to its rows."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        answers = self.preprocessor.answer(pb_utils.get_input_tensor_by_name(request, "logits").as_numpy())
-        labels = np.array([[label.encode("utf-8")] for label, _ in answers], dtype=object)
-        scores = np.array([[score] for _, score in answers], dtype=np.float32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("LABEL", labels), pb_utils.Tensor("SCORE", scores)])
+        logits = pb_utils.get_input_tensor_by_name(request, "logits").as_numpy()
+        answers = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answers.items() if name != LOGITS])

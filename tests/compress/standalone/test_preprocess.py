@@ -174,23 +174,6 @@ def test_a_very_long_text_is_truncated(text: Preprocessor) -> None:
     assert ids[0, -1] == 3
 
 
-def test_answer_is_argmax_with_softmax_score() -> None:
-    reader = Preprocessor("text", (), ("no", "yes", "perhaps"), "text-classification")
-    logits = np.array([[1.0, 3.0, 2.0], [5.0, 5.0, -1.0], [1e4, -1e4, 0.0]], np.float32)
-    answers = reader.answer(logits)
-    assert [label for label, _ in answers] == ["yes", "no", "no"]
-    naive = np.exp(logits[0]) / np.exp(logits[0]).sum()
-    assert answers[0][1] == pytest.approx(naive[1], rel=1e-6)
-    assert answers[2][1] == 1.0
-    with pytest.raises(ValueError, match=r"\[n, 3\] expected"):
-        reader.answer(logits[:, :2])
-
-
-def test_answer_of_a_regression_is_the_value() -> None:
-    reader = Preprocessor("text", (), ("score",), "text-regression")
-    assert reader.answer(np.array([[2.5], [-1.0]], np.float32)) == [("score", 2.5), ("score", -1.0)]
-
-
 def test_refuses_more_tokens_than_positions(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path, RobertaConfig(type_vocab_size=1, max_position_embeddings=34, pad_token_id=1))
     preprocessor(folder, "text-classification", 32, Target())

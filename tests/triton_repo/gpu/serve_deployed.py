@@ -96,8 +96,9 @@ def main(repository: Path, packages: Path, log: Path) -> None:
         again = client.evaluate(server.grpc_address, name, read_rows(repository / "rows.json"), 8)
         second = scraped(server.metrics_socket)
     assert (answers.logits == again.logits).all()
-    assert answers.labels == again.labels
-    told = {"logits": answers.logits.tolist(), "labels": answers.labels, "scores": answers.scores.tolist()}
+    labels, others = ([label.decode() for label in found.outputs["LABEL"][:, 0]] for found in (answers, again))
+    assert labels == others
+    told = {"logits": answers.logits.tolist(), "labels": labels, "scores": answers.outputs["SCORE"][:, 0].tolist()}
     counts = {key: [sums(text, key) for text in (first, second)] for key in (HITS, MISSES, RUNS)}
     print(json.dumps({**told, "metrics": sorted({name_of(line) for line in second}), "model": name, "counts": counts}))
 

@@ -15,6 +15,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.artifacts.artifact import digest, file_digest, files_below
 from compress.standalone.preprocess import Preprocessor
+from compress.standalone.response import RESPONSES
 from export.graph.attention import fuse_attention
 from export.graph.onnx import export_float
 from tests.export import half_graphs
@@ -70,7 +71,7 @@ def test_layout_and_that_nothing_is_ready(written):
     python = [
         f"models/{NAME}_{part}/{file}"
         for part in ("postprocess", "preprocess")
-        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/tokenizer.json")
+        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/response.py", "1/tokenizer.json")
     ]
     scripts = ["README.md", "golden.npz", "rows.json", "gpu.json", "model.onnx", "plan.pbtxt", "preprocess.pbtxt", "postprocess.pbtxt"]
     warm_up = [f"models/{NAME}_plan/warmup/{bucket}.{name}" for bucket in BUCKETS for name in text_preprocessor().input_names]
@@ -361,8 +362,10 @@ def test_python_models_answer_like_the_preprocessor(written, python_models, grap
             assert response.tensors[name].dtype == np.int64
         logits = session.run(["logits"], response.tensors)[0]
         (answer,) = after.execute([{"logits": Tensor("logits", logits)}])
-        labels = [label.decode() for label in answer.tensors["LABEL"][:, 0]]
-        assert list(zip(labels, answer.tensors["SCORE"][:, 0].tolist(), strict=True)) == preprocessor.answer(logits)
+        wanted = RESPONSES[preprocessor.response].of(logits, preprocessor.labels)
+        assert {name: array.tolist() for name, array in answer.tensors.items()} == {
+            name: wanted[name].tolist() for name in ("LABEL", "SCORE")
+        }
         assert answer.tensors["SCORE"].dtype == np.float32
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from compress.artifacts.artifact import digest, file_digest, files_below
+from compress.standalone.response import RESPONSES
 from tests.docker.test_docker import expressions, metrics
 from tests.triton_repo.gpu.repositories import (
     BUCKETS,
@@ -79,8 +80,9 @@ def test_a_deployment_serves_from_its_own_folder(machine, graph, tmp_path, monke
     assert done.returncode == 0, done.stderr[-2000:] + log[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     np.testing.assert_array_equal(np.array(found["logits"], np.float32), logits)
-    answered = list(zip(found["labels"], found["scores"], strict=True))
-    assert preprocessor.answer(logits) == answered
+    wanted = RESPONSES[preprocessor.response].of(logits, preprocessor.labels)
+    assert found["labels"] == [label.decode() for label in wanted["LABEL"][:, 0]]
+    np.testing.assert_allclose(found["scores"], wanted["SCORE"][:, 0], atol=1e-6)
 
     name, (hits, misses, runs) = found["model"], (found["counts"][metric] for metric in (HITS, MISSES, RUNS))
     assert [count[name] for count in hits] == [0, len(ROWS)]  # every row came twice
