@@ -39,6 +39,7 @@ from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
+from compress.report.flips.flips import write_flips
 from compress.run.advance import advance
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
@@ -159,7 +160,7 @@ def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
     """Writes the repository link, flips, golden rows, chain and report from the artifacts; returns the contents of `report.json`."""
     finished = open_run(folder)
     link_repository(folder, finished.of_kind("model_repository"))
-    evaluations.write_flips(finished, data)
+    write_flips(finished, data)
     evaluations.write_golden(finished, data)
     write_chain(finished)
     return report.write(folder, warnings)

@@ -108,7 +108,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def text_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes sentences with random labels under the column names of the recipe, and names a tiny model with a word vocabulary."""
     columns, random = recipe.data.columns.model_dump(exclude_none=True), np.random.default_rng(0)
-    regression = recipe.model.task == "text-regression"
+    facts = TASKS[recipe.model.task]
     (folder / "data").mkdir()
     for split, count in {"train": 300, "test": 40}.items():
         with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
@@ -117,7 +117,11 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
             texts = iter(sentiment.rows(2 * count))
             for row in range(count):
                 values = {key: next(texts) for key in columns if key != "label"}
-                label = round(random.uniform(0, 5), 2) if regression else ("negative", "positive")[row % 2]
+                label: object = ("negative", "positive")[row % 2]
+                if facts.regresses:
+                    label = round(random.uniform(0, 5), 2)
+                elif facts.several:
+                    label = ("", "negative", "positive", "negative, positive")[row % 4]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
     model = [f"model.path={sentiment.checkpoint(layers)}"]

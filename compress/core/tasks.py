@@ -9,9 +9,10 @@ there is to write where modality, answer, columns and metrics exist already. Wha
     a metric               a row of `METRICS` in compress/measure/metrics.py
     an answer              a file and a row in compress/answers (how it is compared), and in compress/training/losses (how it is learned)
 
-The four answers that there are:
+The answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
+    labels   any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
     value    a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
              (`compress.core.candidates`)
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
@@ -61,7 +62,7 @@ class Facts:
 
     modality: Literal["text", "image"]
     """What its rows are made of."""
-    answer: Literal["class", "value", "tokens", "vector"]
+    answer: Literal["class", "labels", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
@@ -104,7 +105,12 @@ class Facts:
     @property
     def classifies(self) -> bool:
         """Whether it has an output for each label, whose names the data or the model know."""
-        return self.answer == "class"
+        return self.answer in ("class", "labels")
+
+    @property
+    def several(self) -> bool:
+        """Whether any number of labels may hold for a row."""
+        return self.answer == "labels"
 
     @property
     def orders(self) -> bool:
@@ -139,6 +145,23 @@ TASKS: Mapping[str, Facts] = {
             data="nyu-mll/glue",
             subset="sst2",
             columns="{text: sentence, label: label}   # text_pair: for sentence pairs",
+        ),
+    ),
+    "multi-label-classification": Facts(
+        modality="text",
+        answer="labels",
+        columns=("text", "text_pair", "label"),
+        metrics=("micro_f1", "macro_f1", "exact_match"),
+        auto_class="AutoModelForSequenceClassification",
+        problem_type="multi_label_classification",
+        pipeline_tag="text-classification",
+        example=Example(
+            about="A classifier that finds any number of labels, in int8, served by Triton.",
+            name="my-labels",
+            model="nreimers/MiniLM-L6-H384-uncased",
+            data="google-research-datasets/go_emotions",
+            subset="simplified",
+            columns="{text: text, label: labels}",
         ),
     ),
     "text-regression": Facts(

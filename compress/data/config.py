@@ -33,7 +33,8 @@ class Columns(Config):
     """Column of the image (encoded bytes, or a path relative to the table); by default `image`. Image folders and archives have no
     columns."""
     label: ColumnName | None = None
-    """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Not used for text-generation."""
+    """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
+    cell is a list of labels, or a text with commas between them. Not used for text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, with missing ones taken from `base`."""

@@ -1,22 +1,22 @@
 """Loads the data of a run.
 
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
-values (`labels`), and splits the rows into train, selection and evaluation (`splits`). For text-generation, text is cut into blocks of
-tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Tasks that search documents read the layout of BEIR
-(`judged_texts`), or with candidates of each query (`candidate_pairs`).
-"""
+values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
+text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Tasks that
+search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
-from compress.data import labels
+from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
 from compress.data.config import DataConfig
 from compress.data.judged_texts import load_judged
@@ -48,7 +48,8 @@ def load_data(
         tokenizer: Hub id or folder of the tokenizer for text-generation, or the settings to train one on the train split.
 
     Returns:
-        All splits, labelled with class ids (int64), values (float32) or next-token ids (int32), and the tokenizer if one was trained.
+        All splits, labelled with class ids (int64), sets of them (bool), values (float32) or next-token ids (int32), and the tokenizer if
+        one was trained.
 
     Raises:
         InputError: Files or labels are wrong; the error lists all problems, one line each.
@@ -83,8 +84,11 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         del sources[name]
     names, origin, predicts_values = SCORE, "data", not TASKS[task].classifies
     if not predicts_values:
-        names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
-    splits = _label(sources, None if predicts_values else names, origin, numbered=label_names is not None)
+        found = label_sets.set_names if TASKS[task].several else labels.class_names
+        names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
+    ids = label_sets.set_ids if TASKS[task].several else labels.class_ids
+    convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=label_names is not None)
+    splits = _label(sources, convert)
     if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
@@ -92,13 +96,12 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     return as_texts(data, f"data.path {config.path}", log) if TASKS[task].embeds else data
 
 
-def _label(sources: dict[str, list[Source]], names: tuple[str, ...] | None, origin: str, numbered: bool) -> dict[str, Split]:
+def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], np.ndarray]) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     problems: list[str] = []
     for split, found in sources.items():
         try:
-            targets: np.ndarray = labels.values(found) if names is None else labels.class_ids(found, names, origin, numbered=numbered)
-            splits[split] = Split([row for source in found for row in source.rows], targets)
+            splits[split] = Split([row for source in found for row in source.rows], convert(found))
         except InputError as error:
             problems += error.problems
     if problems:

@@ -221,7 +221,8 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
         if name not in SPLITS:
             log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
             continue
-        names = tuple(getattr(features[columns[-1]], "names", None) or ())
+        feature = features[columns[-1]]
+        names = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())  # of a list those of its members
         source = _read_rows(f"{config.path} split {name}", enumerate(rows, 1), task, Path(), "row", names)
         sources.setdefault(SPLITS[name], []).append(source)
     if "train" not in sources:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from compress.core import next_token
 from compress.core.errors import InputError
 from compress.core.files import check_plain
+from compress.core.label_sets import are_sets
 from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
@@ -50,11 +51,13 @@ def not_finite(answers: Array) -> Array:
 
 
 def save_predictions(path: Path, logits: Array, labels: Array) -> None:
-    """Writes `logits` (float32 `[n, C]` or `[n, T, 2]`) and `labels` (int64 or float32 `[n]`, or int32 `[n, T]`) to a safetensors file."""
+    """Writes `logits` (float32 `[n, C]` or `[n, T, 2]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`, or bool `[n, C]`) to a
+    safetensors file."""
     from safetensors.numpy import save_file
 
-    kind = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim == 2 else np.int64
-    save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(labels, kind)}, path)
+    kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim == 2 else np.int64
+    stored = labels if are_sets(labels) else labels.astype(kind)
+    save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}, path)
 
 
 def load_predictions(path: Path) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in predictions or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
+    micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.label_sets`
     perplexity and accuracy of the next token: `compress.core.next_token`
     ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, next_token, relevance, vectors
+from compress.core import candidates, correlation, label_sets, next_token, relevance, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -124,10 +125,18 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
 
 
+def _of_sets(figure: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+    """Returns a figure of two sets as one of logits `[n, C]` and labels bool `[n, C]`."""
+    return lambda logits, labels: figure(logits > 0, labels)
+
+
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "f1": Metric(f1, is_share=True),
     "matthews": Metric(matthews),
+    "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
+    "macro_f1": Metric(_of_sets(label_sets.macro_f1), is_share=True),
+    "exact_match": Metric(_of_sets(label_sets.exact_match), is_share=True),
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
@@ -143,7 +152,7 @@ def num_predictions(labels: Array) -> int:
         return candidates.num_queries(labels)
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
-    return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)
+    return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 and not label_sets.are_sets(labels) else len(labels)
 
 
 def _f1_of(answered: Array, true: Array) -> float:

@@ -29,6 +29,7 @@ from compress.training.lora import Lora, check_lora
 from compress.training.losses.vector import ACROSS_ROWS, PairLoss
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, supervised
+from compress.training.thresholds import fit_thresholds
 from compress.training.train import TrainConfig, Training, train
 
 
@@ -57,6 +58,9 @@ class Finetune(Stage):
     """For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
     for queries and documents): the first text of a pair with a high score has to be nearer to the second than to all other second texts of
     the batch; triplet: nearer by a margin than to the nearest of them."""
+    thresholds: bool | None = None
+    """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
+    head, so that 0.5 decides everywhere. Default: yes."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
@@ -74,8 +78,8 @@ class Finetune(Stage):
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out `loss` where it is not given, so that other tasks keep their cache keys."""
-        return as_given(self, whole, ("loss",))
+        """Leaves out `loss` and `thresholds` where they are not given, so that other tasks keep their cache keys."""
+        return as_given(self, whole, ("loss", "thresholds"))
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
@@ -85,6 +89,8 @@ class Finetune(Stage):
         loss = self.loss or TASKS[context.task].pair_loss
         if vectors and loss in ACROSS_ROWS and self.micro_batch_size is not None:
             raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
+        if self.thresholds is not None and not TASKS[context.task].several:
+            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.several)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
@@ -112,6 +118,7 @@ class Finetune(Stage):
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
         history = train(model, supervised(context.task, self.label_smoothing, self.loss), training)
+        moved = fit_thresholds(model, prepared, context) if TASKS[context.task].several and self.thresholds is not False else None
         if context.team.is_first:
             save(
                 model.cpu(),
@@ -125,6 +132,7 @@ class Finetune(Stage):
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,
+            **({} if moved is None else {"thresholds": moved}),
         }
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.training.losses.table import losses_of
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
@@ -37,8 +38,12 @@ class LogitStandardization(Loss):
         """The logits of both models.
 
         Raises:
-            InputError: There are fewer than three classes.
+            InputError: There are fewer than three classes, or several of them may hold.
         """
+        if TASKS[setting.task].several:
+            raise InputError(
+                f"{setting.key}: logit_standardization given; the labels of {setting.task} do not exclude each other: give soft_target"
+            )
         if setting.student.classes < 3:
             raise InputError(
                 f"{setting.key}: logit_standardization given; it needs at least 3 classes, the model has {setting.student.classes}: "

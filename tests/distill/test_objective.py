@@ -25,7 +25,7 @@ from distill.losses.distilbert import cosine
 from distill.losses.hidden import Hidden
 from distill.losses.loss import Loss, Setting, Shape, is_causal
 from distill.losses.relational import angle_loss, distance_loss
-from distill.losses.soft_target import SoftTarget, soft_target
+from distill.losses.soft_target import SoftTarget
 from distill.losses.tinybert import TinyBert
 from distill.masking import Masking
 from distill.objective import Objective, check_covered
@@ -33,6 +33,7 @@ from distill.presets import PRESETS
 from distill.schedules import Ramp, value_at
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher, freeze
+from tests.soft_target import soft_target
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 Make = Callable[..., Any]

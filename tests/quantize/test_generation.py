@@ -55,6 +55,7 @@ def test_the_blocks_become_int8_and_the_tied_head_stays_float(kind: str, context
 def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Artifact, context: Context, monkeypatch) -> None:
     """Against all logits at once, of both models."""
     monkeypatch.setattr("compress.answers.answer.LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
+    monkeypatch.setattr(trials, "LOGIT_BYTES", 1)
     monkeypatch.setattr(trials, "LEAST_BLOCKS", 5)
     model = load(gpt.path)
     trial = Trial.prepare(model, gpt.path, [], context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from compress.core.tasks import TASKS, Task
 from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.losses.classes import ClassLoss
+from compress.training.losses.sets import SetLoss
 from compress.training.losses.tokens import TokenLoss
 from compress.training.losses.value import ValueLoss
 from compress.training.losses.vector import PairLoss, VectorLoss
@@ -19,6 +20,7 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
     """
     losses: dict[str, AnswerLoss] = {
         "class": ClassLoss(),
+        "labels": SetLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
         "vector": VectorLoss(pairs or TASKS[task].pair_loss),

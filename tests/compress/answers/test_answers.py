@@ -24,6 +24,8 @@ def predictions(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         ids = random.integers(0, 9, (N, 5))
         return np.stack([random.random((N, 5)), ids], axis=-1).astype(np.float32), np.zeros((N, 5), np.int32)
     made = random.normal(size=(N, {"value": 1}.get(kind, 4))).astype(np.float32)
+    if kind == "labels":
+        return made, random.random((N, 4)) < 0.5
     labels = {"value": np.zeros(N, np.float32), "vector": vectors.labels_of(np.zeros(N // 2))}
     return made, labels.get(kind, np.zeros(N, np.int64))
 

@@ -14,7 +14,9 @@ from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
 from compress.core.next_token import NO_CHOICE
 from compress.report import evaluations
-from compress.report.evaluations import Evaluation, TokenFlips, write_flips
+from compress.report.evaluations import Evaluation
+from compress.report.flips.flips import write_flips
+from compress.report.flips.tokens import TokenFlips
 from tests.compress import tiny_gpt
 
 
@@ -33,7 +35,7 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     baseline, quantized, engine = answers({}), answers({(0, 0): 7, (2, 4): 9}), answers({(0, 0): 7})
     rows = [("baseline", "torch", baseline), ("quantize", "torch", quantized), ("quantize", "openvino", engine)]
     found = [Evaluation(variant, backend, "", "", logits, data.evaluation.labels, {}) for variant, backend, logits in rows]
-    monkeypatch.setattr(evaluations, "evaluations", lambda run: iter(found))
+    monkeypatch.setattr("compress.report.flips.flips.evaluations", lambda run: iter(found))
     checkpoint = Artifact(tiny_gpt.checkpoint(), {})
     recipe: Any = {"model": {"task": "text-generation"}}
     run = Run(tmp_path, recipe, (), {}, {"baseline": checkpoint, "evaluate-baseline": checkpoint})

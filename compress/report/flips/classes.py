@@ -1,0 +1,33 @@
+"""Flips of one label of several, and of numbers, which have none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.data.splits import Data
+
+
+@dataclass(frozen=True)
+class RowFlips:
+    """Describes the flip of one row."""
+
+    data: Data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the class of each row [n]; a tie goes to the lowest index. Regression has a single class, so nothing flips."""
+        answers: np.ndarray = logits.argmax(axis=1)
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both predictions, the label and the input row."""
+        names, label = self.data.labels, int(labels[place])
+        text = readable(self.data.evaluation.rows[place[0]])
+        return {"before": names[before], "after": names[after], "label": names[label], "input": text}
+
+
+def readable(row: Any) -> Any:
+    """Returns a row as JSON shows it."""
+    return f"image of {len(row)} bytes" if isinstance(row, bytes) else row

@@ -1,0 +1,35 @@
+"""Flips of candidates that are put in order: which one comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compress.core import candidates
+from compress.data.splits import Data
+
+
+class FirstFlips:
+    """Describes the flip of one query: another candidate now comes first. Its row is that of the first candidate.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns for the first row of each query the row of the candidate with the highest score [n]; of other rows, their own."""
+        answers = np.arange(len(logits))
+        for query in candidates.ordered(logits, self.data.evaluation.labels):
+            answers[query.rows.min()] = query.rows[0]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both candidates with their grades, and the query."""
+        rows: list[Any] = [*self.data.evaluation.rows]
+        (query, first), (_, second) = rows[before], rows[after]
+        grades = {"grade_before": int(labels[before, 2]), "grade_after": int(labels[after, 2])}
+        return {"before": first, "after": second, **grades, "label": None, "input": query}

@@ -1,0 +1,46 @@
+"""Flips of documents that are searched: which one is found first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compress.core import relevance
+from compress.data.splits import Data
+
+
+class FoundFlips:
+    """Describes the flip of one query: another document is now the first that is found for it.
+
+    Documents that occur more than once count once: which of two equal vectors is nearer is chance.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.known = relevance.judged(data.evaluation.labels)
+        first: dict[Any, int] = {}
+        for row in self.known.documents.tolist():
+            first.setdefault(data.evaluation.rows[row], row)
+        self.documents = np.array(list(first.values()))
+        rows = self.known.documents
+        self.grades = {
+            query: {int(rows[place]): grade for place, grade in grades.items()}
+            for query, grades in zip(self.known.queries.tolist(), self.known.grades, strict=True)
+        }
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the row of the first document found for each query [n]; of other rows, their own."""
+        answers = np.arange(len(logits))
+        places = relevance.nearest(logits[self.known.queries], logits[self.documents], 1)[:, 0]
+        answers[self.known.queries] = self.documents[places]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both documents with their grades, and the query."""
+        rows, grades = self.data.evaluation.rows, self.grades[place[0]]
+        found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}
+        return {"before": rows[before], "after": rows[after], **found}

@@ -1,0 +1,30 @@
+"""Flips of labels of which any number may hold: one for each label of a row that is found by one backend alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.data.splits import Data
+from compress.report.flips.classes import readable
+
+SAID = {0: "no", 1: "yes"}
+
+
+@dataclass(frozen=True)
+class SetFlips:
+    """Describes the flip of one label of one row."""
+
+    data: Data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns whether each label holds, 0 or 1 [n, C]."""
+        return np.asarray((logits > 0).astype(np.int64))
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns the label, whether it was found, and whether it holds, and the input row."""
+        row, label = place
+        said = {"before": SAID[before], "after": SAID[after], "label": SAID[int(labels[place])]}
+        return {"of": self.data.labels[label], **said, "input": readable(self.data.evaluation.rows[row])}

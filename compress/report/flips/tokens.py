@@ -1,0 +1,47 @@
+"""Flips of tokens: which one is the likeliest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.core.next_token import choices
+from compress.data.splits import Data
+from compress.standalone.preprocess import TokenPair
+
+TOKENS_SHOWN = 16
+
+
+class TokenFlips:
+    """Describes the flip of one token.
+
+    Args:
+        checkpoint: A checkpoint with the tokenizer that produced the text blocks.
+        data: The data of the run.
+    """
+
+    def __init__(self, checkpoint: Path, data: Data) -> None:
+        from tokenizers import Tokenizer
+
+        self.tokenizer, self.data = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the id of the most likely token [n, T]."""
+        return choices(logits)
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both predicted tokens, the token that followed, and the text just before it."""
+        (row, position), label = place, int(labels[place])
+        given: Any = self.data.evaluation.rows[row]
+        # what stands before the token: the source and the target up to it, or the block
+        pair = isinstance(given, TokenPair)
+        block = np.concatenate([given.source, given.target]) if pair else given
+        end = len(given.source) + position if pair else position + 1
+        texts = {name: self._text([token]) for name, token in (("before", before), ("after", after), ("label", label))}
+        return {"position": position + 1, **texts, "input": self._text(block[max(0, end - TOKENS_SHOWN) : end].tolist())}
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text

@@ -1,0 +1,39 @@
+"""Flips of vectors: which other text is the nearest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compress.core.vectors import neighbours
+from compress.data.splits import Data
+
+
+class NeighbourFlips:
+    """Describes the flip of one text: another text of the evaluation split is now the nearest to it.
+
+    Texts that occur more than once count once: which of two equal vectors is nearer is chance.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        first: dict[Any, int] = {}
+        for number, row in enumerate(data.evaluation.rows):
+            first.setdefault(row, number)
+        self.rows = np.array(list(first.values()))
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the row of the nearest other text of each text [n]; of a text that occurred before, its own row."""
+        answers = np.arange(len(logits))
+        if len(self.rows) > 1:
+            answers[self.rows] = self.rows[neighbours(logits[self.rows])[:, 0]]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both neighbours and the text; there is no label of them."""
+        rows = self.data.evaluation.rows
+        return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}

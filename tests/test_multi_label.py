@@ -1,0 +1,110 @@
+"""Whole runs of the task multi-label-classification, on a tiny model: every stage, thresholds, flips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.commands.init import write_template
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS
+from compress.measure.answers import load_predictions
+from compress.models.config import read_config
+from compress.pipeline import run
+from compress.recipe import check, read
+from compress.standalone.preprocess import Preprocessor
+from compress.training.finetune import Finetune
+from tests import without_clocks
+from tests.export import sentiment
+from tests.report_keys import undocumented
+
+TASK = "multi-label-classification"
+TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+NAMES = ("bad", "good", "long")
+
+
+def labels_of(text: str) -> list[str]:
+    """Returns labels that can be learned from the words."""
+    words = text.split()
+    return [name for name, holds in zip(NAMES, ("bad" in words, "good" in words, len(words) > 5), strict=True) if holds]
+
+
+def recipe(folder: Path, stages: list[Any], layers: int = 1) -> Any:
+    data = folder / "data"
+    data.mkdir()
+    texts = iter(sentiment.rows(400))
+    for split, count in {"train": 340, "test": 60}.items():
+        rows = [{"text": text, "label": labels_of(text)} for _, text in zip(range(count), texts, strict=False)]
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = {"path": str(sentiment.checkpoint(layers)), "task": TASK, "head": "new"}
+    given = {"name": "tiny", "model": model, "data": {"path": str(data), "max_length": 16}, "target": TARGET, "stages": stages}
+    return check(given)
+
+
+def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [
+        {"finetune": {"epochs": 2, "learning_rate": 1e-3}},
+        {"distill": {"student": {"layers": 1}, "epochs": 0.5}},
+        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5, "distill": True}}},
+        {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 0.5}}},
+        {"export": {}},
+        {"triton_repo": {"serve": False}},
+    ]
+    outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    report = outcome.report
+    assert report["metric"] == {"name": "micro_f1", "higher_is_better": True}
+    for variant in report["variants"]:
+        assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
+        assert variant["accuracy"]["torch"]["n"] == 60
+    assert undocumented(report) == []
+    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
+    assert (logits.shape, labels.shape, labels.dtype) == ((60, 3), (60, 3), np.bool_)
+    repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
+    config = (repository / "quantize-int8" / "config.pbtxt").read_text()
+    assert config.count("dims: 3") == 3  # LABEL, SCORE, LOGITS
+    assert Preprocessor.load(repository / "quantize-int8" / "1").response == "labels"
+    tuned = read_config(next((tmp_path / "run").glob("stages/finetune-*")), "checkpoint")
+    assert tuned.problem_type == "multi_label_classification"
+    assert tuple(tuned.id2label.values()) == NAMES
+    lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
+    first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
+    flips = {(line["row"], line["of"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
+    assert flips == {(row, NAMES[label]) for row, label in np.argwhere((first > 0) != (logits > 0)).tolist()}
+    for line in lines:
+        assert {line["before"], line["after"]} == {"yes", "no"}
+        assert line["label"] == ("yes" if line["of"] in labels_of(line["input"]) else "no")
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        ({"finetune": {"loss": "ranking"}}, "stages.finetune.loss: ranking given; it is for sentence-embedding or retrieval"),
+        (
+            {"distill": {"student": {"layers": 1}, "loss": "logit_standardization"}},
+            "logit_standardization given; the labels of multi-label-classification do not exclude each other: give soft_target",
+        ),
+    ],
+)
+def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
+    stages = [{"finetune": {"epochs": 0.5}}, stage] if "distill" in stage else [stage]
+    with pytest.raises(InputError, match=line) as caught:
+        run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent"))
+    assert len(caught.value.problems) == 1
+
+
+def test_thresholds_are_for_sets_alone(tmp_path: Path) -> None:
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
+    with pytest.raises(InputError, match=r"finetune\.thresholds: given; it is for multi-label-classification: leave it out"):
+        Finetune(thresholds=True).check(read_config(sentiment.checkpoint(), "checkpoint"), None, context)
+
+
+def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:
+    read_back = read(write_template(TASK, tmp_path / "recipe.yaml"))
+    assert read_back.model.task == TASK
+    assert [stage.NAME for stage in read_back.stages] == ["finetune", "quantize", "export", "triton_repo"]
