@@ -1,0 +1,82 @@
+"""Labels by entailment, against the pipeline of Transformers on the same model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, pipeline
+
+from compress.core.errors import InputError
+from tests.export import sentiment
+from triton_repo.zero_shot import zero_shot
+
+CLASSES = ("contradiction", "neutral", "entailment")
+LABELS = ["good", "bad", "fine"]
+
+
+class Served:
+    """A client whose server runs the model in torch."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer, self.asked = model, tokenizer, 0
+
+    def infer(self, name: str, inputs: list[Any]) -> Any:
+        self.asked += 1
+        texts, pairs = ([text.decode() for text in strings(tensor)] for tensor in inputs)
+        with torch.no_grad():
+            logits = self.model(**self.tokenizer(texts, pairs, padding=True, return_tensors="pt")).logits.numpy()
+        return SimpleNamespace(as_numpy={"LOGITS": logits}.get)
+
+
+def strings(tensor: Any) -> list[bytes]:
+    content, found = tensor._get_content(), []
+    while content:
+        size = int.from_bytes(content[:4], "little")
+        found.append(content[4 : 4 + size])
+        content = content[4 + size :]
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("entailment")
+    words = [*sentiment.SPECIALS, *sentiment.WORDS, "this", "example", "is", ".", *LABELS]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(words)))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=3,
+        id2label=dict(enumerate(CLASSES)), label2id={name: index for index, name in enumerate(CLASSES)}, initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Served(BertForSequenceClassification(config).eval(), tokenizer)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_scores_are_those_of_transformers(served: Served, several: bool) -> None:
+    text = next(iter(sentiment.rows(1)))
+    theirs = pipeline("zero-shot-classification", model=served.model, tokenizer=served.tokenizer)(text, LABELS, multi_label=several)
+    before = served.asked
+    found = zero_shot(served, "m", text, LABELS, classes=CLASSES, several=several)
+    assert served.asked == before + 1
+    assert [label for label, _ in found] == theirs["labels"]
+    np.testing.assert_allclose([score for _, score in found], theirs["scores"], rtol=1e-4)
+    assert several or sum(score for _, score in found) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"template": "nothing"}, r"template 'nothing', 3 labels given; a template with \{\}"),
+        ({"labels": []}, "0 labels given"),
+        ({"classes": ("no", "yes", "perhaps")}, "classes: no, yes, perhaps given; exactly one has to begin with 'entail'"),
+        ({"classes": ("entailment", "contradiction")}, "classes: 2 given, model m has 3; name all of them"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(served: Served, change: dict[str, Any], line: str) -> None:
+    given = {"labels": LABELS, "classes": CLASSES, **change}
+    with pytest.raises(InputError, match=line):
+        zero_shot(served, "m", "a text", given.pop("labels"), **given)
