@@ -58,9 +58,7 @@ def zero_shot(
 def _place(classes: Sequence[str], start: str) -> int:
     found = [index for index, name in enumerate(classes) if name.lower().startswith(start)]
     if len(found) != 1:
-        raise InputError(
-            f"zero_shot: classes: {', '.join(classes)} given; exactly one has to begin with {start!r}{nearest(start, classes)}"
-        )
+        raise InputError(f"zero_shot: classes: {', '.join(classes)} given; exactly one has to begin with {start!r}")
     return found[0]
 
 

@@ -70,7 +70,7 @@ def test_scores_are_those_of_transformers(served: Served, several: bool) -> None
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"template": "nothing"}, r"template 'nothing', 3 labels given; a template with \{\}"),
+        ({"template": "nothing"}, r"template 'nothing', 3 labels given; \{\} in the template"),
         ({"labels": []}, "0 labels given"),
         ({"classes": ("no", "yes", "perhaps")}, "classes: no, yes, perhaps given; exactly one has to begin with 'entail'"),
         ({"classes": ("entailment", "contradiction")}, "classes: 2 given, model m has 3; name all of them"),
