@@ -1,0 +1,247 @@
+"""What a served model takes on each device, and how it is divided over several.
+
+Bytes on one of t devices that share each layer (tensor parallelism, Megatron: https://arxiv.org/abs/1909.08053), p that share the layers in
+turn (pipeline), for a model with weights of b bytes:
+
+    weights  = (b (matrices + experts) + scales + 2 vocabulary) / (t p) + 2 rest
+    cache    = 2 layers heads_kv' d * bytes * tokens / p        heads_kv' = max(1, heads_kv / t); tokens of all answers at once
+    work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and 4 bytes a logit of a language model
+
+and all of it has to fit into 0.9 of the memory. Scales are 4 bytes for each output of int8, 2 bytes for each group of 128 weights of int4.
+
+What is chosen, the first that fits and meets the latency:
+
+    replicas   each device holds the whole model: no traffic between them, so that rows a second grow with the devices
+    tensor     t devices share each layer, where the link is NVLink: two all-reduces in every layer would wait for PCIe
+    pipeline   p devices hold some layers each: little traffic, but one request is no faster
+
+Experts of mixtures are divided with the matrices; where their number divides by t, whole experts lie on each device (expert parallelism),
+which sends tokens to them instead of adding up parts.
+
+A time is told where the bandwidth of the memory is known: a token, or a batch of one row, reads every weight once (of a mixture those of
+the chosen experts), so that it takes at least weights on one device / bandwidth. Pipelines do not divide it.
+
+Not counted: CUDA graphs, and buffers of NCCL; the tenth that is left free is for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compress.devices.given import Devices
+from compress.devices.weights import Weights, weights_of
+from compress.models.library import sizes_config
+
+Precision = Literal["fp16", "int8", "int4"]
+BITS: dict[Precision, int] = {"fp16": 16, "int8": 8, "int4": 4}
+GROUP = 128
+BATCH_TOKENS = 8192
+"""Tokens that a language model reads at once; longer prompts are cut into such chunks. vLLM's default for online serving on large
+devices."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the model is asked for."""
+
+    streams: int
+    """Answers of a language model at once, or rows of a batch."""
+    length: int
+    """Tokens of each, prompt and answer together."""
+    latency_ms: float | None = None
+    """The most that a token, or a batch of one row, may take; None: no limit."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to serve."""
+
+    config: Any
+    """Its Transformers config."""
+    precision: Precision
+    """Of the matrices of its blocks."""
+    generates: bool
+    """Whether it is a language model, which keeps keys and values."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes on each device."""
+
+    weights: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.cache + self.work
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a model lies on devices."""
+
+    replicas: int
+    tensor: int = 1
+    pipeline: int = 1
+    experts: int = 1
+    """Devices over which whole experts are dealt out; 1 where there are none, or each is divided."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of one replica."""
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        parts = [f"{self.replicas} replica{'s' * (self.replicas != 1)} of {self.devices} device{'s' * (self.devices != 1)}"]
+        parts += [f"{name} parallel over {count}" for name, count in (("tensor", self.tensor), ("pipeline", self.pipeline)) if count > 1]
+        parts += [f"expert parallel over {self.experts}"] * (self.experts > 1)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and why."""
+
+    division: Division | None
+    """None where the model does not fit."""
+    bytes: Bytes
+    """On each device of the chosen division, or of the one that comes nearest to fit."""
+    floor_ms: float | None
+    """The least time of a token or of a batch of one row; None: the bandwidth is unknown."""
+    reasons: tuple[str, ...]
+    """One sentence for each decision."""
+
+
+def plan(model: Model, load: Load, given: Devices) -> Plan:
+    """Chooses how a model is served on some devices.
+
+    Args:
+        model: The model.
+        load: What it is asked for.
+        given: The devices.
+    """
+    weights, reasons = weights_of(model.config), []
+    whole = bytes_on_each(model, weights, load, Division(given.count))
+    fits = whole.total <= given.usable
+    reasons.append(
+        f"one device {'holds' if fits else 'does not hold'} the model: {_gb(whole.total)} of {_gb(given.usable)} usable "
+        f"(weights {_gb(whole.weights)}, keys and values {_gb(whole.cache)}, work {_gb(whole.work)})"
+    )
+    best: Plan | None = None
+    for division in divisions(model, given):
+        needed = bytes_on_each(model, weights, load, division)
+        floor = floor_ms(model, weights, division, given)
+        late = floor is not None and load.latency_ms is not None and floor > load.latency_ms
+        made = Plan(division, needed, floor, ())
+        if needed.total > given.usable:
+            best = best or made
+            continue
+        if not late:
+            return Plan(division, needed, floor, (*reasons, *_why(division, fits, given, load, floor)))
+        reasons.append(f"{division}: a step takes at least {floor:.2f} ms, more than the {load.latency_ms:g} ms that are asked for")
+        best = made if best is None or best.bytes.total > given.usable else best
+    nearest = best or Plan(None, whole, None, ())
+    if nearest.bytes.total > given.usable:
+        reasons.append(_smaller(model, weights, load, given))
+        return Plan(None, nearest.bytes, nearest.floor_ms, tuple(reasons))
+    return Plan(nearest.division, nearest.bytes, nearest.floor_ms, (*reasons, "no division meets the latency; this is the nearest"))
+
+
+def divisions(model: Model, given: Devices) -> Iterator[Division]:
+    """Yields the divisions that the model and the link allow, the one to prefer first."""
+    yield Division(given.count)
+    sizes, experts = sizes_config(model.config), num_experts(model.config)
+    if given.link == "nvlink":
+        for tensor in range(2, given.count + 1):
+            if sizes.num_attention_heads % tensor == 0 and given.count % tensor == 0:
+                yield Division(given.count // tensor, tensor, experts=tensor if experts and experts % tensor == 0 else 1)
+        return
+    for pipeline in range(2, min(given.count, sizes.num_hidden_layers) + 1):
+        if given.count % pipeline == 0:
+            yield Division(given.count // pipeline, pipeline=pipeline)
+
+
+def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division) -> Bytes:
+    """Returns the bytes on the fullest device of a division; see the top of this file."""
+    sizes = sizes_config(model.config)
+    layers, hidden, heads = int(sizes.num_hidden_layers), int(sizes.hidden_size), int(sizes.num_attention_heads)
+    held = -(-layers // division.pipeline) / layers  # the first devices of a pipeline may have a layer more
+    packed = packed_bytes(weights, model.precision)
+    own = packed * held / division.tensor + 2 * weights.vocabulary / (division.tensor * division.pipeline) + 2 * weights.rest
+    cache = 0.0
+    if model.generates:
+        width = int(getattr(sizes, "head_dim", None) or hidden // heads)
+        keys = int(getattr(sizes, "num_key_value_heads", None) or heads)
+        cache = 2 * layers * held * max(1, keys / division.tensor) * width * 2 * load.streams * load.length
+    tokens = min(BATCH_TOKENS, load.streams * load.length) if model.generates else load.streams * load.length
+    inner = int(getattr(sizes, "intermediate_size", None) or getattr(sizes, "n_inner", None) or 4 * hidden)
+    logits = 4 * load.streams * int(model.config.vocab_size) if model.generates else 0
+    work = 2 * tokens * (4 * hidden + 2 * inner / division.tensor) + logits
+    return Bytes(round(own), round(cache), round(work))
+
+
+def packed_bytes(weights: Weights, precision: Precision) -> float:
+    """Returns the bytes of matrices and experts in a precision, with their scales."""
+    many, rows = weights.matrices + weights.experts, weights.rows + weights.expert_rows
+    scales = {"fp16": 0.0, "int8": 4.0 * rows, "int4": 2.0 * many / GROUP}[precision]
+    return many * BITS[precision] / 8 + scales
+
+
+def floor_ms(model: Model, weights: Weights, division: Division, given: Devices) -> float | None:
+    """Returns the least time in ms of a token, or of a batch of one row: that of reading the weights; None without a bandwidth."""
+    if given.bandwidth is None:
+        return None
+    experts, chosen = num_experts(model.config), num_chosen(model.config)
+    share = chosen / experts if experts else 1.0
+    read = packed_bytes(weights, model.precision) * (weights.matrices + share * weights.experts) / (weights.matrices + weights.experts)
+    read += 2 * (weights.vocabulary if model.generates else 0)
+    return 1e3 * (read / division.tensor + 2 * weights.rest) / given.bandwidth
+
+
+def num_experts(config: Any) -> int:
+    """Returns the experts of a layer of a mixture; 0 for other models."""
+    known = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    return int(next((count for count in known if count), 0))
+
+
+def num_chosen(config: Any) -> int:
+    """Returns how many experts a token is sent to."""
+    return int(getattr(config, "num_experts_per_tok", None) or 1)
+
+
+def _why(division: Division, fits: bool, given: Devices, load: Load, floor: float | None) -> Iterator[str]:
+    if division.devices == 1:
+        yield (
+            f"so each of the {given.count} devices serves all of it: rows a second grow with the devices"
+            if given.count > 1
+            else "so it serves"
+        )
+    elif division.tensor > 1:
+        reason = "a step would take too long on fewer" if fits else "fewer do not hold it"
+        yield f"{division.tensor} devices share each layer, as {reason}; NVLink carries the two sums of every layer"
+    else:
+        yield f"{division.pipeline} devices hold some layers each: PCIe is too slow to add up every layer over it (tensor parallelism)"
+    if division.experts > 1:
+        yield f"whole experts lie on each of {division.experts} devices, and tokens are sent to them"
+    if floor is not None:
+        asked = "" if load.latency_ms is None else f" (asked: {load.latency_ms:g} ms)"
+        yield f"a step takes at least {floor:.2f} ms, the time of reading the weights{asked}"
+
+
+def _smaller(model: Model, weights: Weights, load: Load, given: Devices) -> str:
+    """Says in which precision the model would fit, if in any."""
+    for precision in ("int8", "int4"):
+        if BITS[precision] < BITS[model.precision]:
+            other = Model(model.config, precision, model.generates)
+            for division in divisions(other, given):
+                if bytes_on_each(other, weights, load, division).total <= given.usable:
+                    return f"it does not fit in {model.precision}; in {precision} it would: {division}"
+    return f"it fits on none of these devices in {model.precision} or below: take more of them, or larger ones, or fewer streams"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
