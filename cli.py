@@ -70,11 +70,20 @@ def init(
 
 
 @app.command()
-def plan(recipe: RecipeFile, settings: Settings = None, out: Out = None, verbose: Verbose = False) -> None:
+def plan(
+    recipe: RecipeFile,
+    settings: Settings = None,
+    out: Out = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", metavar="8x80GB[,nvlink][,3.35TB/s]", help="Devices to fit training and serving on.")
+    ] = None,
+    streams: Annotated[int | None, typer.Option("--streams", min=1, help="With --devices: answers, or rows, served at once.")] = None,
+    verbose: Verbose = False,
+) -> None:
     """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
     from compress.commands.plan import describe
 
-    _finish(lambda: typer.echo(describe(_read(recipe, settings), out)), verbose)
+    _finish(lambda: typer.echo(describe(_read(recipe, settings), out, devices, streams)), verbose)
 
 
 @app.command(

@@ -15,8 +15,14 @@ from compress.recipe import Recipe
 from compress.run.prepare import prepare
 
 
-def describe(recipe: Recipe, out: Path | None = None) -> str:
+def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> str:
     """Returns the plan as text; of a recipe with a `search` that of the search too.
+
+    Args:
+        recipe: The recipe.
+        out: The run folder.
+        given: Devices to train and to serve on, such as `8x80GB` (`compress.devices.given`); None: nothing is said of devices.
+        streams: Answers at once, or rows of a batch, that the devices serve; None: the default of `compress.commands.devices`.
 
     Raises:
         InputError: The recipe, the data or the model does not allow the run.
@@ -40,6 +46,10 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     unknown = f", not counting {missing}: no comparable run was recorded on this machine" if missing else ""
     total = _duration(sum(known)) + unknown
     lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
+    if given is not None:
+        from compress.commands.devices import describe as describe_devices
+
+        lines += ["", *describe_devices(recipe, planned, context, given, streams)]
     if recipe.search is not None:
         from compress.search.plan import describe as describe_search
 

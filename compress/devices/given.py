@@ -39,6 +39,11 @@ class Devices:
         return int(USABLE * self.memory)
 
 
+def shown_bytes(size: float) -> str:
+    """Returns a number of bytes for a message: `12.3 kB`, `12.3 MB`, `1.23 GB`."""
+    return f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
+
+
 def devices(text: str) -> Devices:
     """Returns the devices that a text describes.
 

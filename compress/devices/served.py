@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from compress.devices.given import Devices
+from compress.devices.given import Devices, shown_bytes
 from compress.devices.weights import Weights, weights_of
 from compress.models.library import sizes_config
 
@@ -128,8 +128,8 @@ def plan(model: Model, load: Load, given: Devices) -> Plan:
     whole = bytes_on_each(model, weights, load, Division(given.count))
     fits = whole.total <= given.usable
     reasons.append(
-        f"one device {'holds' if fits else 'does not hold'} the model: {_gb(whole.total)} of {_gb(given.usable)} usable "
-        f"(weights {_gb(whole.weights)}, keys and values {_gb(whole.cache)}, work {_gb(whole.work)})"
+        f"one device {'holds' if fits else 'does not hold'} the model: {shown_bytes(whole.total)} of {shown_bytes(given.usable)} usable "
+        f"(weights {shown_bytes(whole.weights)}, keys and values {shown_bytes(whole.cache)}, work {shown_bytes(whole.work)})"
     )
     best: Plan | None = None
     for division in divisions(model, given):
@@ -241,7 +241,3 @@ def _smaller(model: Model, weights: Weights, load: Load, given: Devices) -> str:
                 if bytes_on_each(other, weights, load, division).total <= given.usable:
                     return f"it does not fit in {model.precision}; in {precision} it would: {division}"
     return f"it fits on none of these devices in {model.precision} or below: take more of them, or larger ones, or fewer streams"
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"

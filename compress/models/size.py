@@ -75,7 +75,7 @@ def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
         config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
         made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
         made.requires_grad_(False)  # the counter follows gradients, which some models cut off
-        inputs = _inputs(config, task, length, masked=not on_meta)
+        inputs = inputs_of(config, task, length, masked=not on_meta)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             made(**inputs)
     return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2)
@@ -88,7 +88,7 @@ def _countable(config: Any) -> Any:
     return changed
 
 
-def _inputs(config: Any, task: Task, length: int, masked: bool) -> dict[str, Tensor]:
+def inputs_of(config: Any, task: Task, length: int, masked: bool = True) -> dict[str, Tensor]:
     """Returns the inputs of one row; `masked`: with a padding mask, whose values most models read, and which changes no GEMM."""
     if TASKS[task].modality == "image":
         channels, height, width = image_shape(config)

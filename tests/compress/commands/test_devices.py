@@ -1,0 +1,55 @@
+"""`compress plan --devices`: a line for each stage that trains, and how the last model is served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.commands.plan import describe
+from compress.core.errors import InputError
+from compress.recipe import check
+from tests.tiny_recipes import tiny_vit
+
+STAGES: list[Any] = [
+    {"finetune": {"epochs": 1}},
+    {"prune": {"sparsity": 0.3, "multiple_of": 8, "recover": {"epochs": 1, "distill": True}}},
+    {"quantize": {"mode": "ptq"}},
+    {"export": {}},
+]
+
+
+def told(stages: list[Any], given: str, streams: int | None = None, **more: Any) -> list[str]:
+    recipe = check({**tiny_vit("tiny", 2), "target": {"engines": ["onnxruntime"], "batch_sizes": [1, 16]}, "stages": stages, **more})
+    lines = describe(recipe, None, given, streams).splitlines()
+    return lines[next(index for index, line in enumerate(lines) if line.startswith("devices: ")) :]
+
+
+def test_each_training_and_the_serving_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = told(STAGES, "2x1GB,nvlink,100GB/s")
+    assert lines[0] == "devices: 2 of 1.00 GB (900.0 MB usable each), linked by nvlink"
+    assert [line.split(":")[0] for line in lines[1:3]] == ["finetune", "prune"]
+    for line in lines[1:3]:
+        assert "trains on 2 devices by ddp, " in line
+        parts = ("each at the peak: weights", "gradients", "optimizer", "activations")
+        assert re.search(", ".join(rf"{part} [\d.]+ kB" for part in parts), line)
+    assert lines[3].startswith("serving: batches of 16 rows of ")
+    assert lines[4] == "  quantize in int8: 2 replicas of 1 device"
+    assert lines[-1].startswith("  a step takes at least 0.00 ms, the time of reading the weights")
+
+
+def test_what_does_not_fit_is_told_with_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = told(STAGES[:1], "2x0.1MB")
+    assert lines[1].endswith(": 90.0 kB are not enough, whatever is changed")
+    fits = told([{"finetune": {"epochs": 1, "batch_size": 512}}], "1x2MB")
+    assert fits[2].startswith("finetune: with micro_batch_size: ")
+
+
+def test_devices_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="--devices: 'eight' given"):
+        told(STAGES, "eight")

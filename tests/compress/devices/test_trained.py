@@ -1,0 +1,126 @@
+"""What training takes, against torch's own tracker of the tensors of a real training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, LlamaConfig, ViTConfig
+
+from compress.core.tasks import TASKS, Task
+from compress.devices.given import Devices
+from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, proposal
+from compress.models.library import with_class
+from compress.models.shapes import auto_class
+from compress.models.size import inputs_of
+from compress.training.losses.table import losses_of
+
+SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+KINDS: dict[str, tuple[Task, Any]] = {
+    "bert": ("text-classification", BertConfig(**SIZES, intermediate_size=512, vocab_size=1000)),
+    "llama": ("text-generation", LlamaConfig(**SIZES, intermediate_size=352, num_key_value_heads=2, vocab_size=1000)),
+    "vit": ("image-classification", ViTConfig(**SIZES, intermediate_size=512, image_size=64, patch_size=8)),
+}
+
+
+def measured(kind: str, rows: int, length: int, *, half: bool, micro: int | None = None) -> int:
+    """Returns the most bytes that tensors take in the second step of a training, by torch's tracker."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    task, config = KINDS[kind]
+    config = with_class(copy.deepcopy(config), task)
+    config.use_cache = False
+    torch.manual_seed(0)
+    model = auto_class(task, config).from_config(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    features = {name: value.repeat(micro or rows, *[1] * (value.ndim - 1)) for name, value in inputs_of(config, task, length).items()}
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+
+    def pass_() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits = model(**features).logits.float()
+        ids, classes = torch.zeros((len(logits), length - 1), dtype=torch.int32), torch.zeros(len(logits), dtype=torch.int64)
+        labels = ids if TASKS[task].generates else classes
+        losses_of(task).labelled(logits, labels).mean().backward()
+
+    with tracker:
+        for step in range(2):
+            for _ in range(rows // (micro or rows)):
+                if step or micro:
+                    tracker.reset_mod_stats()
+                pass_()
+            optimizer.step()
+            optimizer.zero_grad()
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool) -> None:
+    task, config = KINDS[kind]
+    predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half), 1)
+    assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
+
+
+def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
+    task, config = KINDS["bert"]
+    predicted = needed(Training(config, task, 8, 1, 32, keeps_best=False, half=False), 1)
+    assert predicted.accumulates
+    assert predicted.peak == pytest.approx(measured("bert", 8, 32, half=False, micro=1), rel=0.15)
+
+
+def test_weights_by_hand() -> None:
+    task, config = KINDS["bert"]
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    alone = needed(Training(config, task, 8, None, 32), 1)
+    assert (alone.weights, alone.gradients, alone.optimizer, alone.gathered) == (8 * own, 4 * own, 8 * own, 0)
+    block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
+    sharded = needed(Training(config, task, 8, None, 32, teacher=config, keeps_best=False, strategy="fsdp2"), 4)
+    assert sharded.weights == 2 * own  # of the model and its teacher
+    assert (sharded.gradients, sharded.optimizer) == (own, 2 * own)
+    assert sharded.gathered == 4 * (2 * block + own - 3 * block)
+
+
+def test_activations_grow_with_rows_and_layers() -> None:
+    task, config = KINDS["bert"]
+    one, two = (kept_for_backward(config, task, rows, 64, half=False) for rows in (4, 8))
+    assert two == pytest.approx(2 * one, rel=0.01)
+    deeper = copy.deepcopy(config)
+    deeper.num_hidden_layers = 6
+    assert kept_for_backward(deeper, task, 4, 64, half=False) > 1.7 * one
+
+
+def test_the_smallest_change_that_fits_is_proposed() -> None:
+    task, config = KINDS["bert"]
+    training = Training(config, task, 16, None, 64, keeps_best=False)
+    whole = needed(training, 2).peak
+    assert proposal(training, Devices(2, round(whole / 0.9) + 2)).changes == ()
+    tight = proposal(training, Devices(2, round(0.8 * whole / 0.9)))
+    assert tight.fits
+    assert tight.changes == (f"micro_batch_size: {tight.training.micro_batch_size}",)
+    assert tight.training.micro_batch_size in (1, 2, 4)
+    never = proposal(training, Devices(2, 10**6))
+    assert not never.fits
+    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2}")
+
+
+def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:
+    """A large vocabulary would be gathered: the layers are what shards."""
+    task, config = KINDS["bert"]
+    deep = copy.deepcopy(config)
+    deep.num_hidden_layers, deep.vocab_size = 24, 100
+    training = Training(deep, task, 4, None, 16, keeps_best=False)
+    smallest = needed(dataclasses.replace(training, micro_batch_size=1), 4)
+    found = proposal(training, Devices(4, round((smallest.peak - smallest.weights / 4) / 0.9)))
+    assert found.fits
+    assert found.changes == ("parallel: {strategy: fsdp2}",)
+
+
+def test_the_peak_adds_what_is_there_together() -> None:
+    assert Needed(10, 5, 20, 7, 3).peak == 10 + 20 + 3 + 7
+    assert Needed(10, 9, 20, 7).peak == 10 + 20 + 9
+    assert Needed(10, 9, 20, 7, accumulates=True).peak == 10 + 20 + 9 + 7
