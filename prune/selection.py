@@ -6,7 +6,8 @@ t is met; if it cannot, the others are cut further, step by step:
 
     layers   the layers with the highest scores
     hidden   the channels with the highest scores, in multiples of `multiple_of`
-    inside   counts per component from an allocation (`prune.allocation`), then the units with the highest scores
+    inside   counts per component, in multiples of `divisible_by` (FFN neurons also of `multiple_of`), from an allocation
+    (`prune.allocation`), then the units with the highest scores
 
 If the scores are learned probabilities, layers and channels with a probability above 1/2 stay, or the nearest numbers that meet the budget;
 `inside` absorbs the rest as before.
@@ -49,11 +50,17 @@ class Limits:
     """Blocks that must stay."""
     target_key: str = "sparsity"
     """Recipe key that sets the target, for messages."""
+    divisible_by: int = 1
+    """Heads, FFN neurons and experts are kept in multiples of this too."""
 
     @property
     def inside(self) -> tuple[Component, ...]:
         """Components that are cut inside blocks."""
         return tuple(what for what in COMPONENTS if ("heads" if what == "cross" else what) in self.granularity)
+
+    def step_of(self, what: Component) -> int:
+        """Returns what the units of a component are kept in multiples of."""
+        return math.lcm(self.multiple_of, self.divisible_by) if what == "ffn" else self.divisible_by
 
     def free(self, structure: Structure) -> bool:
         """Returns whether anything in the blocks may be pruned."""
@@ -190,7 +197,7 @@ def parts_of(cost: CostModel, incoming: Incoming, limits: Limits, layers: Sequen
             count_of(sizes, block, what),
             cost.unit(block, what, sizes),
             count_of(incoming.sizes, block, what),
-            limits.multiple_of if what == "ffn" else 1,
+            limits.step_of(what),
             max(1, cost.experts_per_token) if what == "experts" else 1,
             (block, what) in limits.protected,
             cost.prices(block, what),

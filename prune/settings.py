@@ -12,7 +12,7 @@ from compress.models.structure import Structure
 from compress.stage.context import TimedPrecision
 from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from prune.cost import CostModel, Measure, ShapeCost
+from prune.cost import CostModel, Measure, ShapeCost, count_of
 from prune.cubic import cubic
 from prune.latency.budget import LatencyBudget
 from prune.latency.cost import LatencyCost
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 SPARSITY = 0.5
+UNITS = {"heads": "head groups", "cross": "head groups that read the encoder", "ffn": "FFN neurons", "experts": "experts"}
 
 
 class PruneSettings(ModelStage):
@@ -57,6 +58,9 @@ class PruneSettings(ModelStage):
     experts; vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
     """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
+    divisible_by: Annotated[int, Field(ge=2, le=1024)] | None = None
+    """Heads (groups that share keys and values), FFN neurons and experts of each block are kept in multiples of this number of devices, so
+    that tensor parallelism can divide the pruned model among them."""
     protect: tuple[str, ...] = ()
     """Modules that keep their size, as name patterns with `*`, such as *.layer.0 or *.layer.0.attention.*; each must match a module."""
     layer_score: LayerScore | None = None
@@ -128,7 +132,7 @@ class PruneSettings(ModelStage):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("layer_score",))
+        return as_given(self, whole, ("layer_score", "divisible_by"))
 
     @property
     def key(self) -> str:
@@ -187,7 +191,19 @@ class PruneSettings(ModelStage):
                 "pruned apart: leave ffn out"
             )
         protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
-        return Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key)
+        limits = Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key, self.divisible_by or 1)
+        self._check_divisible(structure, limits)
+        return limits
+
+    def _check_divisible(self, structure: Structure, limits: Limits) -> None:
+        """Raises if a component of the model as it is cannot be divided: the largest number of units that may stay is all of them."""
+        kinds = limits.inside if self.divisible_by else ()
+        for block, what in ((block, what) for block in range(structure.depth) for what in kinds):
+            count = count_of(structure.sizes, block, what)
+            if count % limits.divisible_by:
+                fits = [str(number) for number in range(2, count + 1) if count % number == 0][:8]
+                given = f"block {block} has {count} {UNITS[what]}"
+                raise InputError(f"{self.key}.divisible_by: {self.divisible_by} given; {given}: give {' or '.join(fits) or 'no number'}")
 
     def cost(self, model: nn.Module, structure: Structure, latency: LatencyBudget | None) -> CostModel:
         """Returns the cost of a model's blocks by `measure`; in multiply-accumulates if `latency` is not measured yet."""

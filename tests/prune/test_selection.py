@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.models.structure import Structure
-from prune.allocation import by_worth
+from prune.allocation import by_worth, uniform
 from prune.cost import ShapeCost, count_of
 from prune.prune import Prune
 from prune.selection import Granularity, Incoming, Limits, Scores, lowest_share, select
@@ -141,3 +141,34 @@ def test_a_message_names_the_key_that_was_given(make_model: Callable[..., Any]) 
     limits = Prune(measure="latency", speedup=3.0).limits(structure)
     with pytest.raises(InputError, match=r"stages\.prune\.speedup: needs 0\.95 removed; pruning heads, ffn can remove at most"):
         select(cost, Incoming.of(cost), 0.05, limits, scores, by_worth(scores.components), KEY)
+
+
+@settings(max_examples=40)
+@given(st.floats(0, 1), st.integers(0, 99), st.sampled_from((2, 4)), st.sampled_from((1, 3, 4)), st.sampled_from((uniform, None)))
+def test_what_stays_divides_among_devices(
+    make_model: Callable[..., Any], part: float, seed: int, devices: int, step: int, allocation: Any
+) -> None:
+    """Heads and FFN neurons of each block are multiples of the number of devices, neurons of the step too."""
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    cost = ShapeCost.of(model, structure, "macs")
+    incoming, scores = Incoming.of(cost), chances(structure, torch.Generator().manual_seed(seed))
+    limits = Limits(("heads", "ffn"), step, frozenset(), frozenset(), divisible_by=devices)
+    lowest = lowest_share(cost, incoming, limits, scores)
+    share = lowest + part * (1 - lowest)
+    sizes = select(cost, incoming, share, limits, scores, allocation or by_worth(scores.components), KEY).sizes(structure.sizes)
+    assert cost.total(sizes, range(structure.depth)) <= share * incoming.cost * (1 + 1e-6)
+    for heads, neurons, whole in zip(sizes.key_value_heads, sizes.ffn, structure.sizes.ffn, strict=True):
+        assert heads % devices == neurons % devices == 0
+        assert heads > 0
+        assert neurons % step == 0 or neurons == whole
+
+
+def test_a_model_that_does_not_divide_is_refused_with_what_does(make_model: Callable[..., Any]) -> None:
+    structure = Structure.of(make_model("bert"), KEY)
+    heads = structure.sizes.key_value_heads[0]
+    with pytest.raises(InputError, match=rf"stages\.prune\.divisible_by: 3 given; block 0 has {heads} head groups: give 2 or 4"):
+        Prune(divisible_by=3).limits(structure)
+    assert Prune(divisible_by=2).limits(structure).step_of("ffn") == 32
+    assert Prune(divisible_by=2).limits(structure).step_of("heads") == 2
+    assert "divisible_by" not in Prune().model_dump()
