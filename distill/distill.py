@@ -189,9 +189,8 @@ class Distill(DistillSettings):
         unfit = [loss.name for loss in self.resolved().losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]
         if unfit:
             where = f"loss: {self.loss}" if self.loss else f"losses: {unfit[0]}"
-            raise InputError(
-                f"{self.key}.{where} given; {unfit[0]} compares logits of classes, {task} has vectors: give soft_target or similarity"
-            )
+            remedy = "give soft_target, projected or similarity"
+            raise InputError(f"{self.key}.{where} given; {unfit[0]} compares logits of classes, {task} has vectors: {remedy}")
 
     def _check_tokens(self, task: Task, preset: Preset) -> None:
         """Raises if the student or a loss does not support a task whose answers are tokens."""

@@ -20,6 +20,7 @@ from distill.losses.hidden import Hidden
 from distill.losses.logit_standardization import LogitStandardization
 from distill.losses.minilm import MiniLM, MiniLMv2
 from distill.losses.mixkd import MixKD
+from distill.losses.projected import Projected
 from distill.losses.relational import Relational
 from distill.losses.similarity import Similarity
 from distill.losses.soft_target import SoftTarget
@@ -27,7 +28,18 @@ from distill.losses.tinybert import TinyBert
 from distill.schedules import Ramp
 
 AnyLoss = Annotated[
-    SoftTarget | GeneralizedJsd | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational | Similarity,
+    SoftTarget
+    | GeneralizedJsd
+    | Cosine
+    | Hidden
+    | TinyBert
+    | MiniLM
+    | MiniLMv2
+    | MixKD
+    | LogitStandardization
+    | Relational
+    | Similarity
+    | Projected,
     Field(discriminator="name"),
 ]
 
@@ -53,5 +65,6 @@ PRESETS: Mapping[PresetName, Preset] = {
     "logit_standardization": Preset((LogitStandardization(weight=9.0),), 0.1),
     "relational": Preset((SoftTarget(), Relational()), 0.5),
     "similarity": Preset((Similarity(),), 0.0),
+    "projected": Preset((Projected(),), 0.0),
     "hard_target": Preset((), 1.0),
 }

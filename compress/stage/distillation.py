@@ -17,7 +17,17 @@ if TYPE_CHECKING:  # types only: importing torch takes a second
     from compress.standalone.preprocess import Preprocessor
 
 LossName = Literal[
-    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "similarity"
+    "soft_target",
+    "distilbert",
+    "minilm",
+    "minilmv2",
+    "pkd",
+    "tinybert",
+    "mixkd",
+    "logit_standardization",
+    "relational",
+    "similarity",
+    "projected",
 ]
 """Published combinations of losses; see `distill.presets`."""
 

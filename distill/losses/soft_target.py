@@ -42,7 +42,7 @@ class SoftTarget(Loss):
         if TASKS[setting.task].embeds and ours != theirs:
             raise InputError(
                 f"{setting.key}: {self.name} given; the vectors of the student have {ours} numbers, the teacher's {theirs}: "
-                "give loss: similarity"
+                "give loss: projected or similarity"
             )
         return Wanted(logits=True), Wanted(logits=True)
 

@@ -208,6 +208,7 @@ def test_presets_weigh_their_losses_as_published() -> None:
         "logit_standardization": ([("logit_standardization", 9.0)], 0.1),
         "relational": ([("soft_target", 1.0), ("relational", 1.0)], 0.5),
         "similarity": ([("similarity", 1.0)], 0.0),
+        "projected": ([("projected", 1.0)], 0.0),
         "hard_target": ([], 1.0),
     }
 

@@ -34,7 +34,7 @@ from tests.quantize.training.test_qat_training import features, group_of, start_
 
 pytestmark = pytest.mark.whole
 
-NAMES: list[LossName] = [name for name in get_args(LossName) if name not in ("logit_standardization", "similarity")]
+NAMES: list[LossName] = [name for name in get_args(LossName) if name not in ("logit_standardization", "similarity", "projected")]
 """Without the one that is a setting, and the one for vectors alone."""
 QUICK: dict[str, Any] = {"epochs": 0.1, "batch_size": 8, "learning_rate": 1e-3, "keep": "last"}
 
