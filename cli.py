@@ -3,6 +3,7 @@
 Exit status: 0 finished; 3 finished with a missed goal (everything is written); 2 wrong input (one line for each problem); 1 internal error.
 """
 
+import os
 import signal
 import sys
 import traceback
@@ -16,6 +17,7 @@ import typer
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
+from compress.machine import launch
 from compress.machine.faults import fault_of, line_of
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 from triton_repo.load.settings import Load
@@ -96,12 +98,16 @@ def run(
     settings: Settings = None,
     start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run this stage and every later one again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train together, on this machine.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Run a recipe. Resumable: finished stages are skipped."""
+    os.environ.update(launch.from_slurm(os.environ))
 
     def work() -> int:
+        if processes > 1 and not is_launched():
+            return launch.start(processes, [sys.executable, *sys.argv])
         from compress.core.progress import ConsoleProgress
         from compress.pipeline import run as run_recipe
 
