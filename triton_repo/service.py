@@ -31,7 +31,7 @@ from triton_repo import leftovers
 from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
-from triton_repo.front.process import Settings
+from triton_repo.front.settings import Settings
 from triton_repo.live import LiveRepository
 from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder

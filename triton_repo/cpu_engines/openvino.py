@@ -137,10 +137,13 @@ class Engine:
         assert self._kept is not None, "asked before"
         place = self._place(shape)
         temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        with temporary.open("wb") as stream:
-            stream.write(network)
-            stream.write(digest(place.name, network))
-        os.replace(temporary, place)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(network)
+                stream.write(digest(place.name, network))
+            os.replace(temporary, place)
+        finally:  # a part of it would only take space
+            temporary.unlink(missing_ok=True)
 
     def _place(self, shape: tuple[int, ...]) -> Path:
         assert self._kept is not None, "asked before"
