@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "engine"):
+        for name in ("preprocess", "long_text", "engine"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -40,7 +41,7 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "engine"):
+        for name in ("preprocess", "long_text", "engine"):
             monkeypatch.delitem(sys.modules, name)
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -105,6 +106,22 @@ def test_a_bad_row_is_an_error_of_its_own_request(serve):
     assert responses[1].error.code == TritonError.INVALID_ARG
     check(responses[0], tiny.expected(prepared, ["dull"]), prepared)
     check(responses[2], tiny.expected(prepared, ["fine"]), prepared)
+
+
+def test_a_far_too_long_text_is_answered_by_its_beginning_or_refused(serve):
+    prepared = tiny.text_preprocessor()
+    model = serve(prepared, tiny.TEXTS)
+    long = "a fine film " * 20_000
+    tokenized = model.preprocessor.tokenizer.encode_batch_fast
+    read = []
+    stand_in = SimpleNamespace(encode_batch_fast=lambda rows: read.extend(map(len, rows)) or tokenized(rows))
+    object.__setattr__(model.preprocessor, "tokenizer", stand_in)
+    responses = model.execute([request(long), request("x" * 70_000), request("fine")])
+    check(responses[0], tiny.expected(prepared, [long]), prepared)
+    wanted = "row 0: a text of 70000 characters, which cannot be cut between two words: shorten it to what the model reads; 65536 are allowed"
+    assert (str(responses[1].error), responses[1].error.code) == (wanted, TritonError.INVALID_ARG)
+    check(responses[2], tiny.expected(prepared, ["fine"]), prepared)
+    assert sum(read) < 200
 
 
 def test_a_broken_image_is_an_error_of_its_own_request(serve):

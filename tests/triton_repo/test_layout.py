@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import preprocess
+from compress.standalone import long_text, preprocess
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -29,6 +29,7 @@ def test_every_model_stands_on_its_own(tmp_path):
         version = repository / name / "1"
         names = [
             "engine.py",
+            "long_text.py",
             "model.py",
             "openvino.bin",
             "openvino.xml",
@@ -39,6 +40,7 @@ def test_every_model_stands_on_its_own(tmp_path):
         ]
         assert sorted(path.name for path in version.iterdir()) == names
         assert (version / "preprocess.py").read_bytes() == Path(preprocess.__file__).read_bytes()
+        assert (version / "long_text.py").read_bytes() == Path(long_text.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))
 
