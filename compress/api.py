@@ -189,10 +189,10 @@ def serve(folder: str | Path) -> Service:
     Raises:
         InputError: The run has no model repository that can be served here, or there is no server environment.
     """
-    from compress.commands.serve import repository
-    from triton_repo.triton_repo import server_of
+    from triton_repo.deployment import repository_of
+    from triton_repo.serving import server_of
 
-    return server_of(repository(Path(folder)), Path(folder) / "triton.log")
+    return server_of(repository_of(Path(folder)), Path(folder) / "triton.log")
 
 
 def load_test(

@@ -20,6 +20,7 @@ import typer
 import cli
 from compress.commands.list import reference, schema_text
 from compress.report.keys import KEYS, Key
+from compress.search.keys import KEYS as SEARCH_KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -135,10 +136,7 @@ def _default(parameter: Any) -> str:
 
 def report_page() -> str:
     """Returns every key of report.json, a section for each map."""
-    sections: dict[str, list[Key]] = {}
-    for key in KEYS:
-        sections.setdefault(key.path.removesuffix(".*").rpartition(".")[0], []).append(key)
-    body = "\n".join(_map(path, keys) for path, keys in sections.items())
+    body = _maps(KEYS, "The report")
     return f"""{NOTICE}
 # report.json
 
@@ -150,8 +148,31 @@ library. A figure that was not measured is null or has a `reason` beside it; it 
 {body}"""
 
 
-def _map(path: str, keys: Sequence[Key]) -> str:
-    title = f"`{path}`" if path else "The report"
+def search_page() -> str:
+    """Returns every key of search.json, a section for each map."""
+    body = _maps(SEARCH_KEYS, "The search")
+    return f"""{NOTICE}
+# search.json
+
+`search.json` holds every figure of `search.html`: what `compress search` looked at, and what came of it. Figures of candidates are of
+selection rows; those of `front[].evaluation` are of the evaluation split.
+
+`[]` stands for the entries of a list, `OBJECTIVE` for `metric`, `latency`, `size` or `throughput`, `RUNG` for the name of a step, `GOAL`
+for a goal, `PACKAGE` for a library. A figure that was not measured is null; it is never 0.
+
+{body}"""
+
+
+def _maps(keys: Sequence[Key], whole: str) -> str:
+    """Returns a section for each map."""
+    sections: dict[str, list[Key]] = {}
+    for key in keys:
+        sections.setdefault(key.path.removesuffix(".*").rpartition(".")[0], []).append(key)
+    return "\n".join(_map(path, within, whole) for path, within in sections.items())
+
+
+def _map(path: str, keys: Sequence[Key], whole: str) -> str:
+    title = f"`{path}`" if path else whole
     rows = "\n".join(f"| `{_within(key.path, path)}` | {key.type} | {key.meaning} |" for key in keys)
     return f"## {title}\n\n| key | type | meaning |\n| --- | --- | --- |\n{rows}\n"
 
@@ -216,6 +237,7 @@ def main() -> int:
         PAGES / "recipe.md": recipe_page(),
         PAGES / "commands.md": commands_page(),
         PAGES / "report.md": report_page(),
+        PAGES / "search.md": search_page(),
         PAGES / "architectures.md": architectures_page(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

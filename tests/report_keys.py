@@ -1,20 +1,34 @@
-"""Whether the reference of report.json knows every key of a report."""
+"""Whether the reference of report.json knows every key of a report, and that of search.json every key of a search, and no others."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from compress.report.keys import KEYS
+from compress.report.keys import KEYS, Key
 
-_NAMES = {"BACKEND": r"[^.\[\]]+", "METRIC": r"[^.\[\]]+", "PACKAGE": r"[^.\[\]]+", "*": r".*"}
+_NAMES = {**dict.fromkeys(("BACKEND", "METRIC", "PACKAGE", "OBJECTIVE", "RUNG", "GOAL"), r"[^.\[\]]+"), "*": r".*"}
 
 
-def undocumented(report: dict[str, Any]) -> list[str]:
+def undocumented(report: dict[str, Any], keys: Sequence[Key] = KEYS) -> list[str]:
     """Returns the paths of a report that no row of the reference names."""
-    known = re.compile("|".join({pattern for key in KEYS for pattern in _beginnings(key.path)}))
+    known = re.compile("|".join({pattern for key in keys for pattern in _beginnings(key.path)}))
     return sorted({path for path in paths(report) if not known.fullmatch(path)})
+
+
+def unwritten(documents: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[str]:
+    """Returns the rows of the reference that none of the documents has; an empty list or map counts as written."""
+    written = {path for document in documents for path in paths(document)}
+    return [
+        key.path
+        for key in keys
+        if not any(
+            re.fullmatch(_pattern(path), one)
+            for one in written
+            for path in (key.path, key.path.removesuffix(".*"), key.path.removesuffix("[]"))
+        )
+    ]
 
 
 def paths(value: Any, path: str = "") -> Iterator[str]:

@@ -29,6 +29,11 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_serving_needs_no_torch() -> None:
+    code = "import sys, compress.commands.serve; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "generate", "serve", "verify", "clean", "list", "doctor"])
 def test_every_verb_explains_itself(verb: str) -> None:
     status, out, _ = compress(verb, "--help")

@@ -24,8 +24,9 @@ print("EVENTS", events)
 SERVED = """
 import types
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-import compress.standalone.preprocess, triton_repo.cpu_engines.{engine}
-sys.modules["preprocess"], sys.modules["engine"] = compress.standalone.preprocess, triton_repo.cpu_engines.{engine}
+import compress.standalone.long_text, compress.standalone.preprocess, triton_repo.cpu_engines.{engine}
+sys.modules["preprocess"], sys.modules["long_text"] = compress.standalone.preprocess, compress.standalone.long_text
+sys.modules["engine"] = triton_repo.cpu_engines.{engine}
 import triton_repo.cpu_model
 """
 

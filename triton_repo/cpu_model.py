@@ -1,6 +1,6 @@
 """Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
 
-Its folder also holds settings.json, preprocess.py, preprocess.json, tokenizer.json, response.py, and the engine: engine.py
+Its folder also holds settings.json, preprocess.py, long_text.py, preprocess.json, tokenizer.json, response.py, and the engine: engine.py
 (`triton_repo.cpu_engines`) with its files.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine.
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from engine import Engine  # type: ignore[import-not-found]
+from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 from response import RESPONSES  # type: ignore[import-not-found]
 
@@ -44,6 +45,8 @@ class TritonPythonModel:
         settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
         self.inputs = [value["name"] for value in config["input"]]
         self.preprocessor = Preprocessor.load(HERE)
+        prepared = self.preprocessor
+        self.long_texts = None if prepared.tokenizer is None else LongTexts(prepared.tokenizer, prepared.max_length, prepared.prompt)
         machine = HERE / "machine.json"  # what holds on this machine alone, such as where compiled networks are kept
         properties = settings["properties"] | (json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {})
         self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], properties)
@@ -78,7 +81,15 @@ class TritonPythonModel:
         if self.preprocessor.modality == "image":
             return [bytes(value) for value in columns[0]]
         texts = [[_text(row, value) for row, value in enumerate(column)] for column in columns]
-        return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+        return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
+
+    def _shortened(self, row: int, text: Any) -> Any:
+        """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
+        assert self.long_texts is not None, "a model of texts has a tokenizer"
+        try:
+            return self.long_texts.shortened(text)
+        except ValueError as error:
+            raise BadRow(f"row {row}: {error}") from error
 
     def _predict(self, group: list[Piece], logits: dict[int, np.ndarray], answers: list[Any]) -> None:
         """Runs rows of the same shape; if that fails, their requests get the error."""

@@ -5,7 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
-        1/  model.py  settings.json  preprocess.py  preprocess.json  tokenizer.json  response.py  engine.py
+        1/  model.py  settings.json  preprocess.py  long_text.py  preprocess.json  tokenizer.json  response.py  engine.py
             openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
@@ -30,7 +30,7 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
-from compress.standalone import preprocess, response
+from compress.standalone import long_text, preprocess, response
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES
 from triton_repo.config import (
@@ -227,8 +227,8 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    shutil.copyfile(preprocess.__file__, version / "preprocess.py")
-    shutil.copyfile(response.__file__, version / "response.py")
+    for file in (preprocess.__file__, long_text.__file__, response.__file__):
+        shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
     shutil.copyfile(Path(__file__).parent / ENGINES_FOLDER / f"{settings.engine}.py", version / "engine.py")

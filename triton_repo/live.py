@@ -24,6 +24,8 @@ from triton_repo.config import from_text, model_names, to_text
 from triton_repo.queueing import read_policy
 
 CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
+ENGINE, KEPT = "engine.py", "KEPT_NETWORKS"
+"""The file of a version that runs its network, and the property by which it is told the folder of compiled ones."""
 NETWORK, POLICY = "openvino.xml", "default_queue_policy"
 
 
@@ -103,9 +105,8 @@ class LiveRepository:
             out.symlink_to(source.absolute())
             return
         shutil.copytree(source, out)
-        kept = self._blobs.open(out) if self._blobs is not None and (out / NETWORK).exists() else None
-        if kept is not None:
-            (out / MACHINE).write_text(json.dumps({"CACHE_DIR": str(kept)}), encoding="utf-8")
+        if self._blobs is not None and (out / NETWORK).exists() and KEPT in (out / ENGINE).read_text(encoding="utf-8"):
+            (out / MACHINE).write_text(json.dumps({KEPT: str(self._blobs.open(out))}), encoding="utf-8")  # older engines keep none
 
     def _copy_rest(self, name: str, source: Path) -> None:
         """Copies what belongs to no version, such as warm-up rows."""

@@ -40,6 +40,8 @@ from triton_repo.safe_folder import linked, safe_folder
 
 ADDRESS = "127.0.0.1"
 READY_SECONDS = 600.0
+LOOK_SECONDS = 0.02
+"""Time between two looks at a server that starts."""
 STOP_SECONDS = 60.0
 WATCHER_SECONDS = 5.0
 EXIT_SECONDS = 10
@@ -199,6 +201,18 @@ class TritonServer:
                 )
             time.sleep(0.05)
 
+    def terminate(self) -> None:
+        """Tells the server to end; it answers what it has taken and nothing else. Does nothing if it is not running."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the server at once."""
+        for one in self._servers:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()  # its watcher, which sees that, ends the models
+        self.stop()
+
     def stop(self) -> None:
         """Stops the server and its models; does nothing if it is not running."""
         self._servers, self._stubs = [], []
@@ -241,19 +255,30 @@ class TritonServer:
         from tritonclient.utils import InferenceServerException
 
         deadline = time.monotonic() + self._seconds
+        while not self._listens():  # a channel of gRPC that finds nobody would wait a second and longer before it looks again
+            self._check_time(deadline)
+            time.sleep(LOOK_SECONDS)
         with InferenceServerClient(self.grpc_address) as client:
             while True:
-                self.check_alive()
-                try:
+                with suppress(InferenceServerException):  # it is about to answer
                     if client.is_server_ready(client_timeout=5):
-                        self._log_start = self._log.stat().st_size
-                        self._servers, self._stubs = self._below("tritonserver"), self._below("backend_stub")
-                        return
-                except InferenceServerException:  # not listening yet
-                    pass
-                if time.monotonic() > deadline:
-                    raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
-                time.sleep(0.1)
+                        break
+                self._check_time(deadline)
+                time.sleep(LOOK_SECONDS)
+        self._log_start = self._log.stat().st_size
+        self._servers, self._stubs = self._below("tritonserver"), self._below("backend_stub")
+
+    def _check_time(self, deadline: float) -> None:
+        """Raises `ServerError` if the server has exited, or is not ready in time."""
+        self.check_alive()
+        if time.monotonic() > deadline:
+            raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
+
+    def _listens(self) -> bool:
+        """Whether somebody listens where the server is to; Triton does once its models are loaded."""
+        family, address = (socket.AF_UNIX, str(self.grpc_socket)) if self._private else (socket.AF_INET, (ADDRESS, self._port))
+        with socket.socket(family) as one:
+            return one.connect_ex(address) == 0
 
     def _below(self, name: str) -> list[psutil.Process]:
         """Returns the processes below the watcher that have `name` in theirs: the server, or those of the Python models."""

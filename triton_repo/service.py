@@ -31,7 +31,7 @@ from triton_repo import leftovers
 from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
-from triton_repo.front.process import Settings
+from triton_repo.front.settings import Settings
 from triton_repo.live import LiveRepository
 from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
@@ -127,9 +127,10 @@ class Service:
             self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs)
             triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
             self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
+            self._spawn_front()  # it gets ready while Triton does
             self._start_triton()
-            self._start_front()
-            self._blobs.seal()
+            self._await_front()
+            self._blobs.prune()
         except BaseException:
             self.stop()
             raise
@@ -168,7 +169,7 @@ class Service:
             try:
                 rolled = roll_over(self._triton, self._live, model, source, check)
             finally:
-                self._blobs.seal()
+                self._blobs.prune()
             self._note(f"model {model} rolled over from version {rolled.before} to {rolled.after} in {rolled.seconds:.2f} s")
             return rolled
 
@@ -197,16 +198,28 @@ class Service:
         _point(Path(self._settings.triton), self._triton.grpc_socket)
         _point(Path(self._settings.metrics), self._triton.metrics_socket)
 
-    def _start_front(self) -> None:
-        """Starts the front and takes the ports over that it listens on.
+    def _replace_triton(self) -> None:
+        """Starts Triton in place of one that died, or whose model did; what that one still answers it may, until the new one is ready."""
+        before = self._triton
+        assert before is not None, "it ran"
+        before.terminate()
+        self._start_triton()
+        before.kill()  # now, because the front keeps its connection as long as it lives
 
-        Raises:
-            ServerError: It did not start.
-        """
+    def _spawn_front(self) -> None:
+        """Starts the front; it says when it listens."""
         command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(self._settings))]
         with self._log.open("ab") as output:
             variables = {**child_environment(), "GRPC_VERBOSITY": "NONE"}
             self._front = spawn(command, env=variables, group=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output)
+
+    def _await_front(self) -> None:
+        """Waits until the front listens, and takes the ports over.
+
+        Raises:
+            ServerError: It did not start.
+        """
+        assert self._front is not None, "started"
         assert self._front.stdout is not None, "a pipe"
         ready, _, _ = select.select([self._front.stdout], [], [], FRONT_SECONDS)
         line = self._front.stdout.readline() if ready else b""
@@ -221,11 +234,11 @@ class Service:
                 with self._changing:
                     if self._triton is not None and not self._triton.is_alive:
                         self._count(self._death())
-                        self._triton.stop()
-                        self._start_triton()
+                        self._replace_triton()
                 if self._front is not None and self._front.poll() is not None:
                     self._count(f"the front of Triton exited: {cause(self._front.returncode, '')}")
-                    self._start_front()
+                    self._spawn_front()
+                    self._await_front()
             except (ServerError, OSError) as error:
                 self._failure = str(error)
                 self._note(f"the service ends: {error}")

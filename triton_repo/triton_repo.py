@@ -44,19 +44,17 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
-from triton_repo.config import MIN_BATCH, Scheduling, model_names
+from triton_repo.config import MIN_BATCH, Scheduling
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
-from triton_repo.gpu.plan_files import SPEC as GPU_SPEC
 from triton_repo.gpu.settings import Gpu
 from triton_repo.queueing import Queue
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
-from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
+from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
     from triton_repo.layout import Served
-    from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 KERNEL_REPOSITORY = "model_repository_kernels"
@@ -436,48 +434,6 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
 def serves(model: Served, chosen: Ranked) -> bool:
     """Whether a model of the repository is the configuration that was chosen."""
     return chosen.candidate.names.items() <= model.names.items()
-
-
-def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:
-    """Returns the service of a repository, a context manager that starts and stops it.
-
-    Args:
-        repository: The folder `model_repository`.
-        log: File for the output of the server.
-        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
-
-    Raises:
-        InputError: The repository cannot be served here, or the server environment is missing.
-    """
-    from triton_repo import environment
-    from triton_repo.service import Service
-
-    if (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists():
-        raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
-    if not model_names(repository):
-        raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    return Service(repository, environment.check(), log, ports=ports)
-
-
-def serve(server: Service, say: Callable[[str], None]) -> None:
-    """Serves in the foreground until interrupted.
-
-    Args:
-        server: From `server_of`.
-        say: Prints one line for the user.
-
-    Raises:
-        ServerError: The server did not start, or died too often.
-    """
-    say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
-    with server:
-        say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
-        try:
-            server.wait()
-        except KeyboardInterrupt:
-            say("stopping")
-            return
-        server.check_alive()
 
 
 def _unmeasured(reason: str | None) -> dict[str, Any]:

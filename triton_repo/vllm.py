@@ -27,7 +27,6 @@ from pydantic import Field
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.models.config import most_tokens
 
 MODELS, CHECKPOINT, ARGUMENTS, COMPOSE = "models", "checkpoint", "model.json", "compose.yaml"
 MOUNT = "/models"
@@ -83,6 +82,8 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
     Raises:
         InputError: The settings do not fit the model.
     """
+    from compress.models.config import most_tokens  # it loads torch, and a server reads this file
+
     longest, heads, gpus = most_tokens(config), int(config.num_attention_heads), settings.tensor_parallel_size
     problems = []
     if heads % gpus:

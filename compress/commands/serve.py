@@ -1,16 +1,19 @@
-"""`compress serve` and `compress deploy`: the model repository of a run, in the foreground or in a folder of its own."""
+"""`compress serve` and `compress deploy`: the model repository of a run, in the foreground or in a folder of its own.
+
+What checks a recipe loads torch, so a server that is started does without: it reads no recipe.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from compress.commands.rollout import answer
-from compress.pipeline import opened
 from triton_repo import deployment
 from triton_repo.control import Control
-from triton_repo.triton_repo import serve as serve_repository
-from triton_repo.triton_repo import server_of
+from triton_repo.service import Service
+from triton_repo.serving import serve as serve_repository
+from triton_repo.serving import server_of
 
 
 def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, int, int] = (0, 0, 0)) -> None:
@@ -25,23 +28,20 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, in
         InputError: There is no model repository, it is damaged, it is being served already, or there is no server environment.
         ServerError: The server did not start, or died too often.
     """
-    server = server_of(repository(folder), folder / deployment.LOG, ports)
-    with Control(folder, lambda request, say: answer(server, request, say)):
+    server = server_of(deployment.repository_of(folder), folder / deployment.LOG, ports)
+    with Control(folder, lambda request, say: _answer(server, request, say)):
         serve_repository(server, log)
+
+
+def _answer(server: Service, request: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    from compress.commands.rollout import answer
+
+    return answer(server, request, say)
 
 
 def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
     """Copies the model repository of a run to a folder outside of it; see `triton_repo.deployment`."""
+    from compress.pipeline import opened
+
     opened(folder)
     return deployment.deploy(folder, out, log)
-
-
-def repository(folder: Path) -> Path:
-    """Returns the model repository of a run or of a deployment, after its files were hashed.
-
-    Raises:
-        InputError: There is none, or it is damaged.
-    """
-    if not deployment.is_deployment(folder):
-        opened(folder)
-    return deployment.repository_of(folder)

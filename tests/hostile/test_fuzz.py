@@ -24,7 +24,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from compress.commands.serve import repository
 from compress.commands.verify import rebuild, verify
 from compress.core.errors import InputError
 from compress.core.target import Target
@@ -38,6 +37,7 @@ from compress.recipe import check, dump, read
 from tests.hostile.finished_runs import write_run
 from tests.hostile.lines import one_line
 from tests.tiny_recipes import tiny_vit
+from triton_repo.deployment import repository_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 TESTS = 5
@@ -293,7 +293,7 @@ def test_run_folders(tmp_path: Path) -> None:
                 return
         else:
             file.write_bytes(bitten(file.read_bytes(), draw))
-        for command in (rebuild, repository, lambda where: verify(where, log=lambda line: None)):
+        for command in (rebuild, repository_of, lambda where: verify(where, log=lambda line: None)):
             try:
                 command(folder)
             except (InputError, EngineError) as error:

@@ -4,7 +4,9 @@ import asyncio
 import heapq
 import json
 import random
+from types import SimpleNamespace
 
+import grpc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from triton_repo.config import ModelSettings, Scheduling, from_text, model_config, to_text
 from triton_repo.front.admission import Admission, Asked, Flow, refusal
 from triton_repo.front.figures import figures
-from triton_repo.front.inference import asked_of
+from triton_repo.front.inference import Inference, asked_of
 from triton_repo.front.limits import Rejected
 from triton_repo.front.routes import Route, Routes
 from triton_repo.queueing import Queue, read_policy
@@ -149,6 +151,32 @@ def test_a_request_asks_for_its_level_and_for_less_time():
     assert asked_of(request(), Route("1")) == Asked(3, 1, None)
     with pytest.raises(Rejected, match="priority 4 given; model m has 3"):
         asked_of(request(priority=4), route)
+
+
+@pytest.mark.parametrize(
+    ("code", "took", "told"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 0.02, "model m: no answer within 20 ms; try again later"),
+        (grpc.StatusCode.CANCELLED, 0.02, "model m: no answer within 20 ms; try again later"),
+        (grpc.StatusCode.CANCELLED, 0.01, None),
+        (grpc.StatusCode.INTERNAL, 0.03, None),
+    ],
+)
+def test_a_request_is_too_late_whoever_sees_it_first(code, took, told, tmp_path, monkeypatch):
+    """Triton may see that the time is over before the front does, and calls that cancelled."""
+    clock, admission = Clock(), Admission(Clock())
+    monkeypatch.setattr("triton_repo.front.inference.time", SimpleNamespace(monotonic=clock))
+
+    async def call(request, timeout):
+        assert timeout == 0.02
+        clock.now += took
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="CANCELLED")
+
+    (tmp_path / "routes").write_text(json.dumps({"m": {"version": "1"}}))
+    infer = Inference(SimpleNamespace(unary_unary=lambda *_: call), Routes(str(tmp_path / "routes")), admission)
+    with pytest.raises(grpc.aio.AioRpcError if told is None else Rejected, match=told):
+        asyncio.run(infer(request(timeout=20_000)))
+    assert admission.flows["m"].ended == {"failed" if told is None else "timed_out": 1}
 
 
 def test_routes_are_read_again_when_they_change(tmp_path):

@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
 from triton_repo.config import from_text
-from triton_repo.cpu_engines.openvino import Engine
+from triton_repo.cpu_engines.openvino import DIGEST_BYTES, KEPT, Engine, digest
+from triton_repo.live import KEPT as NAMED
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "response", "engine"):
+        for name in ("preprocess", "long_text", "response", "engine"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -39,7 +42,7 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "response", "engine"):
+        for name in ("preprocess", "long_text", "response", "engine"):
             monkeypatch.delitem(sys.modules, name)
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -106,6 +109,24 @@ def test_a_bad_row_is_an_error_of_its_own_request(serve):
     check(responses[2], tiny.expected(prepared, ["fine"]), prepared)
 
 
+def test_a_far_too_long_text_is_answered_by_its_beginning_or_refused(serve):
+    prepared = tiny.text_preprocessor()
+    model = serve(prepared, tiny.TEXTS)
+    long = "a fine film " * 20_000
+    tokenized = model.preprocessor.tokenizer.encode_batch_fast
+    read = []
+    stand_in = SimpleNamespace(encode_batch_fast=lambda rows: read.extend(map(len, rows)) or tokenized(rows))
+    object.__setattr__(model.preprocessor, "tokenizer", stand_in)
+    responses = model.execute([request(long), request("x" * 70_000), request("fine")])
+    check(responses[0], tiny.expected(prepared, [long]), prepared)
+    wanted = (
+        "row 0: a text of 70000 characters, which cannot be cut between two words: shorten it to what the model reads; 65536 are allowed"
+    )
+    assert (str(responses[1].error), responses[1].error.code) == (wanted, TritonError.INVALID_ARG)
+    check(responses[2], tiny.expected(prepared, ["fine"]), prepared)
+    assert sum(read) < 200
+
+
 def test_a_broken_image_is_an_error_of_its_own_request(serve):
     prepared = tiny.image_preprocessor()
     given = [tiny.IMAGES[0], tiny.IMAGES[1][:40], b"", b"GIF89a"]
@@ -150,42 +171,106 @@ def test_everything_is_compiled_before_the_first_request(serve):
     assert len(model.engine._requests) == 4
 
 
-def test_compiled_networks_are_kept_and_larger_ones_read_later(tmp_path):
-    """The first start compiles all; a later one has the batches of one row, answers with them alone, and gets the others."""
-    prepared = tiny.text_preprocessor()
-    artifact = tiny.export(tmp_path, prepared, tiny.TEXTS)
-    folder, kept = artifact.path / "baseline-fp32", tmp_path / "kept"
-    kept.mkdir()
-    properties = {**tiny.PROPERTIES, "CACHE_DIR": str(kept)}
-    shapes = [(bucket,) for bucket in tiny.BUCKETS]
-    first = Engine(folder, "static", (1, 4), properties)
-    first.prepare(shapes)
-    assert len(first._requests) == len(list(kept.glob("*.blob"))) == 4
-    features = prepared.encode(["a fine film"] * 6)
-    expected = first.predict(features)
-    written = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A network, and a folder with all that the first start compiled of it."""
+    root = tmp_path_factory.mktemp("kept")
+    folder = tiny.export(root, tiny.text_preprocessor(), tiny.TEXTS).path / "baseline-fp32"
+    (root / "networks").mkdir()
+    first = started(folder, root / "networks")
+    assert len(first._requests) == 4
+    assert sorted(path.name for path in (root / "networks").iterdir()) == sorted(
+        f"{n}x{length}.network" for n in (1, 4) for length in (8, 16)
+    )
+    return folder, root / "networks", first.predict(features())
 
-    class Held(Engine):
-        """Waits before it reads what is larger than one row."""
 
-        going = threading.Event()
+def test_the_service_names_the_folder_as_the_engine_does():
+    assert NAMED == KEPT
 
-        def _request(self, shape):
-            if shape[0] > 1:
-                assert self.going.wait(30)
-            return super()._request(shape)
 
-    later = Held(folder, "static", (1, 4), properties)
-    later.prepare(shapes)
-    assert sorted(later._requests) == [(1, 8), (1, 16)]
-    assert (later.predict(features) == expected).all()
-    Held.going.set()
+def started(folder, kept, kind=Engine):
+    engine = kind(folder, "static", (1, 4), {**tiny.PROPERTIES, KEPT: str(kept)})
+    engine.prepare([(bucket,) for bucket in tiny.BUCKETS])
+    return engine
+
+
+def features():
+    return tiny.text_preprocessor().encode(["a fine film"] * 6)
+
+
+def eventually(true):
     deadline = time.monotonic() + 30
-    while len(later._requests) < 4:
+    while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert (later.predict(features) == expected).all()
-    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == written
+
+
+class Reads(Engine):
+    """Compiles nothing."""
+
+    def _network_of(self, shape, kept):
+        assert kept is not None, shape
+        return super()._network_of(shape, kept)
+
+
+def test_kept_networks_are_read_and_larger_ones_later(filled):
+    """A later start has the batches of one row, answers with them alone, and gets the others."""
+    folder, kept, expected = filled
+    going = threading.Event()
+
+    class Held(Reads):
+        """Waits before it reads what is larger than one row."""
+
+        def _whole(self, shape):
+            assert shape[0] == 1 or going.wait(30)
+            return super()._whole(shape)
+
+    later = started(folder, kept, Held)
+    assert sorted(later._requests) == [(1, 8), (1, 16)]
+    assert (later.predict(features()) == expected).all()
+    going.set()
+    eventually(lambda: len(later._requests) == 4)
+    assert (later.predict(features()) == expected).all()
+
+
+def test_a_network_that_is_read_is_the_one_that_was_compiled(filled):
+    folder, kept, _ = filled
+    plain = Engine(folder, "static", (1, 4), tiny.PROPERTIES)
+    read, compiled = (engine._network_of((4, 8), whole) for engine in (plain, started(folder, kept)) for whole in [engine._whole((4, 8))])
+    for name in compiled.get_property("SUPPORTED_PROPERTIES"):
+        assert str(read.get_property(name)) == str(compiled.get_property(name)), name
+
+
+@pytest.mark.parametrize("damage", ["bit", "short", "empty", "absent", "other shape"])
+@pytest.mark.parametrize("shape", ["1x8", "4x16"])
+def test_a_damaged_network_is_compiled_and_kept_again(filled, tmp_path, damage, shape):
+    folder, kept, expected = filled
+    copied = tmp_path / "networks"
+    shutil.copytree(kept, copied)
+    file = copied / f"{shape}.network"
+    whole = file.read_bytes()
+    if damage == "absent":
+        file.unlink()
+    else:
+        changed = bytearray(whole)
+        changed[len(whole) // 2] ^= 1
+        file.write_bytes({"bit": changed, "short": whole[:-1], "empty": b"", "other shape": (kept / "1x16.network").read_bytes()}[damage])
+    engine = started(folder, copied)
+    eventually(lambda: len(engine._requests) == 4)
+    assert (engine.predict(features()) == expected).all()
+    eventually(lambda: {path.name for path in copied.iterdir()} == {path.name for path in kept.iterdir()})
+    content = file.read_bytes()
+    assert content[-DIGEST_BYTES:] == digest(file.name, content[:-DIGEST_BYTES])
+    again = started(folder, copied, Reads)
+    eventually(lambda: len(again._requests) == 4)
+
+
+def test_a_full_disk_keeps_no_model_from_answering(filled, tmp_path, capsys):
+    folder, _, expected = filled
+    engine = started(folder, tmp_path / "absent")
+    assert (engine.predict(features()) == expected).all()
+    assert capsys.readouterr().err.count("the compiled network is not kept: ") == 4
 
 
 @given(rows=st.integers(1, 70), sizes=st.sets(st.integers(2, 32), max_size=4))

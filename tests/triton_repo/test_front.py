@@ -25,7 +25,7 @@ from compress.machine.process import environment
 from triton_repo.front import limits
 from triton_repo.front.bodies import Wanted, read_body, write_body
 from triton_repo.front.limits import Load, Rejected
-from triton_repo.front.process import Settings
+from triton_repo.front.settings import Settings
 from triton_repo.front.tensors import check_raw, check_request
 from triton_repo.safe_folder import safe_folder
 

@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import preprocess, response
+from compress.standalone import long_text, preprocess, response
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -29,6 +29,7 @@ def test_every_model_stands_on_its_own(tmp_path):
         version = repository / name / "1"
         names = [
             "engine.py",
+            "long_text.py",
             "model.py",
             "openvino.bin",
             "openvino.xml",
@@ -39,7 +40,7 @@ def test_every_model_stands_on_its_own(tmp_path):
             "tokenizer.json",
         ]
         assert sorted(path.name for path in version.iterdir()) == names
-        for module in (preprocess, response):
+        for module in (preprocess, long_text, response):
             assert (version / Path(module.__file__).name).read_bytes() == Path(module.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))

@@ -30,6 +30,8 @@ from slow import Engine as Real
 class Engine(Real):
     def predict(self, features):
         time.sleep({SECONDS})
+        with open(COUNTED, "a") as counted:
+            counted.write("x")
         return super().predict(features)
 """
 LIMITS = Queue(max_requests=4, timeout_ms=2000, priorities=2)
@@ -44,7 +46,7 @@ def repository(tmp_path_factory) -> Path:
     layout.write_repository(root / "repository", models, pairs=False, batch_sizes=(1,), max_batch_size=1, scheduling=scheduling)
     engine = root / "repository" / MODEL / "1" / "engine.py"
     engine.rename(engine.with_name("slow.py"))
-    engine.write_text(SLOW_ENGINE)
+    engine.write_text(f"COUNTED = {str(root / 'counted')!r}\n{SLOW_ENGINE}")
     return root / "repository"
 
 
@@ -95,6 +97,17 @@ def test_what_would_take_longer_than_its_time_is_refused(running):
     found = together(running.grpc_address, [{}, {}, {"timeout": 50_000}])
     assert [outcome for outcome, _ in found[:2]] == ["answered"] * 2
     assert "longer than the 50 ms that it may take" in found[2][0]
+
+
+def test_a_request_past_its_time_is_not_computed(repository, tmp_path):
+    """Two that wait behind one are given up by their clients; the next one does not wait for them."""
+    with server.TritonServer(without_limits(repository, tmp_path / "unlimited"), environment.check(), tmp_path / "log") as alone:
+        counted = repository.parent / "counted"
+        asked(alone.grpc_address)
+        before = counted.stat().st_size
+        found = together(alone.grpc_address, [{}, {"client_timeout": 0.5 * SECONDS}, {"client_timeout": 0.5 * SECONDS}, {}])
+        assert [outcome for outcome, _ in found] == ["answered", *["StatusCode.DEADLINE_EXCEEDED: Deadline Exceeded"] * 2, "answered"]
+        assert counted.stat().st_size - before == 2
 
 
 def test_http_says_the_same(running):

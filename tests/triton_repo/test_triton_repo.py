@@ -17,7 +17,8 @@ from triton_repo import environment, layout
 from triton_repo.client import Answers
 from triton_repo.gpu.plan_files import SCHEMA
 from triton_repo.gpu.settings import Gpu
-from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, server_of
+from triton_repo.serving import server_of
+from triton_repo.triton_repo import ServedWrong, TritonRepo, compare
 
 
 class Silent:

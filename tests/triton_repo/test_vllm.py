@@ -21,7 +21,8 @@ from compress.stage.context import Context
 from export.compressed_tensors import write
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
 from triton_repo.config import from_text
-from triton_repo.triton_repo import TritonRepo, server_of
+from triton_repo.serving import server_of
+from triton_repo.triton_repo import TritonRepo
 from triton_repo.vllm import NOT_RUN, Vllm, engine_arguments, write_vllm_repository
 
 DOCUMENTED: dict[str, type | tuple[type, ...]] = {

@@ -5,15 +5,23 @@ In static mode there is one compiled network for each shape, and rows run in the
     sizes 1, 8:   11 rows of one bucket -> 8 + 1 + 1 + 1
 
 Batches are not padded, because a padding row costs as much as a real one. The result of a row does not depend on the other rows of its
-batch: all compiled shapes give bit-identical rows. So a server that finds its compiled networks in CACHE_DIR is ready as soon as it has
-read those for one row, and reads the larger ones while it answers.
-"""
+batch: all compiled shapes give bit-identical rows. So a server that finds its compiled networks in the folder `KEPT` is ready as soon as it
+has read those for one row, and reads the larger ones while it answers.
+
+    <kept>/1x128.network     what OpenVINO exports, then 32 bytes: sha256(name, 0, what it exports)
+
+OpenVINO does not notice when the bytes of a network have changed, and would answer wrongly. So each network is hashed just before it is
+read, and compiled and written again where it is not the one that was written. It stays mapped: processes share its weights."""
 
 from __future__ import annotations
 
+import hashlib
+import mmap
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +31,9 @@ import numpy as np
 import openvino
 
 DYNAMIC = ()
-CACHE = "CACHE_DIR"
+KEPT = "KEPT_NETWORKS"
+"""The property that names the folder of compiled networks; not one of OpenVINO's."""
+DIGEST_BYTES = 32
 
 
 class Engine:
@@ -33,28 +43,33 @@ class Engine:
         folder: Holds the files.
         mode: static or dynamic.
         batch_sizes: Batch sizes of a static engine; 1 is one of them.
-        properties: Compile properties.
+        properties: Compile properties, and `KEPT`.
     """
 
     def __init__(self, folder: Path, mode: str, batch_sizes: Sequence[int], properties: Mapping[str, str]) -> None:
-        core = openvino.Core()
-        self._core, self._network, self._properties = core, core.read_model(folder / "openvino.xml"), properties
+        self._core, self._file = openvino.Core(), folder / "openvino.xml"
+        self._network: Any = None
+        self._properties = {name: value for name, value in properties.items() if name != KEPT}
+        self._kept = Path(properties[KEPT]) if KEPT in properties else None
         self._static, self._sizes = mode == "static", sorted(batch_sizes, reverse=True)
         self._requests: dict[tuple[int, ...], Any] = {}
+        self._mapped: list[np.ndarray] = []
+        """The kept networks: their memory is used as long as they answer."""
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size; see above."""
         sizes = sorted(self._sizes) if self._static else []
         wanted = [(size, *shape) for size in sizes for shape in shapes] or [DYNAMIC]
-        kept = self._properties.get(CACHE)
-        now = len(shapes) if self._static and kept is not None and any(Path(kept).glob("*.blob")) else len(wanted)
-        self._compile(wanted[:now])
+        single = wanted[: len(shapes)] if self._static and self._kept is not None else []
+        now = len(single) if single and all(self._place(shape).exists() for shape in single) else len(wanted)
+        self._open(wanted[:now])
         if wanted[now:]:
-            threading.Thread(target=self._compile, args=(wanted[now:],), name="compiling", daemon=True).start()
+            threading.Thread(target=self._open, args=(wanted[now:],), name="reading networks", daemon=True).start()
 
-    def _compile(self, wanted: Sequence[tuple[int, ...]]) -> None:
-        for shape in wanted:
-            self._request(shape)
+    def _open(self, wanted: Sequence[tuple[int, ...]]) -> None:
+        with ThreadPoolExecutor(1) as pool:  # the next ones are hashed while one is read
+            for shape, kept in zip(wanted, pool.map(self._whole, wanted), strict=True):
+                self._requests[shape] = self._network_of(shape, kept).create_infer_request()
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the logits, float32 [n, C], of rows of the same shape."""
@@ -83,9 +98,60 @@ class Engine:
 
     def _request(self, shape: tuple[int, ...]) -> Any:
         if shape not in self._requests:
-            network = self._network
-            if shape:
-                network = network.clone()
-                network.reshape({value.any_name: list(shape) for value in network.inputs})
-            self._requests[shape] = self._core.compile_model(network, "CPU", dict(self._properties)).create_infer_request()
+            self._open([shape])
         return self._requests[shape]
+
+    def _network_of(self, shape: tuple[int, ...], kept: np.ndarray | None) -> Any:
+        """Returns the compiled network: the one that was kept, or compiled and kept from now on."""
+        if kept is not None:
+            self._mapped.append(kept)
+            return self._core.import_model(openvino.Tensor(kept, shared_memory=True), "CPU", self._properties)
+        if self._network is None:
+            self._network = self._core.read_model(self._file)
+        network = self._network
+        if shape:
+            network = network.clone()
+            network.reshape({value.any_name: list(shape) for value in network.inputs})
+        compiled = self._core.compile_model(network, "CPU", self._properties)
+        if self._kept is not None:
+            try:
+                self._keep(shape, compiled.export_model().getbuffer())
+            except OSError as error:  # the server answers without
+                print(f"the compiled network is not kept: {error}", file=sys.stderr, flush=True)
+        return compiled
+
+    def _whole(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Returns the kept network of a shape, uint8; None where there is none, or not the one that was written."""
+        if self._kept is None:
+            return None
+        place = self._place(shape)
+        try:
+            with place.open("rb") as stream:
+                content = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        except (OSError, ValueError):  # there is none, or it is empty
+            return None
+        network, noted = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:].tobytes()
+        return network if digest(place.name, network) == noted else None
+
+    def _keep(self, shape: tuple[int, ...], network: memoryview) -> None:
+        assert self._kept is not None, "asked before"
+        place = self._place(shape)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(network)
+                stream.write(digest(place.name, network))
+            os.replace(temporary, place)
+        finally:  # a part of it would only take space
+            temporary.unlink(missing_ok=True)
+
+    def _place(self, shape: tuple[int, ...]) -> Path:
+        assert self._kept is not None, "asked before"
+        return self._kept / f"{'x'.join(map(str, shape)) or 'dynamic'}.network"
+
+
+def digest(name: str, network: Any) -> bytes:
+    """Returns what a kept network is known by."""
+    made = hashlib.sha256(name.encode() + b"\0")
+    made.update(network)
+    return made.digest()

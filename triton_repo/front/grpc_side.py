@@ -38,7 +38,7 @@ def upstream(address: str) -> Any:
         ("grpc.max_send_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MS),
-        ("grpc.max_reconnect_backoff_ms", 10 * RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
     ]
     return grpc.aio.insecure_channel(address, options=options)
 

@@ -6,6 +6,7 @@ was gone, it is sent again to the new one.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc
@@ -65,14 +66,17 @@ class Inference:
 
     async def _sent(self, request: Any, asked: Asked) -> bytes:
         seconds = REQUEST_SECONDS if asked.timeout_s is None else min(REQUEST_SECONDS, asked.timeout_s)
+        started = time.monotonic()
         try:
             answer: bytes = await self._call(request, timeout=seconds)
             return answer
         except grpc.aio.AioRpcError as error:
-            details = str(error.details())
-            if error.code() == grpc.StatusCode.UNAVAILABLE and QUEUE_FULL in details:
+            details, code = str(error.details()), error.code()
+            if code == grpc.StatusCode.CANCELLED and time.monotonic() - started >= seconds:  # Triton was the first to see that
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+            if code == grpc.StatusCode.UNAVAILABLE and QUEUE_FULL in details:
                 raise Rejected(f"model {request.model_name}: its queue is full; {TRY_LATER}", 503) from error
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED or QUEUED_TOO_LONG in details:
+            if code == grpc.StatusCode.DEADLINE_EXCEEDED or QUEUED_TOO_LONG in details:
                 raise Rejected(f"model {request.model_name}: no answer within {1e3 * seconds:.0f} ms; {TRY_LATER}", 504) from error
             raise
 

@@ -6,10 +6,11 @@ clients --> front (this process: HTTP, gRPC, metrics on loopback) --> Triton (gR
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
@@ -21,26 +22,7 @@ from triton_repo.front.http_side import Paths, listen, metrics_application
 from triton_repo.front.inference import Inference
 from triton_repo.front.limits import Load
 from triton_repo.front.routes import Routes
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Where the front listens, and where Triton does."""
-
-    address: str
-    """Address to listen on."""
-    grpc_port: int
-    """0: a free port, as for the others."""
-    http_port: int
-    metrics_port: int
-    triton: str
-    """Unix socket of Triton's gRPC."""
-    metrics: str
-    """Unix socket of its metrics."""
-    models: tuple[str, ...] = ()
-    """Names of all models of the repository."""
-    routes: str = ""
-    """File of the versions and limits (`triton_repo.front.routes`)."""
+from triton_repo.front.settings import Settings
 
 
 def not_of_a_client(record: logging.LogRecord) -> bool:
@@ -65,6 +47,7 @@ async def run(settings: Settings) -> None:
         metrics_application(settings.metrics, lambda: figures(admission, routes)), settings.address, settings.metrics_port
     )
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
+    gc.freeze()  # what was imported stays: a collection that looked through it would hold up requests for tens of milliseconds
     print(json.dumps({**asdict(settings), **ports}), flush=True)
     await server.wait_for_termination()
 

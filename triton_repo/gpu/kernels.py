@@ -5,7 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT
-        1/  model.py  settings.json  cpu_model.py  preprocess.py  preprocess.json  tokenizer.json  response.py
+        1/  model.py  settings.json  cpu_model.py  preprocess.py  long_text.py  preprocess.json  tokenizer.json  response.py
             engine.py  plan.safetensors
             compress/  export/          the modules that engine.py imports, and those that they import
 
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.standalone import preprocess, response
+from compress.standalone import long_text, preprocess, response
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
 from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
@@ -106,6 +106,7 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     yield Path(__file__).with_name("kernels_model.py"), "model.py"
     yield root / "triton_repo" / "cpu_model.py", "cpu_model.py"
     yield Path(preprocess.__file__), "preprocess.py"
+    yield Path(long_text.__file__), "long_text.py"
     yield Path(response.__file__), "response.py"
     yield root / SERVED, "engine.py"
     for path in modules(root / SERVED, root):

@@ -11,7 +11,7 @@
       preprocess.pbtxt  plan.pbtxt  postprocess.pbtxt     configurations, without what is known where the plans are built
       models/                          the repository that Triton serves
         NAME/                          ensemble: preprocess -> plan -> postprocess
-        NAME_preprocess/1/             model.py preprocess.py preprocess.json tokenizer.json response.py
+        NAME_preprocess/1/             model.py preprocess.py long_text.py preprocess.json tokenizer.json response.py
         NAME_postprocess/1/            the same
         NAME_plan/warmup/              a golden row of each bucket
 
@@ -39,7 +39,7 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
-from compress.standalone import cuda_driver, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
+from compress.standalone import cuda_driver, long_text, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
 from compress.standalone.preprocess import Preprocessor, Row
 from triton_repo.config import to_text
 from triton_repo.gpu import measure_plans, plan_files
@@ -240,8 +240,8 @@ def _write_warm_up(folder: Path, arrays: dict[str, NDArray[Any]], spec: dict[str
 def _write_python(version: Path, template: str, preprocessor: Preprocessor) -> None:
     version.mkdir(parents=True)
     shutil.copyfile(Path(__file__).with_name(template), version / "model.py")
-    shutil.copyfile(preprocess.__file__, version / "preprocess.py")
-    shutil.copyfile(response.__file__, version / "response.py")
+    for file in (preprocess.__file__, long_text.__file__, response.__file__):
+        shutil.copyfile(file, version / Path(file).name)
     preprocessor.save(version)
 
 

@@ -1,7 +1,7 @@
 """Triton Python model: turns rows into the input arrays of the plan. Runs inside the server, next to preprocess.py and its files.
 
-Each request is preprocessed on its own and padded to the smallest bucket that holds its longest row, so that the dynamic batcher of the
-plan finds requests of equal shape. A bad row fails only its own request.
+long_text.py lies there, too. Each request is preprocessed on its own and padded to the smallest bucket that holds its longest row, so that
+the dynamic batcher of the plan finds requests of equal shape. A bad row fails only its own request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 
 
@@ -25,7 +26,8 @@ class TritonPythonModel:
         """Loads the preprocessor and reads the input names from the model configuration."""
         config = json.loads(args["model_config"])
         self.inputs = [value["name"] for value in config["input"]]
-        self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
+        self.preprocessor = prepared = Preprocessor.load(Path(__file__).resolve().parent)
+        self.long_texts = None if prepared.tokenizer is None else LongTexts(prepared.tokenizer, prepared.max_length, prepared.prompt)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Returns for each request the input arrays of its rows, or an error."""
@@ -44,4 +46,11 @@ class TritonPythonModel:
         if self.preprocessor.modality == "image":
             return [bytes(value) for value in columns[0]]
         texts = [[value.decode("utf-8") for value in column] for column in columns]
-        return list(texts[0]) if len(texts) == 1 else list(zip(*texts, strict=True))
+        return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]
+
+    def _shortened(self, row: int, text: Any) -> Any:
+        """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
+        try:
+            return self.long_texts.shortened(text)
+        except ValueError as error:
+            raise BadRow(f"row {row}: {error}") from error

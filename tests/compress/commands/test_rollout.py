@@ -21,7 +21,7 @@ from tests.tiny_recipes import tiny_vit
 from triton_repo.control import Control
 from triton_repo.deployment import repository_of
 from triton_repo.service import Service
-from triton_repo.triton_repo import server_of
+from triton_repo.serving import server_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

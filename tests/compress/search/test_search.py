@@ -20,9 +20,11 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import Recipe, read
+from compress.search.keys import KEYS
 from compress.search.plan import describe
 from compress.search.search import Outcome
 from tests.compress.search.tiny import run_search, tiny_search
+from tests.report_keys import undocumented, unwritten
 
 pytestmark = pytest.mark.whole
 FORKED = multiprocessing.get_context("fork")  # a process of its own that has imported everything
@@ -61,6 +63,28 @@ def test_what_candidates_share_is_made_once(finished: Outcome) -> None:
     own = contents["candidates"][0]
     assert own["own"]
     assert own["values"] == {"quantize.calibration.method": "mse", "quantize.smoothquant": True}
+
+
+def test_the_reference_names_every_key(finished: Outcome) -> None:
+    assert undocumented(finished.contents, KEYS) == []
+
+
+@pytest.mark.slow
+def test_the_reference_names_every_key_of_a_search_with_engines_and_no_other(finished: Outcome, tmp_path: Path) -> None:
+    """Of choices and ranges, with every step, with candidates that are dropped and that fail."""
+    stages = [
+        {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}},
+        {"prune": {"sparsity": 0.1, "granularity": ["ffn"], "recover": {"epochs": 0.2}}},
+        {"quantize": {"calibration": {"rows": 32}}},
+        {"export": {}},
+    ]
+    space = {"prune.sparsity": {"low": 0.05, "high": 0.2, "step": 0.05}, "quantize.smoothquant": [True, False]}
+    goals = {"max_drop": 0.9, "min_speedup": 0.01}
+    settings: dict[str, Any] = {"objectives": ["metric", "latency", "size", "throughput"], "budget": {"trials": 8}, "halving": {"wave": 8}}
+    searched = run_search(tiny_search(space, stages, goals=goals, **settings), tmp_path / "engines").contents
+    assert undocumented(searched, KEYS) == []
+    failed = {"candidates": [{"rungs": {"size": {"failed": "no such model"}}}]}
+    assert unwritten([searched, finished.contents, failed], KEYS) == []
 
 
 def test_candidates_are_judged_on_selection_rows_and_the_front_alone_on_the_others(finished: Outcome) -> None:

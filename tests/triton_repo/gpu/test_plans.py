@@ -71,7 +71,7 @@ def test_layout_and_that_nothing_is_ready(written):
     python = [
         f"models/{NAME}_{part}/{file}"
         for part in ("postprocess", "preprocess")
-        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/response.py", "1/tokenizer.json")
+        for file in ("1/long_text.py", "1/model.py", "1/preprocess.json", "1/preprocess.py", "1/response.py", "1/tokenizer.json")
     ]
     scripts = ["README.md", "golden.npz", "rows.json", "gpu.json", "model.onnx", "plan.pbtxt", "preprocess.pbtxt", "postprocess.pbtxt"]
     warm_up = [f"models/{NAME}_plan/warmup/{bucket}.{name}" for bucket in BUCKETS for name in text_preprocessor().input_names]
@@ -337,9 +337,11 @@ def _model(out: Path, part: str):
     from google.protobuf import json_format
 
     folder, given = out / "models" / f"{NAME}_{part}", config(out / f"{part}.pbtxt")
-    sys.modules.pop("preprocess", None)
+    for module in ("preprocess", "long_text"):
+        sys.modules.pop(module, None)
     model = load(folder / "1" / "model.py", f"model_{part}").TritonPythonModel()
-    sys.modules.pop("preprocess", None)
+    for module in ("preprocess", "long_text"):
+        sys.modules.pop(module, None)
     model.initialize({"model_config": json_format.MessageToJson(given, preserving_proto_field_name=True)})
     return model
 

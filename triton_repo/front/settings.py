@@ -1,0 +1,25 @@
+"""The settings of the front; whoever starts it needs nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the front listens, and where Triton does."""
+
+    address: str
+    """Address to listen on."""
+    grpc_port: int
+    """0: a free port, as for the others."""
+    http_port: int
+    metrics_port: int
+    triton: str
+    """Unix socket of Triton's gRPC."""
+    metrics: str
+    """Unix socket of its metrics."""
+    models: tuple[str, ...] = ()
+    """Names of all models of the repository."""
+    routes: str = ""
+    """File of the versions and limits (`triton_repo.front.routes`)."""

@@ -1,0 +1,52 @@
+"""Serves a model repository in the foreground. It imports nothing of the stage that writes one, so that a server is ready sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from compress.core.errors import InputError
+from triton_repo import environment
+from triton_repo.config import model_names
+from triton_repo.gpu.plan_files import SPEC as GPU_SPEC
+from triton_repo.service import Service
+from triton_repo.vllm import COMPOSE
+
+
+def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:
+    """Returns the service of a repository, a context manager that starts and stops it.
+
+    Args:
+        repository: The folder `model_repository`.
+        log: File for the output of the server.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
+
+    Raises:
+        InputError: The repository cannot be served here, or the server environment is missing.
+    """
+    if (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists():
+        raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
+    if not model_names(repository):
+        raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
+    return Service(repository, environment.check(), log, ports=ports)
+
+
+def serve(server: Service, say: Callable[[str], None]) -> None:
+    """Serves in the foreground until interrupted.
+
+    Args:
+        server: From `server_of`.
+        say: Prints one line for the user.
+
+    Raises:
+        ServerError: The server did not start, or died too often.
+    """
+    say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
+    with server:
+        say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            say("stopping")
+            return
+        server.check_alive()
