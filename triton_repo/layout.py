@@ -73,6 +73,11 @@ class Served:
         return self.root / str(self.engine["file"])
 
     @property
+    def prepared(self) -> Preprocessor:
+        """How its rows are prepared."""
+        return Preprocessor.load(self.folder)
+
+    @property
     def names(self) -> dict[str, str]:
         """What its entry in triton.json is marked with."""
         return {
@@ -278,7 +283,8 @@ _README = """\
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
 [n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
-`VECTOR` (float32 [n, D]) alone.
+`VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of {{"entity", "start", "end", "score", "text"}})
+and `LOGITS` of all tokens (float32 [n, L, C]).
 
 Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
 with the Python backend, whose Python needs `numpy` below 2:

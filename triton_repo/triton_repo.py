@@ -137,13 +137,14 @@ class TritonRepo(Stage):
         """Checks that the models can be served where the target says.
 
         Raises:
-            InputError: They answer with vectors, and the repository would be one for GPUs.
+            InputError: They answer with vectors or tags, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
-        if TASKS[context.task].embeds and (there or context.target.device == "cuda"):
+        task = TASKS[context.task]
+        if (task.embeds or task.tags) and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
             raise InputError(
-                f"{given} given; a repository for GPUs answers with labels, {context.task} with vectors: serve it on the cpu, "
+                f"{given} given; a repository for GPUs answers with labels, {context.task} with {'tags' if task.tags else 'vectors'}: serve it on the cpu, "
                 f"or leave out {self.id or self.NAME}"
             )
 
@@ -386,8 +387,9 @@ class TritonRepo(Stage):
                 answers = client.evaluate(server.grpc_address, model.name, split.rows, EVALUATION_CONCURRENCY, advance)
             latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]
         predictions = f"{model.name}.safetensors"
-        save_predictions(out / predictions, answers.logits, split.labels)
-        figures, count = metrics(context.task, answers.logits, split.labels), num_predictions(split.labels)
+        logits = answers.kept(model.prepared)
+        save_predictions(out / predictions, logits, split.labels)
+        figures, count = metrics(context.task, logits, split.labels), num_predictions(split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
@@ -416,19 +418,20 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
-    from compress.standalone.preprocess import Preprocessor
 
-    prepared = Preprocessor.load(model.folder)
+    prepared = model.prepared
     wrong = answers.contradiction(prepared)
     if wrong is not None:
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
-    compared = compare_predictions(task, expected, answers.logits, labels)
+    logits = answers.kept(prepared)
+    compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
-        other = np.flatnonzero(answer_of(task).differences(expected, answers.logits)[0])
+        changed = answer_of(task).differences(expected, logits)[0]
+        other = np.flatnonzero(changed) if len(changed) == len(logits) else ()
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
 

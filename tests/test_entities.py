@@ -1,0 +1,81 @@
+"""Whole runs of the task token-classification, on a tiny model: every stage, predictions by word, flips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.commands.init import write_template
+from compress.core import tags
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS
+from compress.measure.answers import load_predictions
+from compress.models.config import read_config
+from compress.pipeline import run
+from compress.recipe import check, read
+from tests import entities, without_clocks
+from tests.report_keys import undocumented
+
+TASK = "token-classification"
+TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [16], "threads": 1}
+
+
+def recipe(folder: Path, stages: list[Any], layers: int = 1, head: str = "new", engine: str = "onnxruntime") -> Any:
+    data = entities.write(folder / "data", {"train": 340, "test": 60})
+    model = {"path": str(entities.checkpoint(layers)), "task": TASK, "head": head}
+    target = {**TARGET, "engines": [engine]}
+    given = {"name": "tiny", "model": model, "data": {"path": str(data), "max_length": 32}, "target": target, "stages": stages}
+    return check(given)
+
+
+def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [
+        {"finetune": {"epochs": 4, "learning_rate": 3e-3}},
+        {"distill": {"student": {"layers": 1}, "epochs": 1}},
+        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 1, "distill": True}}},
+        {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 1}}},
+        {"export": {}},
+        {"triton_repo": {"serve": False}},
+    ]
+    outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    report = outcome.report
+    assert report["metric"] == {"name": "entity_f1", "higher_is_better": True}
+    for variant in report["variants"]:
+        assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
+        assert variant["accuracy"]["torch"]["n"] == 60
+        assert variant["accuracy"]["torch"]["value"] > 0.6
+    assert undocumented(report) == []
+    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
+    assert (logits.shape, labels.dtype) == ((60, 32, 5), np.int32)
+    tuned = read_config(next((tmp_path / "run").glob("stages/finetune-*")), "checkpoint")
+    assert tuple(tuned.id2label.values()) == entities.NAMES
+    lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
+    first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
+    flips = {(line["row"], line["position"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
+    assert flips == {(row, word + 1) for row, word in np.argwhere(tags.choices(first) != tags.choices(logits)).tolist()}
+    sentences = [(json.loads(line)["tokens"], json.loads(line)["labels"]) for line in (tmp_path / "data/test.jsonl").read_text().splitlines()]
+    for line in lines:
+        words, true = sentences[line["row"]]
+        assert line["of"] == words[line["position"] - 1]
+        assert line["label"] == true[line["position"] - 1]
+
+
+@pytest.mark.slow
+def test_a_served_model_answers_with_entities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [
+        {"finetune": {"epochs": 4, "learning_rate": 3e-3}},
+        {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}},
+        {"export": {}},
+        {"triton_repo": {}},
+    ]
+    run(recipe(tmp_path, stages, engine="openvino"), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
+    assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
+    assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
