@@ -182,7 +182,7 @@ class Steps:
         key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
         match = match_inputs(inputs.preprocessor, teacher_preprocessor, inputs.split.rows)
         if not match.tokens and inputs.preprocessor.per_token:
-            raise InputError(f"{key}: {name} has another vocabulary than the student, and answers for every token; give a teacher with the same tokens")
+            raise InputError(f"{key}: {name} has another vocabulary than the student; give a teacher with the same tokens")
         if not match.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(
                 f"{key}: {name} tokenizes the rows differently than the student; losses on hidden states or attention need equal tokens: "

@@ -65,8 +65,8 @@ def checkpoint(layers: int = 1, names: Sequence[str] = NAMES) -> Path:
     folder = Path(_SCRATCH.name) / f"{layers}-{'-'.join(names)}"
     config = BertConfig(
         vocab_size=len(PIECES + WORDS), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, id2label=dict(enumerate(names)), label2id={name: number for number, name in enumerate(names)},
-        architectures=["BertForTokenClassification"],
+        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, architectures=["BertForTokenClassification"],
+        id2label=dict(enumerate(names)), label2id={name: number for number, name in enumerate(names)},
     )  # fmt: skip
     drawn(BertForTokenClassification, config).save_pretrained(folder)
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}

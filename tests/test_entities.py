@@ -60,11 +60,10 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
     flips = {(line["row"], line["position"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
     assert flips == {(row, word + 1) for row, word in np.argwhere(tags.choices(first) != tags.choices(logits)).tolist()}
-    sentences = [(json.loads(line)["tokens"], json.loads(line)["labels"]) for line in (tmp_path / "data/test.jsonl").read_text().splitlines()]
+    sentences = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
     for line in lines:
-        words, true = sentences[line["row"]]
-        assert line["of"] == words[line["position"] - 1]
-        assert line["label"] == true[line["position"] - 1]
+        assert line["of"] == sentences[line["row"]]["tokens"][line["position"] - 1]
+        assert line["label"] == sentences[line["row"]]["labels"][line["position"] - 1]
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from compress.core.config import as_given
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import TASKS, Facts, Task
+from compress.core.tasks import TASKS, Facts, Task, tasks_with
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
@@ -43,6 +44,7 @@ from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.standalone.response import STRATEGIES
 from triton_repo.client import ServedWrong
 from triton_repo.config import MIN_BATCH, Scheduling, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
@@ -66,7 +68,7 @@ STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
-LATER = ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)
+LATER = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
 """Keys that are not part of the cache key while they have their defaults."""
 
 
@@ -97,6 +99,10 @@ class TritonRepo(Stage):
     request_seconds: Annotated[float, Field(ge=0.001, le=1_000_000)] = REQUEST_SECONDS
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
+    aggregation: Literal["first", "none", "simple", "average", "max"] = "first"
+    """For token-classification: how entities are put together from tokens, as in Transformers. first: a word has the tag of its first
+    token, which alone is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token that is not
+    O."""
     gpu: Gpu = Gpu()
     """For TensorRT: how plans are built, and what runs on which GPU."""
     queue: Queue = Queue()
@@ -124,12 +130,13 @@ class TritonRepo(Stage):
         """
         rules = (
             (task.generates, SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
+            (not task.tags, ("aggregation",), f"it is for {tasks_with(lambda row: row.tags)}"),
             (not task.generates or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
+                yield f"{key}: {value if isinstance(value, str | Queue | Tune) else format(value, 'g')} given; {reason}"
         if self.gpu != Gpu() and (task.generates or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
@@ -141,10 +148,11 @@ class TritonRepo(Stage):
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         task = TASKS[context.task]
+        answers = "tags" if task.tags else "vectors"
         if (task.embeds or task.tags) and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
             raise InputError(
-                f"{given} given; a repository for GPUs answers with labels, {context.task} with {'tags' if task.tags else 'vectors'}: serve it on the cpu, "
+                f"{given} given; a repository for GPUs answers with labels, {context.task} with {answers}: serve it on the cpu, "
                 f"or leave out {self.id or self.NAME}"
             )
 
@@ -208,6 +216,8 @@ class TritonRepo(Stage):
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
+        if TASKS[context.task].tags and self.aggregation != STRATEGIES[0]:
+            models = [replace(model, response=f"{model.prepared.response}-{self.aggregation}") for model in models]
         name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
         one = next((model for model in models if model.name == name), models[-1])
         own = Point(self.instances, context.target.num_threads, self._largest_batch(context), self.max_queue_delay_us)

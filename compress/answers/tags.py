@@ -1,4 +1,4 @@
-"""A tag for each word of a text: logits `[n, L, C]` of the first token of each word, labels int32 `[n, C + W, 2]` (`compress.core.tags`)."""
+"""A tag for each word: logits `[n, L, C]` of the first token of each, labels int32 `[n, C + W, 2]` (`compress.core.tags`)."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ TASKS: Mapping[str, Facts] = {
             about="A finder of named entities in int8, served by Triton.",
             name="my-entities",
             model="nreimers/MiniLM-L6-H384-uncased",
-            data="eriktks/conll2003",
+            data="lhoestq/conll2003",
             columns="{tokens: tokens, label: ner_tags}",
         ),
     ),

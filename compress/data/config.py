@@ -25,8 +25,8 @@ class Columns(Config):
     """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
     `text_pair`."""
     tokens: ColumnName | None = None
-    """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line, its
-    tag last."""
+    """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
+    its tag last."""
     source: ColumnName | None = None
     """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
     file's name: `en` reads train.en or train.en.gz."""
@@ -97,8 +97,9 @@ class DataConfig(Config):
 
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
-    text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll); a folder or tar archive of images; `sklearn:digits`. Tasks
-    that search documents read a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
+    text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll); a folder or tar
+    archive of images; `sklearn:digits`. Tasks that search documents read a folder in BEIR's layout: corpus.jsonl,
+    queries.jsonl and qrels/test.tsv."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()

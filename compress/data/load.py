@@ -2,9 +2,10 @@
 
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
-text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`); words with tags
-are sentences (`tagged`). Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each
-query (`candidate_pairs`)."""
+text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
+whose words have tags are read by `tagged`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each
+query (`candidate_pairs`).
+"""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def load_data(
         tokenizer: Hub id or folder of the tokenizer for text-generation and tags of words, or the settings to train one on the train split.
 
     Returns:
-        All splits, labelled with class ids (int64), sets of them (bool), values (float32) next-token ids or tags of words (int32), and the tokenizer if
-        one was trained.
+        All splits, labelled with class ids (int64), sets of them (bool), values (float32), next-token ids or tags of words (int32), and the
+        tokenizer if one was trained.
 
     Raises:
         InputError: Files or labels are wrong; the error lists all problems, one line each.

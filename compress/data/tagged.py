@@ -1,4 +1,4 @@
-"""Data for token-classification: sentences with a tag for each word, labelled with the place of the first token of each (`compress.core.tags`).
+"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`compress.core.tags`).
 
 Tags keep the names and ids of a model, or of a data set that numbers them; else they are O, and B and I of each kind of entity of the train
 split, by name. A model without B, or with E and S, gets its own tags.
@@ -24,7 +24,7 @@ from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.models.config import NO_TOKENIZER
-from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, train_bpe
+from compress.models.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 from compress.standalone.preprocess import first_pieces
 
 HOLD_OUT_SHARE = 0.2
@@ -99,6 +99,6 @@ def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine:
     pieces = [row for start in range(0, len(rows), CHUNK) for row in first_pieces(engine, rows[start : start + CHUNK])]
     words, lost = sum(map(len, pieces)), sum(int(np.sum(row == NO_PIECE)) for row in pieces)
     found = sum(len(label.spans) for source in sources for label in source.labels)
-    cut = f"; {lost} words have no token within data.max_length ({max_length}): they are not learned, and count as {OUTSIDE}" if lost else ""
+    cut = f"; {lost} words have no token within data.max_length ({max_length}): not learned, counted as {OUTSIDE}" if lost else ""
     log(f"data: {name}: {len(rows)} sentences, {words} words, {found} entities{cut}")
     return Split(rows, labels_of(tags, pieces, names))

@@ -395,7 +395,8 @@ class Preprocessor:
     def placed(self, texts: Sequence[Any]) -> list[tuple[str, tuple[tuple[int, int, int, bool], ...]]]:
         """Returns for each text itself, and of its tokens place, characters from and to, and whether they go on a word; no special ones.
 
-        Only where the response needs that, else an empty list. What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
+        Only where the response needs that, else an empty list. What goes on a word is decided as the pipeline of Transformers does: by the
+        prefix of such tokens, else by the space before a word.
         """
         if not self.response.startswith("entities"):
             return []
@@ -403,7 +404,7 @@ class Preprocessor:
         model: Any = self.tokenizer.model
         marked, unknown = bool(getattr(model, "continuing_subword_prefix", None)), getattr(model, "unk_token", None)
         rows = self.tokenizer.encode_batch(list(texts))
-        return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows)]
+        return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows, strict=True)]
 
     def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
         """Returns the inputs of a pair, source and target padded to the longer of the two."""
@@ -482,7 +483,7 @@ def _first_pieces(text: str, row: Any) -> NDArray[np.int32]:
 
 
 def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[tuple[int, int, int, bool]]:
-    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask)):
+    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask, strict=True)):
         if special:
             continue
         goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]

@@ -10,8 +10,8 @@ they have to be. It therefore needs only numpy (1 or 2).
              SCORE  FP32   [C]    their sigmoid scores; a label holds if its score is above 0.5
              LOGITS FP32   [C]    in the order of the model
     vector   VECTOR FP32   [D]
-    entities ENTITIES STRING [1]  a JSON list of {"entity": "PER", "start": 0, "end": 5, "score": 0.99, "text": "Alice"}: the kind, the place in
-                                  the given text in characters, the mean score of its words, and what stands there
+    entities ENTITIES STRING [1]  a JSON list of {"entity": "PER", "start": 0, "end": 5, "score": 0.99, "text": "Alice"}: kind, place
+                                  in the given text in characters, mean score of its words, and what stands there
              LOGITS FP32 [L, C]   of all tokens, padding included
 
 Entities are put together from tokens as the pipeline of Transformers does, by one of its strategies:
@@ -43,8 +43,8 @@ SCORE_DIFFERENCE = 1e-5
 
 
 Placed = tuple[str, tuple[tuple[int, int, int, bool], ...]]
-"""A text, and of each of its tokens that is not special: its place in the logits, the characters of the text from and to, and whether it goes
-on a word."""
+"""A text, and of each of its tokens that is not special: its place in the logits, the characters of the text from and to, and whether it
+goes on a word."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class Entities(Response):
         """The entities by their places."""
         if logits.ndim != 3 or logits.shape[2] != len(labels) or len(placed) != len(logits):
             raise ValueError(f"logits of shape {logits.shape} for {len(placed)} texts; [n, tokens, {len(labels)}] expected")
-        found = [entities(values, labels, row, self.strategy) for values, row in zip(logits, placed)]
+        found = [entities(values, labels, row, self.strategy) for values, row in zip(logits, placed, strict=True)]
         return {ENTITIES: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
 
     def differ(self, got: Array, expected: Array) -> Array:
         """Which rows have other entities, or scores that are further apart than `SCORE_DIFFERENCE`."""
         if expected.dtype != np.object_:
             return super().differ(got, expected)
-        pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1))]
+        pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1), strict=True)]
         return np.array([not _same_entities(*pair) for pair in pairs], bool)
 
 
@@ -213,7 +213,7 @@ def _parts(name: str) -> tuple[bool, str]:
 
 def _same_entities(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
     scores = [[one.pop("score") for one in of] for of in (got, expected)]
-    return got == expected and all(abs(a - b) <= SCORE_DIFFERENCE for a, b in zip(*scores))
+    return got == expected and all(abs(a - b) <= SCORE_DIFFERENCE for a, b in zip(*scores, strict=True))
 
 
 STRATEGIES = ("first", "none", "simple", "average", "max")

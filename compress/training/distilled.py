@@ -65,7 +65,8 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
         raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
     if TASKS[context.task].per_token and tokens_of(prepared) != tokens_of(theirs):
-        raise InputError(f"{distillation.keys.teacher_key}: the teacher has other tokens, and answers for every one; give one with the same")
+        key = distillation.keys.teacher_key
+        raise InputError(f"{key}: the teacher has other tokens than the student, and answers for every one; give one with the same")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     # a process would cache its own rows alone, and a resumed training read those of the first one
     cached = theirs.width if context.team.size == 1 and not TASKS[context.task].per_token else 0

@@ -24,7 +24,7 @@ class TagFlips:
     def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
         """Returns the word, its tags and the true one, and the sentence; a word without a token is O."""
         (row, position), text = place, str(self.data.evaluation.rows[place[0]])
-        names = {number: name for number, name in enumerate(self.data.labels)} | {NO_WORD: OUTSIDE}
+        names = dict(enumerate(self.data.labels)) | {NO_WORD: OUTSIDE}
         label = names[int(labels[row, len(self.data.labels) + position, 0])]
         said = {"before": names[before], "after": names[after], "label": label}
         return {"position": position + 1, "of": text.split(" ")[position], **said, "input": text}

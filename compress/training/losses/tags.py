@@ -23,9 +23,7 @@ class TagLoss(AnswerLoss):
         tag_bK, piece_bK = labels.long().unbind(dim=-1)
         tag_bK = tag_bK.where(piece_bK != NO_PIECE, 0)
         logits_bKC = logits.gather(1, piece_bK.clamp(min=0)[..., None].expand(-1, -1, logits.shape[-1]))
-        losses = functional.cross_entropy(
-            logits_bKC.flatten(0, 1), tag_bK.flatten(), reduction="none", label_smoothing=label_smoothing
-        )
+        losses = functional.cross_entropy(logits_bKC.flatten(0, 1), tag_bK.flatten(), reduction="none", label_smoothing=label_smoothing)
         return word_mean(losses.view_as(tag_bK), piece_bK)
 
     def over_choices(self, values: Tensor, labels: Tensor) -> Tensor:
