@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from compress.measure.answers import kept
 from compress.standalone.preprocess import Preprocessor, Row
-from compress.standalone.response import LOGITS, RESPONSES, VECTOR
+from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
 from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
@@ -68,7 +68,7 @@ class Answers:
     def contradiction(self, prepared: Preprocessor) -> str | None:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""
         response = RESPONSES[prepared.response]
-        expected = response.of(self.logits, prepared.labels, prepared.placed(self.rows))
+        expected = response.of(self.logits, prepared.labels, placed(prepared, self.rows))
         del expected[response.RAW]
         if expected.keys() != self.outputs.keys():
             given, wanted = (", ".join(sorted(names)) or "none" for names in (self.outputs, expected))

@@ -21,7 +21,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from engine import Engine  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
-from response import RESPONSES  # type: ignore[import-not-found]
+from response import RESPONSES, placed  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 
@@ -102,7 +102,7 @@ class TritonPythonModel:
             start += len(piece.rows)
 
     def _response(self, rows: list[Any], logits: np.ndarray) -> Any:
-        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, self.preprocessor.placed(rows))
+        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, placed(self.preprocessor, rows))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 

@@ -90,6 +90,10 @@ class Served:
             **{key: str(self.engine[key]) for key in ("engine", "mode", "float_precision")},
         }
 
+    def is_the(self, chosen: Ranked) -> bool:
+        """Whether it is the configuration that was chosen."""
+        return chosen.candidate.names.items() <= self.names.items()
+
     @property
     def predictions(self) -> Path | None:
         """Path of the engine's predictions on the evaluation split; None if it was not evaluated."""

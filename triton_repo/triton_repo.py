@@ -218,7 +218,7 @@ class TritonRepo(Stage):
         models = served_models(parent, chosen=chosen)
         if TASKS[context.task].tags and self.aggregation != STRATEGIES[0]:
             models = [replace(model, response=f"{model.prepared.response}-{self.aggregation}") for model in models]
-        name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
+        name = next((model.name for model in models if chosen is not None and model.is_the(chosen)), None)
         one = next((model for model in models if model.name == name), models[-1])
         own = Point(self.instances, context.target.num_threads, self._largest_batch(context), self.max_queue_delay_us)
 
@@ -408,9 +408,6 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency}
 
 
-"""Keys that are not part of the cache key while they have their defaults."""
-
-
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:
     """Checks the labels of the server against its logits, and its logits against those of the engine.
 
@@ -429,26 +426,20 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     """
     from compress.measure.agreement import compare_predictions, shortfall
 
-    prepared = model.prepared
-    wrong = answers.contradiction(prepared)
+    wrong = answers.contradiction(model.prepared)
     if wrong is not None:
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
-    logits = answers.kept(prepared)
+    logits = answers.kept(model.prepared)
     compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
         changed = answer_of(task).differences(expected, logits)[0]
-        other = np.flatnonzero(changed) if len(changed) == len(logits) else ()
+        other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # of words no row is told
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
-
-
-def serves(model: Served, chosen: Ranked) -> bool:
-    """Whether a model of the repository is the configuration that was chosen."""
-    return chosen.candidate.names.items() <= model.names.items()
 
 
 def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:

@@ -135,6 +135,28 @@ def of_words(logits: Array, pieces: Sequence[Array], length: int) -> Array:
     return answers
 
 
+def first_pieces(tokenizer: Any, texts: Sequence[Any]) -> list[Array]:
+    """Returns for each text the place of the first token of each of its words, int32 [W].
+
+    Args:
+        tokenizer: A tokenizer of the library `tokenizers`, set to truncate as the model needs it.
+        texts: Words with single spaces between them.
+    """
+    return [_first_pieces(text, row) for text, row in zip(texts, tokenizer.encode_batch(list(texts)), strict=True)]
+
+
+def _first_pieces(text: str, row: Any) -> Array:
+    word_of, count = [], 0  # the word of each character; a space belongs to the word behind it, as some tokenizers have it
+    for character in text:
+        count += character == " "
+        word_of.append(count)
+    found = np.full(count + 1, NO_PIECE, np.int32)
+    for place, ((start, end), special) in enumerate(zip(row.offsets, row.special_tokens_mask, strict=True)):
+        if not special and text[start:end].strip(" ") and found[word_of[start]] == NO_PIECE:
+            found[word_of[start]] = place
+    return found
+
+
 def choices(answers: Array) -> Array:
     """Returns the tag with the largest logit of each word, int64 [n, L]; `NO_WORD` where there is no word."""
     return np.where(are_words(answers), answers.argmax(axis=-1), NO_WORD)

@@ -50,7 +50,9 @@ def read_conll(table: Table) -> Iterator[tuple[int, Cells]]:
 
 
 def _sentences(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    start, words, tags = 0, [], []
+    start = 0
+    words: list[str] = []
+    tags: list[str] = []
     for number, line in enumerate(text_lines(table, stream), 1):
         fields = [field for field in re.split(r"[ \t\r]+", line) if field]
         if not fields or fields[0] == _DOCUMENT:

@@ -241,7 +241,8 @@ def _read_rows(
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
         if TASKS[task].tags:
-            source.add(*sentence_of(*found, label_names, f"{name} {unit} {number}"), number)
+            words, tags = found
+            source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
             continue
         contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
         row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")

@@ -18,14 +18,13 @@ from tokenizers import Tokenizer
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.shown import shown
-from compress.core.tags import NO_PIECE, OUTSIDE, kinds_of, labels_of, tags_of
+from compress.core.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
-from compress.standalone.preprocess import first_pieces
 
 HOLD_OUT_SHARE = 0.2
 CHUNK = 1024
@@ -72,8 +71,8 @@ def _filled(source: Source, log: Log) -> Source:
     kept = [number for number, row in enumerate(source.rows) if row]
     if len(kept) < len(source.rows):
         log(f"data: {source.name}: {len(source.rows) - len(kept)} sentences without a word are left out")
-    columns = {name: [getattr(source, name)[number] for number in kept] for name in ("rows", "labels", "places")}
-    return replace(source, **columns)
+    rows, labels, places = ([column[number] for number in kept] for column in (source.rows, source.labels, source.places))
+    return replace(source, rows=rows, labels=labels, places=places)
 
 
 def _names(sources: Sequence[Source]) -> tuple[str, ...]:

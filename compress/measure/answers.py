@@ -44,7 +44,7 @@ def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Arra
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     if preprocessor.per_token:
-        return tags.of_words(logits, preprocessor.first_pieces(rows), preprocessor.max_length)
+        return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
     return logits
 
 

@@ -384,28 +384,6 @@ class Preprocessor:
         texts = [self.prompt + str(row) for row in rows] if self.prompt else list(rows)
         return [_inputs(row.ids, row.type_ids) for row in self.tokenizer.encode_batch_fast(texts)]
 
-    def first_pieces(self, texts: Sequence[Any]) -> list[NDArray[np.int32]]:
-        """Returns for each text the place of the first token of each of its words, which single spaces separate, int32 [words].
-
-        -1 is a word without a token of its own: it was truncated, or its characters are dropped.
-        """
-        assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
-        return first_pieces(self.tokenizer, texts)
-
-    def placed(self, texts: Sequence[Any]) -> list[tuple[str, tuple[tuple[int, int, int, bool], ...]]]:
-        """Returns for each text itself, and of its tokens place, characters from and to, and whether they go on a word; no special ones.
-
-        Only where the response needs that, else an empty list. What goes on a word is decided as the pipeline of Transformers does: by the
-        prefix of such tokens, else by the space before a word.
-        """
-        if not self.response.startswith("entities"):
-            return []
-        assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
-        model: Any = self.tokenizer.model
-        marked, unknown = bool(getattr(model, "continuing_subword_prefix", None)), getattr(model, "unk_token", None)
-        rows = self.tokenizer.encode_batch(list(texts))
-        return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows, strict=True)]
-
     def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
         """Returns the inputs of a pair, source and target padded to the longer of the two."""
         if not isinstance(row, TokenPair) or not (len(row.source) >= 1 and len(row.target) >= 1 and len(row) <= self.max_length):
@@ -460,34 +438,6 @@ class Preprocessor:
             return steps(row)
         except BadRow as error:
             raise BadRow(f"row {index}: {error}") from error
-
-
-def first_pieces(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-    """See `Preprocessor.first_pieces`; the tokenizer truncates as the model needs it."""
-    return [_first_pieces(text, row) for text, row in zip(texts, tokenizer.encode_batch(list(texts)), strict=True)]
-
-
-def _first_pieces(text: str, row: Any) -> NDArray[np.int32]:
-    word_of, count = [], 0  # the word of each character; a space belongs to the word behind it, as some tokenizers have it
-    for character in text:
-        count += character == " "
-        word_of.append(count)
-    found = np.full(count + 1, -1, np.int32)
-    for place, ((start, end), special) in enumerate(zip(row.offsets, row.special_tokens_mask, strict=True)):
-        if special or not text[start:end].strip(" "):
-            continue
-        word = word_of[start]
-        if found[word] < 0:
-            found[word] = place
-    return found
-
-
-def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[tuple[int, int, int, bool]]:
-    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask, strict=True)):
-        if special:
-            continue
-        goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
-        yield place, start, end, goes_on and token != unknown
 
 
 def _inputs(ids: Sequence[int] | np.ndarray, types: Sequence[int] | None = None) -> NDArray[np.int32]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class Response(ABC):
     def differ(self, got: Array, expected: Array) -> Array:
         """Returns which rows of an output are not as expected, bool `[n]`; scores may differ by `SCORE_DIFFERENCE`."""
         apart = got != expected if expected.dtype == np.object_ else np.abs(got - expected) > SCORE_DIFFERENCE
-        return np.asarray(apart).reshape(len(expected), -1).any(axis=1)
+        return np.asarray(np.asarray(apart).reshape(len(expected), -1).any(axis=1))
 
 
 class Label(Response):
@@ -163,20 +163,45 @@ class Entities(Response):
         return np.array([not _same_entities(*pair) for pair in pairs], bool)
 
 
-def entities(logits: Array, labels: tuple[str, ...], placed: Placed, strategy: str) -> list[dict[str, Any]]:
+def placed(prepared: Any, texts: Sequence[Any]) -> list[Placed]:
+    """Returns where the tokens of texts stand in them; an empty list where the response does not need that.
+
+    What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
+
+    Args:
+        prepared: The `Preprocessor`.
+        texts: The texts.
+    """
+    if not isinstance(RESPONSES[prepared.response], Entities):
+        return []
+    model = prepared.tokenizer.model
+    marked, unknown = bool(getattr(model, "continuing_subword_prefix", None)), getattr(model, "unk_token", None)
+    rows = prepared.tokenizer.encode_batch(list(texts))
+    return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows, strict=True)]
+
+
+def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[tuple[int, int, int, bool]]:
+    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask, strict=True)):
+        if special:
+            continue
+        goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
+        yield place, start, end, goes_on and token != unknown
+
+
+def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str) -> list[dict[str, Any]]:
     """Returns the entities of one text, as `ENTITIES` has them.
 
     Args:
         logits: Of its tokens, float32 `[L, C]`.
         labels: Names of the tags.
-        placed: The text.
+        told: The text and the places of its tokens.
         strategy: none, simple, first, average or max.
     """
     values = np.asarray(logits, np.float64)
     powers = np.exp(values - values.max(axis=1, keepdims=True))
     scores = powers / powers.sum(axis=1, keepdims=True)
     words: list[list[tuple[int, int, int, bool]]] = []
-    text, tokens = placed
+    text, tokens = told
     for token in tokens:
         if token[3] and words and strategy in ("first", "average", "max"):
             words[-1].append(token)
@@ -184,8 +209,8 @@ def entities(logits: Array, labels: tuple[str, ...], placed: Placed, strategy: s
             words.append([token])
     groups: list[tuple[str, list[float], int, int]] = []
     for word in words:
-        told = _score_of_word(scores[[place for place, _, _, _ in word]], strategy)
-        name, score, start, end = labels[int(told.argmax())], float(told.max()), word[0][1], word[-1][2]
+        of_word = _score_of_word(scores[[place for place, _, _, _ in word]], strategy)
+        name, score, start, end = labels[int(of_word.argmax())], float(of_word.max()), word[0][1], word[-1][2]
         begins, kind = _parts(name)
         if groups and strategy != "none" and not begins and groups[-1][0] == kind:
             groups[-1] = (kind, [*groups[-1][1], score], groups[-1][2], end)

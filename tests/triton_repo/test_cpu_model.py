@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone.response import RESPONSES
+from compress.standalone.response import RESPONSES, placed
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
@@ -110,7 +110,7 @@ def test_logits_of_all_tokens_come_with_the_entities_of_each_row(serve):
             [alone] = tiny.expected(prepared, [row])
             np.testing.assert_allclose(values[: len(alone)], alone, atol=1e-6)
             assert not values[len(alone) :].any()
-        wanted = RESPONSES["entities"].of(logits, prepared.labels, prepared.placed(found))["ENTITIES"]
+        wanted = RESPONSES["entities"].of(logits, prepared.labels, placed(prepared, found))["ENTITIES"]
         assert response.tensors["ENTITIES"].tolist() == wanted.tolist()
         assert any(json.loads(row[0]) for row in wanted.tolist())
 

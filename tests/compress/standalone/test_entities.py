@@ -13,10 +13,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
+from compress.core.tags import first_pieces
 from compress.core.target import Target
 from compress.models.preprocessor import preprocessor
-from compress.standalone.preprocess import Preprocessor, first_pieces
-from compress.standalone.response import RESPONSES, STRATEGIES
+from compress.standalone.preprocess import Preprocessor
+from compress.standalone.response import RESPONSES, STRATEGIES, placed
 from tests import entities
 
 TEXTS = [
@@ -51,7 +52,7 @@ def served(model: Any, made: Preprocessor, strategy: str) -> list[list[dict[str,
     with torch.no_grad():
         logits = model(**{name: torch.from_numpy(values) for name, values in made.encode(TEXTS).items()}).logits.numpy()
     form = "entities" if strategy == STRATEGIES[0] else f"entities-{strategy}"
-    found = RESPONSES[form].of(logits, made.labels, made.placed(TEXTS))["ENTITIES"]
+    found = RESPONSES[form].of(logits, made.labels, placed(made, TEXTS))["ENTITIES"]
     return [json.loads(row[0]) for row in found]
 
 
