@@ -233,7 +233,7 @@ def _score_of_word(scores: Array, strategy: str) -> Array:
 def _parts(name: str) -> tuple[bool, str]:
     """Returns whether a tag begins an entity whatever stands before it, and its kind."""
     prefix, dash, kind = name.partition("-")
-    return (prefix in "BS", kind) if dash and prefix in ("B", "I", "E", "S") else (False, name)
+    return (prefix in "BSUW", kind) if dash and len(prefix) == 1 and prefix in "BIESLUMW" else (False, name)  # of every scheme
 
 
 def _same_entities(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:

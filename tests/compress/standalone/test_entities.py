@@ -98,3 +98,14 @@ def test_a_space_before_a_token_belongs_to_its_word() -> None:
     assert tokens == ["\u2581ann", "\u2581", "bob", "s", "\u2581ann"]
     assert found.tolist() == [0, 2, 4]  # a lone space is no word's token
     assert empty.tolist() == [-1]
+
+
+@pytest.mark.parametrize("scheme", [("B", "I", "E", "S"), ("B", "I", "L", "U")])
+def test_entities_of_every_scheme_begin_and_go_on(scheme: tuple[str, str, str, str]) -> None:
+    begin, inside, last, single = scheme
+    names = ("O", *(f"{prefix}-A" for prefix in scheme))
+    told = [f"{begin}-A", f"{inside}-A", f"{last}-A", f"{single}-A", f"{single}-A", "O"]
+    logits = 9 * np.eye(5, dtype=np.float32)[[names.index(name) for name in told]]
+    tokens = tuple((place, 2 * place, 2 * place + 1, False) for place in range(6))
+    [row] = RESPONSES["entities"].of(logits[None], names, [("a b c d e f", tokens)])["ENTITIES"].tolist()
+    assert [(one["entity"], one["text"]) for one in json.loads(row[0])] == [("A", "a b c"), ("A", "d"), ("A", "e")]
