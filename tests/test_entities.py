@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from compress.commands.init import write_template
+from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
 from compress.core import tags
 from compress.core.errors import InputError
@@ -57,6 +58,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         assert variant["accuracy"]["torch"]["n"] == 60
         assert variant["accuracy"]["torch"]["value"] > 0.5
     assert undocumented(report) == []
+    assert len(evaluation_split(tmp_path / "run")) == 60  # read again, as load tests do
     logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
     assert (logits.shape, labels.dtype) == ((60, 32, 5), np.int32)
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
