@@ -101,7 +101,7 @@ class Distill(DistillSettings):
         from distill.objective import check_covered
         from distill.student import check_student
 
-        if TASKS[context.task].generates:
+        if TASKS[context.task].per_token:
             self._check_tokens(context.task, self.resolved())
         if self.sequences is not None and not TASKS[context.task].generates:
             tasks = tasks_with(lambda row: row.generates)
@@ -151,7 +151,7 @@ class Distill(DistillSettings):
     def _check_rows(self, context: Context) -> None:
         """Raises if extra rows do not fit the data of the run."""
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
-        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].generates):
+        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].per_token):
             raise InputError(f"{self.key}.{given[0]}: given; {context.task} does not support it: remove {given[0]}")
         pairs = isinstance(context.data.train.rows[0], tuple)
         if self.extra_text is not None and (self.extra_text.text_pair is not None) != pairs:

@@ -181,7 +181,7 @@ class Steps:
         """
         key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
         match = match_inputs(inputs.preprocessor, teacher_preprocessor, inputs.split.rows)
-        if not match.tokens and inputs.preprocessor.generates:
+        if not match.tokens and inputs.preprocessor.per_token:
             raise InputError(f"{key}: {name} has another vocabulary than the student; give a teacher with the same tokens")
         if not match.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(
@@ -199,8 +199,8 @@ class Steps:
         """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
         wanted = [from_teacher for _, from_teacher in objective.wanted]
         only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
-        generates = TASKS[self.context.task].generates
-        fits = not generates and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
+        many = TASKS[self.context.task].per_token
+        fits = not many and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
         return only_logits and fits and objective.pair.masking is None
 
     def _cache_logits(self, teachers: Sequence[Teacher], split: Split) -> None:

@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import tiny_collection, tiny_embedding, without_clocks
+from tests import entities, tiny_collection, tiny_embedding, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -88,7 +88,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "vector": embedding_settings, **({"value": reranking_settings} if facts.searches else {})}
+    by_answer = {"tokens": generation_settings, "tags": entity_settings, "vector": embedding_settings}
+    by_answer |= {"value": reranking_settings} if facts.searches else {}
     write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
@@ -129,6 +130,17 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
         model = [*(f"model.config.{key}={value}" for key, value in sizes.items()), f"tokenizer={sentiment.checkpoint(layers)}"]
     return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+
+
+def entity_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes sentences with entities under the column names of the recipe, and names a tiny model."""
+    tokens, label = recipe.data.columns.tokens, recipe.data.columns.label
+    (folder / "data").mkdir()
+    for split, count in {"train": 300, "test": 40}.items():
+        rows = [{tokens: words, label: tags} for words, tags in entities.sentences(count, seed=count)]
+        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    return [f"model.path={entities.checkpoint(layers)}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=32"]
 
 
 def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.measure.answers import kept
 from compress.standalone.preprocess import Preprocessor, Row
-from compress.standalone.response import LOGITS, RESPONSES, VECTOR
+from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
 from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
@@ -30,8 +31,6 @@ QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
 OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
 """Every output that a model may have."""
-SCORE_DIFFERENCE = 1e-5
-"""How far a score may be from that of its logits: the server has another numpy."""
 
 
 class RequestError(RuntimeError):
@@ -47,30 +46,36 @@ class Answers:
     """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
-    """What the engine computed, float32 [n, C], or vectors [n, D]."""
+    """What the engine computed, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], zeros behind those of shorter responses."""
     outputs: Mapping[str, NDArray[Any]]
     """The other outputs by name, [n, ...]; strings are bytes in an array of objects."""
 
+    rows: Sequence[Row] = ()
+    """The rows that were sent."""
+
     @classmethod
-    def of(cls, results: Sequence[Any]) -> Answers:
+    def of(cls, results: Sequence[Any], rows: Sequence[Row] = ()) -> Answers:
         """Returns the responses of the results of a client, one row each."""
         found = [{name: array for name in OUTPUTS if (array := result.as_numpy(name)) is not None} for result in results]
-        whole = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        whole = {name: _joined([one[name] for one in found]) for name in found[0]}
         raw = VECTOR if VECTOR in whole else LOGITS
-        return cls(whole.pop(raw), whole)
+        return cls(whole.pop(raw), whole, rows)
+
+    def kept(self, prepared: Preprocessor) -> NDArray[np.float32]:
+        """Returns the part of what the engine computed that is kept as predictions (`compress.measure.answers.kept`)."""
+        return kept(prepared, self.rows, self.logits)
 
     def contradiction(self, prepared: Preprocessor) -> str | None:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""
         response = RESPONSES[prepared.response]
-        expected = response.of(self.logits, prepared.labels)
+        expected = response.of(self.logits, prepared.labels, placed(prepared, self.rows))
         del expected[response.RAW]
         if expected.keys() != self.outputs.keys():
             given, wanted = (", ".join(sorted(names)) or "none" for names in (self.outputs, expected))
             return f"outputs beside {response.RAW}: {given}; {wanted} expected"
         for name, values in expected.items():
             got = self.outputs[name]
-            apart = got != values if values.dtype == np.object_ else np.abs(got - values) > SCORE_DIFFERENCE
-            wrong = apart.reshape(len(values), -1).any(axis=1)
+            wrong = response.differ(got, values)
             if wrong.any():
                 row = int(wrong.argmax())
                 return f"row {row} has {name} {_shown(got[row])}, but its logits give {_shown(values[row])}"
@@ -109,7 +114,7 @@ def evaluate(
                 advance(1)
 
     drive(address, model, rows, enumerate(rows), concurrency, note, version=version)
-    return Answers.of(answers)
+    return Answers.of(answers, rows)
 
 
 def latency(
@@ -232,6 +237,14 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
         tensor.set_data_from_numpy(values)
         made.append(tensor)
     return made
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Returns the outputs of several requests as one; of tokens those that are missing in shorter ones are zeros."""
+    if parts[0].ndim < 3:
+        return np.concatenate(parts)
+    longest = max(part.shape[1] for part in parts)
+    return np.concatenate([np.pad(part, ((0, 0), (0, longest - part.shape[1]), (0, 0))) for part in parts])
 
 
 def _shown(values: NDArray[Any]) -> str:

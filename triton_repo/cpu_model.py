@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from engine import Engine  # type: ignore[import-not-found]
 from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
-from response import RESPONSES  # type: ignore[import-not-found]
+from response import RESPONSES, placed  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,17 +59,20 @@ class TritonPythonModel:
         answers: list[Any] = [None] * len(requests)
         pieces: dict[tuple[int, ...], list[Piece]] = {}
         logits: dict[int, np.ndarray] = {}
+        given: dict[int, list[Any]] = {}
         for index, request in enumerate(requests):
             try:
-                rows = self._rows(request)
-                for piece in self._pieces(index, rows):
-                    pieces.setdefault(next(iter(piece.features.values())).shape[1:], []).append(piece)
-                logits[index] = np.zeros((len(rows), self.preprocessor.width), np.float32)
+                rows = given[index] = self._rows(request)
+                own = [(next(iter(piece.features.values())).shape[1:], piece) for piece in self._pieces(index, rows)]
+                for shape, piece in own:
+                    pieces.setdefault(shape, []).append(piece)
+                tokens = max(shape for shape, _ in own) if self.preprocessor.per_token else ()
+                logits[index] = np.zeros((len(rows), *tokens, self.preprocessor.width), np.float32)
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
                 answers[index] = _refusal(error)
         for group in pieces.values():
             self._predict([piece for piece in group if answers[piece.request] is None], logits, answers)
-        return [self._response(logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
+        return [self._response(given[index], logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
 
     def _pieces(self, index: int, rows: list[Any]) -> list[Piece]:
         """Preprocesses all rows of one request; raises if one is bad."""
@@ -104,11 +107,13 @@ class TritonPythonModel:
             return
         start = 0
         for piece in group:
-            logits[piece.request][piece.rows] = values[start : start + len(piece.rows)]
+            found = values[start : start + len(piece.rows)]
+            whole = logits[piece.request]  # rows of a request with logits for every token may have several lengths
+            (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[piece.rows] = found
             start += len(piece.rows)
 
-    def _response(self, logits: np.ndarray) -> Any:
-        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels)
+    def _response(self, rows: list[Any], logits: np.ndarray) -> Any:
+        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, placed(self.preprocessor, rows))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 

@@ -19,7 +19,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,19 @@ class Served:
     """The entry of the engine in export.json."""
     root: Path
     """Folder of export.json."""
+    response: str | None = None
+    """Form of its answers, a name in `compress.standalone.response.RESPONSES`; None: that of the build."""
 
     @property
     def file(self) -> Path:
         """Path of the file that the engine opens."""
         return self.root / str(self.engine["file"])
+
+    @property
+    def prepared(self) -> Preprocessor:
+        """How its rows are prepared and answered."""
+        found = Preprocessor.load(self.folder)
+        return found if self.response is None else replace(found, response=self.response)
 
     @property
     def names(self) -> dict[str, str]:
@@ -81,6 +89,10 @@ class Served:
             "precision": self.precision,
             **{key: str(self.engine[key]) for key in ("engine", "mode", "float_precision")},
         }
+
+    def is_the(self, chosen: Ranked) -> bool:
+        """Whether it is the configuration that was chosen."""
+        return chosen.candidate.names.items() <= self.names.items()
 
     @property
     def predictions(self) -> Path | None:
@@ -141,7 +153,7 @@ def write_repository(
     largest = max_batch_size or max(MIN_BATCH, *sizes)
     written = []
     for model in models:
-        preprocessor = Preprocessor.load(model.folder)
+        preprocessor = model.prepared
         rows = dict(warm_up_rows(preprocessor, pairs))
         settings = ModelSettings(
             name=model.name,
@@ -278,7 +290,8 @@ _README = """\
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
 [n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
-`VECTOR` (float32 [n, D]) alone.
+`VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
+text) and `LOGITS` of all tokens (float32 [n, L, C]).
 
 Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
 with the Python backend, whose Python needs `numpy` below 2:

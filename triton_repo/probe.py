@@ -106,7 +106,7 @@ class Probe:
                 results.append(self._client.infer(model, tensors([row], self._tensor)))
             except (InferenceServerException, OSError) as error:
                 raise InputError(f"{model}: row {index} of {len(rows)} has no answer ({_line(error)})") from error
-        return Answers.of(results)
+        return Answers.of(results, rows)
 
     def contradictions(self, model: Path, answers: Answers) -> list[str]:
         """Returns a line for each kind of output that does not follow from the logits: types, labels and scores.
@@ -115,14 +115,19 @@ class Probe:
             model: Folder of the model.
             answers: Its answers.
         """
-        [version, *_] = sorted((path for path in model.iterdir() if path.name.isdigit()), key=lambda path: int(path.name), reverse=True)
         given = {"what the engine computed": answers.logits, **answers.outputs}
         numbers = {name: values for name, values in given.items() if values.dtype != np.object_}
         lines = [
             f"{model.name}: {name} is {values.dtype}, float32 expected" for name, values in numbers.items() if values.dtype != np.float32
         ]
-        wrong = answers.contradiction(Preprocessor.load(version))
+        wrong = answers.contradiction(prepared_of(model))
         return lines if wrong is None else [*lines, f"{model.name}: {wrong}"]
+
+
+def prepared_of(model: Path) -> Preprocessor:
+    """Returns the preprocessor of the newest version of a model of a repository."""
+    versions = [path for path in model.iterdir() if path.name.isdigit()]
+    return Preprocessor.load(max(versions, key=lambda path: int(path.name)))
 
 
 def described(tensor: Any) -> str:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from compress.core.config import as_given
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import TASKS, Facts, Task
+from compress.core.tasks import TASKS, Facts, Task, tasks_with
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
@@ -43,6 +44,7 @@ from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.standalone.response import STRATEGIES
 from triton_repo.client import ServedWrong
 from triton_repo.config import MIN_BATCH, Scheduling
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
@@ -64,7 +66,7 @@ STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
-LATER = ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)
+LATER = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
 """Keys that are not part of the cache key while they have their defaults."""
 
 
@@ -95,6 +97,10 @@ class TritonRepo(Stage):
     request_seconds: Annotated[float, Field(ge=0.001, le=1_000_000)] = REQUEST_SECONDS
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
+    aggregation: Literal["first", "none", "simple", "average", "max"] = "first"
+    """For token-classification: how entities are put together from tokens, as in Transformers. first: a word has the tag of its first
+    token, which alone is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token that is not
+    O."""
     gpu: Gpu = Gpu()
     """For TensorRT: how plans are built, and what runs on which GPU."""
     queue: Queue = Queue()
@@ -122,12 +128,13 @@ class TritonRepo(Stage):
         """
         rules = (
             (task.generates, SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
+            (not task.tags, ("aggregation",), f"it is for {tasks_with(lambda row: row.tags)}"),
             (not task.generates or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
+                yield f"{key}: {value if isinstance(value, str | Queue | Tune) else format(value, 'g')} given; {reason}"
         if self.gpu != Gpu() and (task.generates or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
@@ -135,13 +142,15 @@ class TritonRepo(Stage):
         """Checks that the models can be served where the target says.
 
         Raises:
-            InputError: They answer with vectors, and the repository would be one for GPUs.
+            InputError: They answer with vectors or tags, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
-        if TASKS[context.task].embeds and (there or context.target.device == "cuda"):
+        task = TASKS[context.task]
+        answers = "tags" if task.tags else "vectors"
+        if (task.embeds or task.tags) and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
             raise InputError(
-                f"{given} given; a repository for GPUs answers with labels, {context.task} with vectors: serve it on the cpu, "
+                f"{given} given; a repository for GPUs answers with labels, {context.task} with {answers}: serve it on the cpu, "
                 f"or leave out {self.id or self.NAME}"
             )
 
@@ -205,7 +214,9 @@ class TritonRepo(Stage):
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
-        name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
+        if TASKS[context.task].tags and self.aggregation != STRATEGIES[0]:
+            models = [replace(model, response=f"{model.prepared.response}-{self.aggregation}") for model in models]
+        name = next((model.name for model in models if chosen is not None and model.is_the(chosen)), None)
         one = next((model for model in models if model.name == name), models[-1])
         own = Point(self.instances, context.target.num_threads, self._largest_batch(context), self.max_queue_delay_us)
 
@@ -384,17 +395,15 @@ class TritonRepo(Stage):
                 answers = client.evaluate(server.grpc_address, model.name, split.rows, EVALUATION_CONCURRENCY, advance)
             latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]
         predictions = f"{model.name}.safetensors"
-        save_predictions(out / predictions, answers.logits, split.labels)
-        figures, count = metrics(context.task, answers.logits, split.labels), num_predictions(split.labels)
+        logits = answers.kept(model.prepared)
+        save_predictions(out / predictions, logits, split.labels)
+        figures, count = metrics(context.task, logits, split.labels), num_predictions(split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
             f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency}
-
-
-"""Keys that are not part of the cache key while they have their defaults."""
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:
@@ -414,26 +423,21 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
-    from compress.standalone.preprocess import Preprocessor
 
-    prepared = Preprocessor.load(model.folder)
-    wrong = answers.contradiction(prepared)
+    wrong = answers.contradiction(model.prepared)
     if wrong is not None:
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
-    compared = compare_predictions(task, expected, answers.logits, labels)
+    logits = answers.kept(model.prepared)
+    compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
-        other = np.flatnonzero(answer_of(task).differences(expected, answers.logits)[0])
+        changed = answer_of(task).differences(expected, logits)[0]
+        other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # of words no row is told
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
-
-
-def serves(model: Served, chosen: Ranked) -> bool:
-    """Whether a model of the repository is the configuration that was chosen."""
-    return chosen.candidate.names.items() <= model.names.items()
 
 
 def _unmeasured(reason: str | None) -> dict[str, Any]:

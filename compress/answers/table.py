@@ -7,12 +7,20 @@ from collections.abc import Mapping
 from compress.answers.answer import Answer
 from compress.answers.classes import Classes
 from compress.answers.sets import Sets
+from compress.answers.tags import Tags
 from compress.answers.tokens import Tokens
 from compress.answers.value import Value
 from compress.answers.vector import Vector
 from compress.core.tasks import TASKS, Task
 
-ANSWERS: Mapping[str, Answer] = {"class": Classes(), "labels": Sets(), "value": Value(), "tokens": Tokens(), "vector": Vector()}
+ANSWERS: Mapping[str, Answer] = {
+    "class": Classes(),
+    "labels": Sets(),
+    "tags": Tags(),
+    "value": Value(),
+    "tokens": Tokens(),
+    "vector": Vector(),
+}
 
 
 def answer_of(task: Task) -> Answer:

@@ -158,4 +158,5 @@ def evaluation_split(folder: Path) -> Split:
     task = recipe.model.task
     if TASKS[task].generates:
         raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
-    return load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation
+    tokenizer = recipe.tokenizer or recipe.model.path
+    return load_data(recipe.data, task, label_names(recipe.model), lambda line: None, tokenizer).evaluation

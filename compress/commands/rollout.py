@@ -59,23 +59,24 @@ def answer(service: Service, request: dict[str, Any], log: Log) -> dict[str, Any
     rows, recorded = evaluations.read_golden(new / GOLDEN)
     done = []
     for name in names:
-        rolled = service.roll_over(name, repository / name, _check(run, name, rows, recorded, log))
+        rolled = service.roll_over(name, repository / name, _check(run, repository / name, rows, recorded, log))
         log(f"{name}: version {rolled.before} -> {rolled.after}, loaded in {rolled.load_s:.2f} s, checked in {rolled.check_s:.2f} s")
         done.append(asdict(rolled))
     return {"models": done}
 
 
-def _check(run: Run, name: str, rows: list[Row], recorded: dict[str, np.ndarray], log: Log) -> Callable[[str, str], None]:
+def _check(run: Run, model: Path, rows: list[Row], recorded: dict[str, np.ndarray], log: Log) -> Callable[[str, str], None]:
     """Returns the check of a new version: its answers to the golden rows are those that the run recorded."""
     from triton_repo.client import RequestError, evaluate
+    from triton_repo.probe import prepared_of
 
-    key = f"{name}.triton"
+    name, key = model.name, f"{model.name}.triton"
     if key not in recorded:
         raise InputError(f"{run.folder}: {name} was not evaluated in the server, so there is nothing to check it with; `serve: true` does")
 
     def check(address: str, version: str) -> None:
         try:
-            logits = evaluate(address, name, rows, 1, version=version).logits
+            logits = evaluate(address, name, rows, 1, version=version).kept(prepared_of(model))
         except RequestError as error:
             raise InputError(f"{name}: version {version} does not answer: {error}; the version before is served as it was") from error
         problems = list(compare(key, run, recorded[key], logits, log))

@@ -138,6 +138,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
     from triton_repo.client import evaluate
     from triton_repo.deployment import repository_of
     from triton_repo.live import without_limits
+    from triton_repo.probe import prepared_of
     from triton_repo.service import Service
 
     with (
@@ -149,14 +150,16 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                yield from compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows, 1).logits, log)
+                answers = evaluate(server.grpc_address, model["model"], rows, 1)
+                prepared = prepared_of(repository_of(run.folder) / model["model"])
+                yield from compare(key, run, recorded[key], answers.kept(prepared), log)
 
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     """Checks a server that somebody else runs: its models are those of the run, with their tensors, and answer the golden rows."""
     from triton_repo.deployment import repository_of
     from triton_repo.load.connection import address_of
-    from triton_repo.probe import Probe
+    from triton_repo.probe import Probe, prepared_of
 
     repository = repository_of(run.folder)
     with Probe(address_of(url, None, "--url")) as server:
@@ -170,7 +173,7 @@ def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray
             if not problems:
                 answers = server.answers(name, rows)
                 yield from server.contradictions(repository / name, answers)
-                yield from compare(key, run, recorded[key], answers.logits, log)
+                yield from compare(key, run, recorded[key], answers.kept(prepared_of(repository / name)), log)
 
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:

@@ -13,6 +13,7 @@ The answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     labels   any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
+    tags     a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.tags`)
     value    a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
              (`compress.core.candidates`)
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
@@ -62,7 +63,7 @@ class Facts:
 
     modality: Literal["text", "image"]
     """What its rows are made of."""
-    answer: Literal["class", "labels", "value", "tokens", "vector"]
+    answer: Literal["class", "labels", "tags", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
@@ -84,6 +85,8 @@ class Facts:
     """What figures are means over, for the report."""
     searches: bool = False
     """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
+    label_column: str = "label"
+    """What the column of the labels is called where the recipe does not say."""
     pair_loss: Literal["cosine", "ranking"] = "cosine"
     """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 
@@ -105,7 +108,17 @@ class Facts:
     @property
     def classifies(self) -> bool:
         """Whether it has an output for each label, whose names the data or the model know."""
-        return self.answer in ("class", "labels")
+        return self.answer in ("class", "labels", "tags")
+
+    @property
+    def tags(self) -> bool:
+        """Whether it answers with a tag for each word."""
+        return self.answer == "tags"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a model of the task has logits for every token of a row."""
+        return self.answer in ("tokens", "tags")
 
     @property
     def several(self) -> bool:
@@ -162,6 +175,24 @@ TASKS: Mapping[str, Facts] = {
             data="google-research-datasets/go_emotions",
             subset="simplified",
             columns="{text: text, label: labels}",
+        ),
+    ),
+    "token-classification": Facts(
+        modality="text",
+        answer="tags",
+        columns=("tokens", "label"),
+        metrics=("entity_f1", "entity_precision", "entity_recall"),
+        auto_class="AutoModelForTokenClassification",
+        problem_type=None,
+        pipeline_tag="token-classification",
+        counts="sentences",
+        label_column="labels",
+        example=Example(
+            about="A finder of named entities in int8, served by Triton.",
+            name="my-entities",
+            model="nreimers/MiniLM-L6-H384-uncased",
+            data="lhoestq/conll2003",
+            columns="{tokens: tokens, label: ner_tags}",
         ),
     ),
     "text-regression": Facts(

@@ -24,6 +24,9 @@ class Columns(Config):
     text_pair: ColumnName | None = None
     """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
     `text_pair`."""
+    tokens: ColumnName | None = None
+    """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
+    its tag last."""
     source: ColumnName | None = None
     """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
     file's name: `en` reads train.en or train.en.gz."""
@@ -34,7 +37,8 @@ class Columns(Config):
     columns."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
-    cell is a list of labels, or a text with commas between them. Not used for text-generation."""
+    cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`. Not used for
+    text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, with missing ones taken from `base`."""
@@ -43,7 +47,9 @@ class Columns(Config):
     def wanted(self, task: Task) -> tuple[Column, ...]:
         """Returns the columns that a task reads, the label, if any, last; a column that is not given is named after its key."""
         given, optional = {name: getattr(self, name) for name in TASKS[task].columns}, () if TASKS[task].needs_pairs else OPTIONAL
-        return tuple(name if column is None else column for name, column in given.items() if column is not None or name not in optional)
+        unnamed = {"label": TASKS[task].label_column}
+        names = {name: unnamed.get(name, name) if column is None else column for name, column in given.items()}
+        return tuple(column for name, column in names.items() if given[name] is not None or name not in optional)
 
 
 class FileConfig(Config):
@@ -91,12 +97,13 @@ class DataConfig(Config):
 
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
-    text-to-text also two files with equal lines, such as train.en and train.de); a folder or tar archive of images; `sklearn:digits`. Tasks
-    that search documents read a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
+    text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll); a folder or tar
+    archive of images; `sklearn:digits`. Tasks that search documents read a folder in BEIR's layout: corpus.jsonl,
+    queries.jsonl and qrels/test.tsv."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, source, target, image and label."""
+    """Columns of text, text pair, tokens, source, target, image and label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""

@@ -2,8 +2,10 @@
 
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
-text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Tasks that
-search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`)."""
+text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
+whose words have tags are read by `tagged`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each
+query (`candidate_pairs`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ from compress.data.judged_texts import load_judged
 from compress.data.sentence_pairs import as_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.tagged import load_tagged
 from compress.data.text_blocks import load_blocks
 from compress.data.text_pairs import load_pairs
 from compress.models.config import NO_TOKENIZER
@@ -45,11 +48,11 @@ def load_data(
         task: The task.
         label_names: Class names by id if the model determines them; None takes them from the train split. Unused for regression.
         log: Receives messages about what was found and decided.
-        tokenizer: Hub id or folder of the tokenizer for text-generation, or the settings to train one on the train split.
+        tokenizer: Hub id or folder of the tokenizer for text-generation and tags of words, or the settings to train one on the train split.
 
     Returns:
-        All splits, labelled with class ids (int64), sets of them (bool), values (float32) or next-token ids (int32), and the tokenizer if
-        one was trained.
+        All splits, labelled with class ids (int64), sets of them (bool), values (float32), next-token ids or tags of words (int32), and the
+        tokenizer if one was trained.
 
     Raises:
         InputError: Files or labels are wrong; the error lists all problems, one line each.
@@ -64,6 +67,8 @@ def load_data(
     if config.candidates is not None and not TASKS[task].orders:
         tasks = tasks_with(lambda row: row.orders)
         raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
+    if TASKS[task].tags:
+        return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:
         data = (load_candidates if TASKS[task].orders else load_judged)(config, task, log)
     else:

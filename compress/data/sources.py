@@ -22,6 +22,7 @@ from compress.data import images, tables
 from compress.data.aligned import aligned_files, read_aligned
 from compress.data.compressed import Limit
 from compress.data.config import DataConfig, FileConfig
+from compress.data.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.data.tables import Cells, Table
 from compress.standalone.preprocess import MAX_IMAGE_BYTES, BadRow, Row, decode_image
 
@@ -143,10 +144,11 @@ def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Pat
 def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images train.tar or train/."""
     found: dict[str, list[Path]] = {}
+    endings = (*ENDINGS, *tables.TABLES) if TASKS[task].tags else tables.TABLES
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
         images_too = TASKS[task].modality == "image" and (path.is_dir() or images.is_archive(path))
-        if match and (images_too or (path.is_file() and tables.suffix(path) in tables.TABLES)):
+        if match and (images_too or (path.is_file() and tables.suffix(path) in endings)):
             found.setdefault(SPLITS[match[1]], []).append(path)
     alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
     if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
@@ -157,10 +159,10 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if TASKS[task].modality == "image" else tables.TABLES)
+        allowed = " ".join((*endings, *images.ARCHIVES) if TASKS[task].modality == "image" else dict.fromkeys(endings))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
         folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality == "image" else ""
-        problems.append(f"{folder}: no train split, only {names}; train.* ({endings}, also .gz){folders} is allowed, or give data.files")
+        problems.append(f"{folder}: no train split, only {names}; train.* ({allowed}, also .gz){folders} is allowed, or give data.files")
     if problems:
         raise InputError(*problems)
     return found
@@ -179,6 +181,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = Table(path, columns, entry.header, _limit(config))
+    if TASKS[task].tags and is_conll(path):
+        return _read_rows(str(path), read_conll(table), task, path.parent, "line")
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
 
 
@@ -236,6 +240,10 @@ def _read_rows(
     """Converts the cells of a table to rows of the task."""
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
+        if TASKS[task].tags:
+            words, tags = found
+            source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
+            continue
         contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
         row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)

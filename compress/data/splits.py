@@ -59,8 +59,8 @@ class Split:
     """Texts, pairs of texts, encoded images, or blocks or pairs of token ids."""
     labels: np.ndarray
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
-    predict [n, T] where text is generated, float32 [n, 2] for texts of pairs (`compress.core.vectors`), or [n, 2 + 2 k] for queries and
-    documents (`compress.core.relevance`)."""
+    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), float32 [n, 2] for texts of pairs
+    (`compress.core.vectors`), or [n, 2 + 2 k] for queries and documents (`compress.core.relevance`)."""
 
     def __len__(self) -> int:
         return len(self.rows)

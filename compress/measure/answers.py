@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import next_token
+from compress.core import next_token, tags
 from compress.core.errors import InputError
 from compress.core.files import check_plain
 from compress.core.label_sets import are_sets
@@ -39,9 +39,12 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
-    """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`."""
+    """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
+    words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
+    if preprocessor.per_token:
+        return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
     return logits
 
 
@@ -51,11 +54,11 @@ def not_finite(answers: Array) -> Array:
 
 
 def save_predictions(path: Path, logits: Array, labels: Array) -> None:
-    """Writes `logits` (float32 `[n, C]` or `[n, T, 2]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`, or bool `[n, C]`) to a
-    safetensors file."""
+    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]` or
+    `[n, C + W, 2]`, or bool `[n, C]`) to a safetensors file."""
     from safetensors.numpy import save_file
 
-    kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim == 2 else np.int64
+    kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim > 1 else np.int64
     stored = labels if are_sets(labels) else labels.astype(kind)
     save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}, path)
 

@@ -170,7 +170,7 @@ class Trial:
         apart, answers = np.zeros(len(self.rows)), []
         for numbers, expected, logits in self._pairs():
             apart[numbers] = self._apart(numbers, expected, logits)
-            answers.append((numbers, kept(self.prepared, [self.rows[number] for number in numbers], logits)))
+            answers.append((numbers, logits if self.read is None else self._kept(numbers, logits)))
         return float(apart.mean()), self._metric(gathered(answers, len(self.rows)))
 
     def metric_before(self) -> float | None:
@@ -178,16 +178,19 @@ class Trial:
         return None if self.labels is None else self._metric(self.answers)
 
     def _pairs(self) -> Iterator[tuple[list[int], Array, Array]]:
-        """Yields for each batch the numbers of its rows, the original logits and the current ones."""
+        """Yields for each batch the numbers of its rows, the original logits and the current ones, in the form of `answers` or `read`."""
         if self.read is None:
             for numbers, logits in _logits(self.model, self.prepared, self.rows):
-                yield numbers, self.answers[numbers], logits
+                yield numbers, self.answers[numbers], self._kept(numbers, logits)
             return
         batches = [numbers for numbers, _ in self.prepared.batches(self.rows, BATCH_SIZE)]
         for numbers in batches:
             with beside(self.model, self.read[numbers]):
                 ((order, both),) = _logits(self.model, self.prepared, [self.rows[number] for number in numbers])
             yield numbers, both[len(numbers) :], both[: len(numbers)][np.argsort(order)]
+
+    def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
+        return kept(self.prepared, [self.rows[number] for number in numbers], logits)
 
     def _metric(self, answers: Array) -> float:
 

@@ -10,6 +10,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
     micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.label_sets`
+    entity_f1, entity_precision and entity_recall of entities in texts: `compress.core.tags`
     perplexity and accuracy of the next token: `compress.core.next_token`
     ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, label_sets, next_token, relevance, vectors
+from compress.core import candidates, correlation, label_sets, next_token, relevance, tags, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -118,7 +119,10 @@ def spearman(x: Array, y: Array) -> float:
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
-    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; other predictions and labels as they are."""
+    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, with zeros;
+    other predictions and labels as they are."""
+    if tags.are_tags(labels):
+        return tags.entity_counts(answers, labels), np.zeros(len(labels), np.float32)
     if relevance.are_judged(labels) or candidates.are_candidates(labels):
         found = ranking.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
@@ -130,6 +134,11 @@ def _of_sets(figure: Callable[[Array, Array], float]) -> Callable[[Array, Array]
     return lambda logits, labels: figure(logits > 0, labels)
 
 
+def _of_entities(figure: Callable[[Array], float]) -> Callable[[Array, Array], float]:
+    """Returns a figure of the counts of entities as one of tags, or of the counts that `as_values` made of them."""
+    return lambda answers, labels: figure(tags.entity_counts(answers, labels) if tags.are_tags(labels) else answers)
+
+
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "f1": Metric(f1, is_share=True),
@@ -137,6 +146,9 @@ METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
     "macro_f1": Metric(_of_sets(label_sets.macro_f1), is_share=True),
     "exact_match": Metric(_of_sets(label_sets.exact_match), is_share=True),
+    "entity_f1": Metric(_of_entities(tags.f1), is_share=True),
+    "entity_precision": Metric(_of_entities(tags.precision), is_share=True),
+    "entity_recall": Metric(_of_entities(tags.recall), is_share=True),
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),

@@ -109,6 +109,8 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
     if TASKS[context.task].embeds:
         numbers = width_of(config)
+    if TASKS[context.task].tags:
+        numbers *= context.max_length
     images = TASKS[context.task].modality == "image"
     return Sizes(
         parameters=parameters,

@@ -270,6 +270,11 @@ class Preprocessor:
         return not self.labels
 
     @property
+    def per_token(self) -> bool:
+        """Whether the model has logits for every token of a row."""
+        return self.generates or self.response.startswith("entities")
+
+    @property
     def width(self) -> int:
         """Numbers that the model answers a row with: a logit for each label, or a vector; 0 for generation."""
         return self.dimensions or len(self.labels)

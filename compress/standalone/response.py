@@ -10,20 +10,41 @@ they have to be. It therefore needs only numpy (1 or 2).
              SCORE  FP32   [C]    their sigmoid scores; a label holds if its score is above 0.5
              LOGITS FP32   [C]    in the order of the model
     vector   VECTOR FP32   [D]
+    entities ENTITIES STRING [1]  a JSON list of {"entity": "PER", "start": 0, "end": 5, "score": 0.99, "text": "Alice"}: kind, place
+                                  in the given text in characters, mean score of its words, and what stands there
+             LOGITS FP32 [L, C]   of all tokens, padding included
+
+Entities are put together from tokens as the pipeline of Transformers does, by one of its strategies:
+
+    none     a list of all tokens that are not O, each with its whole tag
+    simple   tokens that follow each other with tags of one kind, where B begins a new entity
+    first    the same of words, whose tag is that of their first token; the default, as only first tokens are trained
+    average  of words, whose scores are the means of those of their tokens
+    max      of words, whose tag is that of their token with the highest score
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-LABEL, SCORE, LOGITS, VECTOR = "LABEL", "SCORE", "LOGITS", "VECTOR"
+LABEL, SCORE, LOGITS, VECTOR, ENTITIES = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES"
 STRING, FP32 = "STRING", "FP32"
+
+
+SCORE_DIFFERENCE = 1e-5
+"""How far a score may be from that of its logits: the server has another numpy."""
+
+
+Placed = tuple[str, tuple[tuple[int, int, int, bool], ...]]
+"""A text, and of each of its tokens that is not special: its place in the logits, the characters of the text from and to, and whether it
+goes on a word."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +55,7 @@ class Output:
     kind: str
     """STRING or FP32."""
     dims: tuple[int, ...]
-    """Its shape without the batch."""
+    """Its shape without the batch; -1 for the tokens of a request."""
 
 
 class Response(ABC):
@@ -48,13 +69,19 @@ class Response(ABC):
         """Returns the outputs of a model with so many logits, or numbers of a vector."""
 
     @abstractmethod
-    def of(self, logits: Array, labels: tuple[str, ...]) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
         """Returns the outputs by name, `[n, ...]`; strings are UTF-8 bytes in an array of objects.
 
         Args:
-            logits: What the engine computed, float32 `[n, C]`.
+            logits: What the engine computed, float32 `[n, C]`, or `[n, L, C]` of all tokens.
             labels: Names of the logits.
+            placed: For entities the texts.
         """
+
+    def differ(self, got: Array, expected: Array) -> Array:
+        """Returns which rows of an output are not as expected, bool `[n]`; scores may differ by `SCORE_DIFFERENCE`."""
+        apart = got != expected if expected.dtype == np.object_ else np.abs(got - expected) > SCORE_DIFFERENCE
+        return np.asarray(np.asarray(apart).reshape(len(expected), -1).any(axis=1))
 
 
 class Label(Response):
@@ -64,7 +91,7 @@ class Label(Response):
         """One label."""
         return Output(LABEL, STRING, (1,)), Output(SCORE, FP32, (1,)), Output(LOGITS, FP32, (width,))
 
-    def of(self, logits: Array, labels: tuple[str, ...]) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
         """The label with the largest logit and its softmax score; of a single logit its name and value."""
         _check(logits, labels)
         values = np.asarray(logits, dtype=np.float32)
@@ -83,7 +110,7 @@ class Labels(Response):
         """As many labels as there are."""
         return Output(LABEL, STRING, (width,)), Output(SCORE, FP32, (width,)), Output(LOGITS, FP32, (width,))
 
-    def of(self, logits: Array, labels: tuple[str, ...]) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
         """The labels by falling logits, ties by their ids, with 1 / (1 + exp(-logit))."""
         _check(logits, labels)
         values = np.asarray(logits, dtype=np.float32)
@@ -102,12 +129,127 @@ class Vector(Response):
         """One vector."""
         return (Output(VECTOR, FP32, (width,)),)
 
-    def of(self, logits: Array, labels: tuple[str, ...]) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
         """The vectors."""
         return {VECTOR: logits}
 
 
-RESPONSES: Mapping[str, Response] = {"label": Label(), "labels": Labels(), "vector": Vector()}
+class Entities(Response):
+    """The entities of each text.
+
+    Args:
+        strategy: How they are put together from tokens; see the top of this file.
+    """
+
+    def __init__(self, strategy: str) -> None:
+        self.strategy = strategy
+
+    def outputs(self, width: int) -> tuple[Output, ...]:
+        """One JSON list, and the logits of all tokens."""
+        return Output(ENTITIES, STRING, (1,)), Output(LOGITS, FP32, (-1, width))
+
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+        """The entities by their places."""
+        if logits.ndim != 3 or logits.shape[2] != len(labels) or len(placed) != len(logits):
+            raise ValueError(f"logits of shape {logits.shape} for {len(placed)} texts; [n, tokens, {len(labels)}] expected")
+        found = [entities(values, labels, row, self.strategy) for values, row in zip(logits, placed, strict=True)]
+        return {ENTITIES: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
+
+    def differ(self, got: Array, expected: Array) -> Array:
+        """Which rows have other entities, or scores that are further apart than `SCORE_DIFFERENCE`."""
+        if expected.dtype != np.object_:
+            return super().differ(got, expected)
+        pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1), strict=True)]
+        return np.array([not _same_entities(*pair) for pair in pairs], bool)
+
+
+def placed(prepared: Any, texts: Sequence[Any]) -> list[Placed]:
+    """Returns where the tokens of texts stand in them; an empty list where the response does not need that.
+
+    What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
+
+    Args:
+        prepared: The `Preprocessor`.
+        texts: The texts.
+    """
+    if not isinstance(RESPONSES[prepared.response], Entities):
+        return []
+    model = prepared.tokenizer.model
+    marked, unknown = bool(getattr(model, "continuing_subword_prefix", None)), getattr(model, "unk_token", None)
+    rows = prepared.tokenizer.encode_batch(list(texts))
+    return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows, strict=True)]
+
+
+def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[tuple[int, int, int, bool]]:
+    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask, strict=True)):
+        if special:
+            continue
+        goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
+        yield place, start, end, goes_on and token != unknown
+
+
+def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str) -> list[dict[str, Any]]:
+    """Returns the entities of one text, as `ENTITIES` has them.
+
+    Args:
+        logits: Of its tokens, float32 `[L, C]`.
+        labels: Names of the tags.
+        told: The text and the places of its tokens.
+        strategy: none, simple, first, average or max.
+    """
+    values = np.asarray(logits, np.float64)
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    scores = powers / powers.sum(axis=1, keepdims=True)
+    words: list[list[tuple[int, int, int, bool]]] = []
+    text, tokens = told
+    for token in tokens:
+        if token[3] and words and strategy in ("first", "average", "max"):
+            words[-1].append(token)
+        else:
+            words.append([token])
+    groups: list[tuple[str, list[float], int, int]] = []
+    for word in words:
+        of_word = _score_of_word(scores[[place for place, _, _, _ in word]], strategy)
+        name, score, start, end = labels[int(of_word.argmax())], float(of_word.max()), word[0][1], word[-1][2]
+        begins, kind = _parts(name)
+        if groups and strategy != "none" and not begins and groups[-1][0] == kind:
+            groups[-1] = (kind, [*groups[-1][1], score], groups[-1][2], end)
+        else:
+            groups.append((name if strategy == "none" else kind, [score], start, end))
+    return [
+        {"entity": kind, "start": start, "end": end, "score": round(sum(of) / len(of), 6), "text": text[start:end]}
+        for kind, of, start, end in groups
+        if kind != "O"
+    ]
+
+
+def _score_of_word(scores: Array, strategy: str) -> Array:
+    """Returns the scores of the tags of a word, float64 `[C]`, of those of its tokens `[k, C]`."""
+    if strategy == "average":
+        return np.asarray(scores.mean(axis=0))
+    return np.asarray(scores[scores.max(axis=1).argmax()] if strategy == "max" else scores[0])
+
+
+def _parts(name: str) -> tuple[bool, str]:
+    """Returns whether a tag begins an entity whatever stands before it, and its kind."""
+    prefix, dash, kind = name.partition("-")
+    return (prefix in "BSUW", kind) if dash and len(prefix) == 1 and prefix in "BIESLUMW" else (False, name)  # of every scheme
+
+
+def _same_entities(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    scores = [[one.pop("score") for one in of] for of in (got, expected)]
+    return got == expected and all(abs(a - b) <= SCORE_DIFFERENCE for a, b in zip(*scores, strict=True))
+
+
+STRATEGIES = ("first", "none", "simple", "average", "max")
+"""How entities are put together from tokens, the default first."""
+RESPONSES: Mapping[str, Response] = {
+    "label": Label(),
+    "labels": Labels(),
+    "vector": Vector(),
+    "entities": Entities(STRATEGIES[0]),
+    **{f"entities-{strategy}": Entities(strategy) for strategy in STRATEGIES[1:]},
+}
 """The forms, by the name in preprocess.json."""
 
 

@@ -64,9 +64,12 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
     if TASKS[context.task].embeds and prepared.width != theirs.width:
         given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
         raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
+    if TASKS[context.task].per_token and tokens_of(prepared) != tokens_of(theirs):
+        key = distillation.keys.teacher_key
+        raise InputError(f"{key}: the teacher has other tokens than the student, and answers for every one; give one with the same")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     # a process would cache its own rows alone, and a resumed training read those of the first one
-    cached = theirs.width if context.team.size == 1 else 0
+    cached = theirs.width if context.team.size == 1 and not TASKS[context.task].per_token else 0
     return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own)
 
 
@@ -100,7 +103,7 @@ class Distilled(nn.Module):
         teacher: The teacher; neither trained nor saved.
         task: The task.
         num_rows: Number of training rows.
-        num_logits: Number of logits of a row; 0 if they are too many to cache (generation).
+        num_logits: Number of logits of a row; 0 if they are too many to cache (an answer for every token).
         temperature: Temperature of both softmaxes.
         soft_weight: Weight of the teacher in the loss.
         rows: Training rows preprocessed for the teacher; None if teacher and student take the same features.

@@ -141,7 +141,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
 
     Returns:
         `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W]; the output is `logits` float32
-        [batch, num_labels], or [batch, sequence, vocabulary].
+        [batch, num_labels], or [batch, sequence, vocabulary or tags].
     """
     with _quiet(), torch.no_grad():
         model = _load(checkpoint, preprocessor.task)
@@ -156,7 +156,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             wrapper, example = _Image(model), (torch.zeros(2, *preprocessor.steps.shape),)
         with nullcontext() if preprocessor.modality == "text" else _without_masks():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
-    return save(_tidy(graph, axes, axes if preprocessor.generates else axes[:1]), out)
+    return save(_tidy(graph, axes, axes if preprocessor.per_token else axes[:1]), out)
 
 
 def save(model: onnx.ModelProto, out: Path) -> Path:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone.response import RESPONSES
+from compress.standalone.response import RESPONSES, placed
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
@@ -98,6 +99,23 @@ def test_regression_answers_the_value(serve):
     [response] = serve(prepared, tiny.TEXTS).execute([request("a fine film")])
     assert response.tensors["LABEL"].tolist() == [[b"score"]]
     assert response.tensors["SCORE"][0, 0] == response.tensors["LOGITS"][0, 0]
+
+
+def test_logits_of_all_tokens_come_with_the_entities_of_each_row(serve):
+    prepared = replace(tiny.text_preprocessor(), labels=("O", "B-A", "I-A"), response="entities")
+    rows = ["a fine film", "a very long and dull film and a very fine one"]  # of two lengths in one request
+    long, short = serve(prepared, rows[:1]).execute([request(*rows), request(rows[0])])
+    for response, found in ((long, rows), (short, rows[:1])):
+        assert response.error is None
+        logits = response.tensors["LOGITS"]
+        assert logits.shape == (len(found), 16 if len(found) > 1 else 8, 3)
+        for row, values in zip(found, logits, strict=True):
+            [alone] = tiny.expected(prepared, [row])
+            np.testing.assert_allclose(values[: len(alone)], alone, atol=1e-6)
+            assert not values[len(alone) :].any()
+        wanted = RESPONSES["entities"].of(logits, prepared.labels, placed(prepared, found))["ENTITIES"]
+        assert response.tensors["ENTITIES"].tolist() == wanted.tolist()
+        assert any(json.loads(row[0]) for row in wanted.tolist())
 
 
 def test_a_bad_row_is_an_error_of_its_own_request(serve):

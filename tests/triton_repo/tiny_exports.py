@@ -57,7 +57,7 @@ def image_preprocessor(**changes) -> Preprocessor:
 
 
 def network(preprocessor: Preprocessor) -> openvino.Model:
-    """Text: the sum of a random vector for every token that is no padding. Images: the mean of each channel."""
+    """Text: the sum of a random vector for every token that is no padding, or each of them. Images: the mean of each channel."""
     classes = len(preprocessor.labels)
     if preprocessor.modality == "image":
         pixels = ops.parameter([-1, 3, SIDE, SIDE], np.float32, name="pixel_values")
@@ -67,7 +67,9 @@ def network(preprocessor: Preprocessor) -> openvino.Model:
         table = np.random.default_rng(0).standard_normal((len(WORDS), classes)).astype(np.float32)
         vectors = ops.gather(ops.constant(table), inputs[0], ops.constant(0))
         mask = ops.unsqueeze(ops.convert(inputs[1], "f32"), ops.constant(2))
-        logits = ops.reduce_sum(ops.multiply(vectors, mask), ops.constant([1]), False)
+        logits = ops.multiply(vectors, mask)
+        if not preprocessor.per_token:
+            logits = ops.reduce_sum(logits, ops.constant([1]), False)
     for value in inputs:
         value.output(0).get_tensor().set_names({value.friendly_name})
     return openvino.Model([ops.result(logits)], inputs, "tiny")

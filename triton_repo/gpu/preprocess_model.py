@@ -50,6 +50,7 @@ class TritonPythonModel:
 
     def _shortened(self, row: int, text: Any) -> Any:
         """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
+        assert self.long_texts is not None, "a model of texts has a tokenizer"
         try:
             return self.long_texts.shortened(text)
         except ValueError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compress.answers.table import ANSWERS, answer_of
-from compress.core import vectors
+from compress.core import tags, vectors
 from compress.core.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +23,10 @@ def predictions(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     if kind == "tokens":
         ids = random.integers(0, 9, (N, 5))
         return np.stack([random.random((N, 5)), ids], axis=-1).astype(np.float32), np.zeros((N, 5), np.int32)
+    if kind == "tags":
+        names = ("O", "B-A", "I-A", "B-B")
+        words = [np.arange(1, 4)] * N
+        return random.normal(size=(N, 3, 4)).astype(np.float32), tags.labels_of([["O"] * 3] * N, words, names)
     made = random.normal(size=(N, {"value": 1}.get(kind, 4))).astype(np.float32)
     if kind == "labels":
         return made, random.random((N, 4)) < 0.5
@@ -45,7 +49,7 @@ def test_equal_predictions_do_not_differ_and_others_do(kind: str) -> None:
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_distances_are_0_for_equal_logits_only(kind: str) -> None:
     random = np.random.default_rng(0)
-    one, other = (random.normal(size=(N, 3, 7) if kind == "tokens" else (N, 1 if kind == "value" else 7)) for _ in range(2))
+    one, other = (random.normal(size=(N, 3, 7) if kind in ("tokens", "tags") else (N, 1 if kind == "value" else 7)) for _ in range(2))
     assert ANSWERS[kind].distances(one, one) == pytest.approx(np.zeros(N))
     assert (ANSWERS[kind].distances(one, other) > 0).all()
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import correlation
+from compress.core import correlation, tags
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -73,6 +73,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
         integers = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
         cases = {answer: (np.zeros(answers, np.float32), np.zeros(labels, np.int64)) for answer, (answers, labels) in integers.items()}
         cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
+        cases["labels"] = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
+        cases["tags"] = np.ones((2, 4, 3), np.float32), tags.labels_of([["O"]] * 2, [np.array([1])] * 2, ("O", "B-A", "I-A"))
         if TASKS[task].searches:
             cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
             cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])

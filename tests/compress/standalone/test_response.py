@@ -50,12 +50,13 @@ def test_all_labels_come_with_their_sigmoids_the_likeliest_first(rows: list[list
 
 @pytest.mark.parametrize("form", RESPONSES)
 def test_outputs_are_as_announced(form: str) -> None:
-    logits = np.zeros((4, 3), np.float32)
-    found = RESPONSES[form].of(logits, NAMES)
+    tokens = form.startswith("entities")
+    logits = np.zeros((4, 5, 3) if tokens else (4, 3), np.float32)
+    found = RESPONSES[form].of(logits, NAMES, [("a", ((1, 0, 1, False),))] * 4 if tokens else ())
     announced = RESPONSES[form].outputs(3)
     assert [output.name for output in announced] == list(found)
     for output in announced:
-        assert found[output.name].shape == (4, *output.dims)
+        assert found[output.name].shape == (4, *(5 if axis < 0 else axis for axis in output.dims))
         assert found[output.name].dtype == (np.object_ if output.kind == STRING else np.float32)
     assert found[RESPONSES[form].RAW] is logits
 

@@ -1,0 +1,103 @@
+"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`compress.core.tags`).
+
+Tags keep the names and ids of a model, or of a data set that numbers them; else they are O, and B and I of each kind of entity of the train
+split, by name. A model without B, or with E and S, gets its own tags.
+
+Words behind `data.max_length` tokens are cut off: nothing is learned from them, and they count as O. The log says how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from compress.core.errors import InputError
+from compress.core.files import local
+from compress.core.shown import shown
+from compress.core.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
+from compress.core.tasks import Task
+from compress.data.config import DataConfig
+from compress.data.sources import Source, read_sources
+from compress.data.splits import Data, Split, divide, hold_out
+from compress.models.config import NO_TOKENIZER
+from compress.models.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
+
+HOLD_OUT_SHARE = 0.2
+CHUNK = 1024
+Log = Callable[[str], None]
+
+
+def load_tagged(
+    config: DataConfig, task: Task, label_names: tuple[str, ...] | None, tokenizer: str | TrainTokenizer | None, log: Log
+) -> Data:
+    """Reads the data of a recipe whose words have tags.
+
+    Args:
+        config: The data section.
+        task: A task that tags words.
+        label_names: Names of the tags by id if the model determines them; None takes them from the data.
+        tokenizer: Hub id or folder of a tokenizer (or of a model), or the settings to train one.
+        log: Receives messages about what was found and decided.
+
+    Raises:
+        InputError: The files cannot be read, or there is a kind of entity that the model does not know.
+    """
+    if tokenizer is None:
+        raise InputError(NO_TOKENIZER)
+    sources = {name: [_filled(source, log) for source in found] for name, found in read_sources(config, task, log).items()}
+    names = label_names or _names(sources["train"])
+    if names.count(OUTSIDE) != 1:
+        raise InputError(f"{'model' if label_names else 'data'}: the tags are {', '.join(names)}; one of them has to be {OUTSIDE}")
+    texts = [row for source in sources["train"] for row in source.rows if isinstance(row, str)]
+    trained = train_bpe(texts, tokenizer.vocab_size, pads=True) if isinstance(tokenizer, TrainTokenizer) else None
+    engine = trained.tokenizer if trained is not None else load_tokenizer(str(tokenizer)).backend_tokenizer
+    engine.no_padding()
+    engine.enable_truncation(config.max_length)
+    splits = {name: _split(name, found, names, engine, config.max_length, log) for name, found in sources.items()}
+    if list(splits) == ["train"] and local(config.path, "data.path").is_file():
+        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
+        count = len(splits["test"])
+        log(f"data: {config.path} is a single file; {count} of its sentences, chosen by content hash, become the test split")
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    return replace(data, tokenizer=trained)
+
+
+def _filled(source: Source, log: Log) -> Source:
+    """Returns a source without its empty sentences."""
+    kept = [number for number, row in enumerate(source.rows) if row]
+    if len(kept) < len(source.rows):
+        log(f"data: {source.name}: {len(source.rows) - len(kept)} sentences without a word are left out")
+    rows, labels, places = ([column[number] for number in kept] for column in (source.rows, source.labels, source.places))
+    return replace(source, rows=rows, labels=labels, places=places)
+
+
+def _names(sources: Sequence[Source]) -> tuple[str, ...]:
+    own = {source.label_names for source in sources}
+    if len(own) == 1 and own != {()}:
+        return own.pop()
+    kinds = sorted({kind for source in sources for label in source.labels for _, _, kind in label.spans})
+    if not kinds:
+        raise InputError(f"{sources[0].name}: no entity in the train split; tags such as B-PER and I-PER are needed")
+    return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+
+
+def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine: Tokenizer, max_length: int, log: Log) -> Split:
+    tags: list[list[str]] = []
+    for source in sources:
+        for number, (words, spans) in enumerate(source.labels):
+            try:
+                tags.append(tags_of(spans, words, names))
+            except KeyError as error:
+                allowed = f"the tags are for {', '.join(kinds_of(names))}"
+                raise InputError(f"{source.place(number)}: an entity of the kind {shown(error.args[0])}; {allowed}") from error
+    rows: list[Any] = [row for source in sources for row in source.rows]
+    pieces = [row for start in range(0, len(rows), CHUNK) for row in first_pieces(engine, rows[start : start + CHUNK])]
+    words, lost = sum(map(len, pieces)), sum(int(np.sum(row == NO_PIECE)) for row in pieces)
+    found = sum(len(label.spans) for source in sources for label in source.labels)
+    cut = f"; {lost} words have no token within data.max_length ({max_length}): not learned, counted as {OUTSIDE}" if lost else ""
+    log(f"data: {name}: {len(rows)} sentences, {words} words, {found} entities{cut}")
+    return Split(rows, labels_of(tags, pieces, names))

@@ -1,0 +1,30 @@
+"""Flips of tags: one for each word whose tag changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.core.tags import NO_WORD, OUTSIDE, choices
+from compress.data.splits import Data
+
+
+@dataclass(frozen=True)
+class TagFlips:
+    """Describes the flip of the tag of one word."""
+
+    data: Data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the tag of each word, `NO_WORD` behind the last one [n, L]."""
+        return choices(logits)
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns the word, its tags and the true one, and the sentence; a word without a token is O."""
+        (row, position), text = place, str(self.data.evaluation.rows[place[0]])
+        names = dict(enumerate(self.data.labels)) | {NO_WORD: OUTSIDE}
+        label = names[int(labels[row, len(self.data.labels) + position, 0])]
+        said = {"before": names[before], "after": names[after], "label": label}
+        return {"position": position + 1, "of": text.split(" ")[position], **said, "input": text}
