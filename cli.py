@@ -14,10 +14,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from compress.commands import launch
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
-from compress.machine import launch
 from compress.machine.faults import fault_of, line_of
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 from triton_repo.load.settings import Load

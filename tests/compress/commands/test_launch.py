@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from compress.commands import launch
+from compress.commands.launch import first_host, from_slurm, start
 from compress.core.errors import InputError
-from compress.machine import launch
-from compress.machine.launch import first_host, from_slurm, start
 
 STEP = {
     "SLURM_PROCID": "3",
