@@ -10,12 +10,11 @@ others take part in the stages that train in parallel and wait during all other 
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
     dropout   independent in every process, seeded by (seed, rank)
 
-    ddp    Every process holds the model and the optimizer; gradients are summed after backward by a bucketed all-reduce. We do not use
-           DistributedDataParallel: it expects one forward of one module before each backward, divides by the number of processes, and
-           hides the model behind a wrapper, while distillation calls a student twice, trains extra projections, and leaves some parts
-           unused. The cost: communication does not overlap with backward.
+    ddp    Every process holds the model and the optimizer; gradients are summed while backward runs (`DistributedDataParallel` around the
+           whole step, see `compress.training.engine`).
     fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
+           Scalars, such as a learned scale, cannot be sharded and stay whole.
 
 Not supported: tensor and pipeline parallelism.
 """
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
 """Timeout of a collective: process 0 may export and serve for hours while the others wait."""
-BUCKET_BYTES = 2**25
 T = TypeVar("T")
 
 
@@ -161,40 +159,6 @@ class Team:
             _copy_from_first(whole)
             value.copy_(whole)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sums the gradients over all processes, in place; fully_shard has already summed the gradients of sharded parameters.
-
-        A parameter without a gradient in any process still has none afterwards, so the optimizer skips it, as in a single process.
-        """
-        if self.size == 1:
-            return
-        import torch
-        from torch.distributed.tensor import DTensor
-
-        plain = [parameter for parameter in parameters if parameter.requires_grad and not isinstance(parameter, DTensor)]
-        counts = self.total([float(parameter.grad is not None) for parameter in plain])
-        bucket: list[Tensor] = []
-        for parameter, count in zip(plain, counts, strict=True):
-            if not count:
-                continue
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.grad.dtype, parameter.grad.device)
-            if not alike or sum(grad.nbytes for grad in bucket) >= BUCKET_BYTES:
-                self._sum_bucket(bucket)
-                bucket = []
-            bucket.append(parameter.grad)
-        self._sum_bucket(bucket)
-
-    def _sum_bucket(self, gradients: Sequence[Tensor]) -> None:
-        import torch
-
-        if not gradients:
-            return
-        whole = self.add(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        parts = torch.split_with_sizes(whole, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-
 
 ALONE = Team()
 
@@ -252,10 +216,15 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module]) -> nn.Module:
         model: The same weights in all processes, on any device.
         blocks: The modules to gather one at a time.
     """
+    import torch
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
+    for scalar in scalars:
+        scalar.data = scalar.data.to(device)
     for module in (*blocks, model):
-        fully_shard(module)
+        fully_shard(module, ignored_params=scalars)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports
@@ -305,6 +274,12 @@ def unshard(model: nn.Module, plain: nn.Module) -> None:
     model.__dict__ = plain.__dict__
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds only a shard of a tensor."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # without it there are none, and importing it takes a second
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
 def full(tensor: Tensor) -> Tensor:
     """Returns the whole tensor; for a sharded tensor all processes must call it."""
     from torch.distributed.tensor import DTensor
@@ -322,7 +297,7 @@ def sharded_like(reference: Tensor, whole: Tensor) -> Tensor:
     if not isinstance(reference, DTensor) or reference.shape != whole.shape:
         return whole
     mesh = reference.device_mesh
-    return distribute_tensor(whole.to(mesh.device_type), mesh, reference.placements, src_data_rank=None)
+    return distribute_tensor(whole.to(mesh.device_type), mesh, reference.placements, src_data_rank=None).to(reference.device)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

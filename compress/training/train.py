@@ -39,6 +39,7 @@ from compress.models.forward import device_of
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
+from compress.training.engine import Engine
 from compress.training.kept_zeros import NOTE, zeros_held
 from compress.training.lora import Lora, adapted
 from compress.training.precision import autocast_dtype, dtype_for
@@ -275,7 +276,7 @@ class _Loop:
 
     def __init__(self, model: nn.Module, objective: Objective, trained: nn.Module, training: Training) -> None:
         config, label, team = training.config, training.label, training.team
-        self.model, self.objective, self.trained, self.config, self.team = model, objective, trained, config, team
+        self.model, self.trained, self.config, self.team = model, trained, config, team
         self.seed, self.select, self.label = training.seed, training.select, label
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
@@ -291,6 +292,7 @@ class _Loop:
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
+        self.engine = Engine(objective, model, trained, team)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.keeps_best = config.keep == "best" and self.select is not None
@@ -332,12 +334,13 @@ class _Loop:
         for start in range(0, most, size):
             part = own[start : start + size]
             # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
-            for name, value in self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices)).items():
+            with self.engine.micro_batch(last=start + size >= most):
+                terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices))
+            for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
         for name, value in zip(sums, team.total(list(sums.values())), strict=True):
             self._check_finite(value, f"loss ({name})")
             self.sums[name] = self.sums.get(name, 0.0) + value
-        team.sum_gradients(self.trained.parameters())
         self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
@@ -357,7 +360,7 @@ class _Loop:
         features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
-            parts = self.objective(self.model, batch)
+            parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
         sums = sums if counts else 0.0 * sums

@@ -1,0 +1,113 @@
+"""How the gradients of one training are computed and summed over processes: torch's own engine, driven by whole steps.
+
+    ddp     `DistributedDataParallel` reduces a bucket of gradients as soon as they are complete, while backward goes on
+    fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes those of the next one; what it does not
+            shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
+
+`DistributedDataParallel` expects one forward of one module before each backward. A distillation runs its student more than once, trains
+projections along with it and leaves some parts unused. So we wrap not the model but the step: a module whose forward is the whole
+objective. The hooks sit where autograd adds up the gradient of a parameter, which happens once per backward however often the model
+ran. The model itself stays unwrapped: losses, captures and evaluation use it as before.
+
+    unused parameters   `find_unused_parameters` looks at the graph of the losses in every step, because phases of a distillation change
+                        which parts are used. A parameter without a gradient in all processes keeps none: the optimizer skips it, as in one
+                        process. The buckets are then never rebuilt, so a resumed training adds in the same order: bit-equal.
+    sum, not mean       losses are already divided by the rows of the whole batch; the hook `summed` replaces the division
+    frozen parts        (LoRA, teachers) have no hooks
+    micro-batches       accumulate without communication (`no_sync`, `set_requires_gradient_sync`) until the last one of a step. With fsdp2
+                        that holds the whole gradient.
+
+The composable `replicate` is not used: it hooks the forward of the model, which must then run exactly once per backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.machine.parallel import Team, is_sharded
+
+Objective = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+
+
+class WholeStep(nn.Module):
+    """A module whose forward is the whole objective.
+
+    Args:
+        objective: Returns the loss terms of a batch.
+        model: The first argument of the objective.
+        whole: The trained parameters that are not sharded; the only ones of this module.
+    """
+
+    def __init__(self, objective: Objective, model: nn.Module, whole: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.whole = nn.ParameterList(whole)
+        self.call = (objective, model)  # in a tuple, so that they are not submodules: sharded parameters must not be ours
+
+    def forward(self, batch: Any) -> Mapping[str, Tensor]:
+        """Returns the loss terms by name, float `[b]` each."""
+        objective, model = self.call
+        return objective(model, batch)
+
+
+class Engine:
+    """Runs the objective, and sums the gradients of all processes while backward runs.
+
+    Args:
+        objective: Returns the loss terms of a batch.
+        model: The model, sharded if the team shards.
+        trained: Model and objective, as far as they are trained.
+        team: The training processes.
+    """
+
+    def __init__(self, objective: Objective, model: nn.Module, trained: nn.Module, team: Team) -> None:
+        whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
+        self.step = WholeStep(objective, model, whole)
+        self.sharded: Any = model if team.shards else None
+        self.reduced = _reduced(self.step) if team.size > 1 and whole else None
+
+    def __call__(self, batch: Any) -> Mapping[str, Tensor]:
+        """Returns the loss terms of a batch by name, float `[b]` each; call it and backward within `micro_batch`."""
+        terms: Mapping[str, Tensor] = (self.reduced or self.step)(batch)
+        return terms
+
+    @contextmanager
+    def micro_batch(self, last: bool) -> Iterator[None]:
+        """Within the block, forward and backward of one micro-batch take place.
+
+        Args:
+            last: Whether it is the last one of the step: its backward sums the accumulated gradients over all processes.
+        """
+        with ExitStack() as stack:
+            if self.reduced is not None and not last:
+                stack.enter_context(self.reduced.no_sync())
+            if self.sharded is not None:
+                self.sharded.set_requires_gradient_sync(last)
+            yield
+
+
+def _reduced(step: nn.Module) -> nn.parallel.DistributedDataParallel:
+    """Returns the step in `DistributedDataParallel`, which sums gradients; its weights must be equal in all processes."""
+    reduced = nn.parallel.DistributedDataParallel(
+        step,
+        init_sync=False,  # `Team.align` has copied the weights
+        forward_sync_buffers=False,  # the first process saves its own, as it did before
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+    )
+    # a lambda, because DDP compares annotations of a hook with classes, and ours are strings
+    reduced.register_comm_hook(None, lambda _, bucket: summed(bucket.buffer()))  # type: ignore[no-untyped-call]
+    return reduced
+
+
+def summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """Starts to sum a bucket of gradients over all processes, in place: the sum, where `DistributedDataParallel` would take the mean."""
+    import torch.distributed as dist
+
+    work: Any = dist.all_reduce(gradients, async_op=True)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
