@@ -65,7 +65,7 @@ def gradients(team: Team) -> dict[str, Tensor]:
     """
     body, twice, x_bI = setting()
     if team.shards:
-        shard(body, body.blocks, team.offload)
+        shard(body, body.blocks)
     trained = nn.ModuleList([body, twice])
     engine = Engine(twice, body, trained, team)
     during: list[int] = []
@@ -102,7 +102,6 @@ def together(folder: Path) -> None:
     plans: Mapping[str, Callable[[Team], Team]] = {
         "ddp": lambda team: team,
         "fsdp2": lambda team: replace(team, strategy="fsdp2"),
-        "offload": lambda team: replace(team, strategy="fsdp2", offload=True),
     }
     with joined() as team:
         found = {name: gradients(plan(team)) for name, plan in plans.items()}
