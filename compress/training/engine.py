@@ -100,7 +100,7 @@ def _reduced(step: nn.Module) -> nn.parallel.DistributedDataParallel:
         gradient_as_bucket_view=True,
     )
     # a lambda, because DDP compares annotations of a hook with classes, and ours are strings
-    reduced.register_comm_hook(None, lambda _, bucket: summed(bucket.buffer()))  # type: ignore[no-untyped-call]
+    reduced.register_comm_hook(None, lambda _, bucket: summed(bucket.buffer()))
     return reduced
 
 
