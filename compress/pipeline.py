@@ -33,6 +33,7 @@ from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
+from compress.data.resemblance import unlike
 from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
@@ -114,6 +115,8 @@ def run(
         context = prepare(recipe, folder, progress, team, judge)
         if judge == "selection":
             progress.warn(UNSEEN)
+        if (difference := unlike(context.data)) is not None:
+            progress.warn(difference)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state = RunState()
         for step in steps:

@@ -25,6 +25,7 @@ from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.yaml_file import parse_yaml
+from compress.data.resemblance import unlike
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, dump
 from compress.search import document
@@ -71,6 +72,8 @@ def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress
     setup = Setup.of(recipe, folder, progress)
     open_folder(setup)
     progress.file = folder / LOG
+    if (difference := unlike(setup.data)) is not None:
+        progress.warn(difference)
     study = Study(folder, recipe, setup.knobs, setup.metric.higher_is_better)
     for rung, absent in rungs_of(setup).items():
         progress.log(f"rung {rung.NAME}: {rung.ABOUT}" + (f"; left out: {absent}" if absent else ""))
