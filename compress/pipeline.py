@@ -113,10 +113,9 @@ def run(
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team, judge)
-        if judge == "selection":
-            progress.warn(UNSEEN)
-        if (difference := unlike(context.data)) is not None:
-            progress.warn(difference)
+        for warning in (UNSEEN if judge == "selection" else None, unlike(context.data)):
+            if warning is not None:
+                progress.warn(warning)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state = RunState()
         for step in steps:

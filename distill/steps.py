@@ -36,6 +36,7 @@ from compress.training.finetune import trained_here
 from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
 from compress.training.selection import EVALUATION_BATCH, answered, judged_by
+from compress.training.teacher_logits import teacher_logits
 from distill.capture import Capture, Wanted
 from distill.ensemble import shares
 from distill.losses.loss import Shape
@@ -45,7 +46,7 @@ from distill.on_policy import Sampling
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
-from distill.teacher import CACHE_BYTES, Pair, Teacher, about, cached_logits, freeze, match_inputs
+from distill.teacher import CACHE_BYTES, Pair, Teacher, about, freeze, match_inputs
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,4 @@ class Steps:
         stage, context = self.stage, self.context
         for teacher, artifact in zip(teachers, context.teachers, strict=True):
             identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
-            teacher.logits = cached_logits(
-                teacher.capture.model, teacher.rows, identity, context.scratch, context.progress, stage.id or stage.NAME, context.team
-            )
+            teacher.logits = teacher_logits(teacher.capture.model, teacher.rows, identity, context, stage.id or stage.NAME)

@@ -1,17 +1,16 @@
 """The teacher: frozen, in evaluation mode, and run as rarely as possible.
 
-If all losses need only logits, these are computed once for all training rows and cached in a file in the stage's scratch folder, named by
-everything they depend on; a resumed training reads the same bits. If a loss needs hidden states or attention, the teacher runs on every
-batch, without gradient. A teacher with a different tokenizer gets the rows in its own tokens, which is sufficient for losses on logits.
+If all losses need only logits, these are computed once for all training rows (`compress.training.teacher_logits`). If a loss needs hidden
+states or attention, the teacher runs on every batch, without gradient. A teacher with a different tokenizer gets the rows in its own
+tokens, which is sufficient for losses on logits.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,14 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import digest, writing
 from compress.core.errors import InputError
-from compress.core.progress import Progress
-from compress.machine.parallel import ALONE, Team, without_gradients
-from compress.models.forward import device_of, forward
+from compress.models.forward import on_device
 from compress.models.origin import Origin
 from compress.training.distilled import tokens_of
-from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.rows import CHUNK, Rows
 from compress.training.train import Batch
 from distill.capture import Capture, Captured, Wanted
@@ -37,13 +32,11 @@ if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
 
 FITTING = "; give a model that was trained for this task and these labels"
-BATCH_SIZE = 64
 CACHE_BYTES = 2**30
 """Logits are cached up to this size; beyond it the teacher runs on every batch."""
 PROBED_IMAGES = 64
 NOTHING = Captured(torch.empty(0))
 """The result for a model of which nothing is to be captured; it did not run."""
-FILE = "logits.safetensors"
 
 
 @dataclass
@@ -186,55 +179,3 @@ def _id_map(source: Preprocessor, target: Preprocessor) -> NDArray[np.int64]:
 def _equal(ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]) -> dict[str, bool]:
     """Returns for each input name whether both sides have it, with equal values."""
     return {name: name in ours and name in theirs and np.array_equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys()}
-
-
-def cached_logits(
-    model: nn.Module, rows: Rows, identity: Mapping[str, Any], scratch: Path, progress: Progress, label: str, team: Team = ALONE
-) -> Tensor:
-    """Returns a model's logits for all rows, float32 `[n, C]` on the CPU; reads them from `scratch` if they are cached.
-
-    Args:
-        model: The teacher, on its device.
-        rows: The training rows as inputs of the teacher.
-        identity: What the logits depend on: digests of the teacher and of the rows (JSON types).
-        scratch: Scratch folder of the stage.
-        progress: Log and progress bar.
-        label: Label of the bar.
-        team: The processes that share the work: each computes every `size`-th batch; the first one writes.
-    """
-    from safetensors.torch import load_file, save_file
-
-    device = device_of(model)
-    few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
-    autocast = autocast_dtype(device)
-    if not team.shards:  # one process alone cannot run a sharded model
-        autocast = dtype_for(model, few, autocast, label, progress)
-    identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    folder = scratch / f"teacher-{digest(identity)[:16]}"
-    if team.broadcast((folder / FILE).exists()):
-        progress.log(f"  {label}: reading cached teacher logits from {folder}")
-        return dict(team.spread(load_file(folder / FILE) if team.is_first else {}))["logits"]
-    order = np.argsort(-rows.lengths, kind="stable")
-    all_logits: Tensor | None = None
-    with without_gradients(model), progress.bar(f"{label}: teacher", len(order)) as advance:
-        for start in range(BATCH_SIZE * team.rank, len(order) + BATCH_SIZE * team.rank, BATCH_SIZE * team.size):
-            mine = order[start : start + BATCH_SIZE]
-            indices = mine if len(mine) else order[:1]  # a sharded model runs only if all processes run it together
-            with torch.autocast(device.type, torch.bfloat16) if autocast == torch.bfloat16 else nullcontext():
-                logits = forward(model, on_device(rows.batch(indices), device)).cpu()
-            all_logits = torch.zeros(len(order), logits.shape[1]) if all_logits is None else all_logits
-            if len(mine):
-                all_logits[torch.from_numpy(indices)] = logits
-            advance(min(BATCH_SIZE * team.size, len(order) - start + BATCH_SIZE * team.rank))
-    assert all_logits is not None, "no rows"
-    team.add(all_logits)
-    if not team.is_first:
-        return all_logits
-    with writing(folder) as temporary:
-        save_file({"logits": all_logits}, temporary / FILE)
-    return all_logits
-
-
-def on_device(features: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Returns the features on a device."""
-    return {name: value.to(device, non_blocking=True) for name, value in features.items()}

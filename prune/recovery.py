@@ -192,7 +192,9 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
             judged = judged_by(context, teacher, teacher_rows) if finetuned_elsewhere else context
             if settings.distill:
                 origin = job.origin if same_shape(read_config(source, "model.path"), teacher.config) else None
-                distillation = Distillation(settings, job.keys, model, source, student_rows, teacher, teacher_rows, origin)
+                # less than an epoch does not need all of them, and hidden states come with logits
+                known = context.teacher.digest if settings.epochs >= 1 and not settings.hidden_weight else None
+                distillation = Distillation(settings, job.keys, model, source, student_rows, teacher, teacher_rows, origin, known)
                 objective = distillation_objective(distillation, replace(context, scratch=job.scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)

@@ -28,3 +28,8 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
 def device_of(model: nn.Module) -> torch.device:
     """Returns the device of the first parameter."""
     return next(model.parameters()).device
+
+
+def on_device(features: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Returns the features on a device."""
+    return {name: value.to(device, non_blocking=True) for name, value in features.items()}

@@ -56,6 +56,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         progress=progress,
         goals=recipe.goals,
         scratch=folder / "stages" / ".scratch",
+        shared=folder / "stages",
         losses=Injected(),
         team=team,
         fingerprint=environment.fingerprint(),

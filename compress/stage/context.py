@@ -95,6 +95,8 @@ class Context:
     """Distillation losses by name; None outside a run."""
     team: Team = ALONE
     """The processes that run this stage."""
+    shared: Path | None = None
+    """Folder `stages` of the run, for what several stages, and all runs that share the store, compute alike; None outside a run."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 

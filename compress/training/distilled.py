@@ -25,13 +25,15 @@ from compress.stage.distillation import Distillation, DistillationSettings, Sett
 from compress.standalone.preprocess import Preprocessor
 from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
+from compress.training.teacher_logits import teacher_logits
 from compress.training.train import Batch
 
 TEMPERATURE = 2.0
 
 
 CACHE_BYTES = 2**26
-"""Teacher logits up to this size are cached and saved with every checkpoint; larger ones are recomputed in every epoch."""
+"""Teacher logits up to this size are cached; larger ones are recomputed in every epoch. Those of part of the rows are saved with every
+checkpoint."""
 
 
 def check_distillation(settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
@@ -68,9 +70,18 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         key = distillation.keys.teacher_key
         raise InputError(f"{key}: the teacher has other tokens than the student, and answers for every one; give one with the same")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
-    # a process would cache its own rows alone, and a resumed training read those of the first one
-    cached = theirs.width if context.team.size == 1 and not TASKS[context.task].per_token else 0
-    return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own)
+    logits, cached = None, 0 if TASKS[context.task].per_token else theirs.width
+    if distillation.teacher_id is not None and _fits(len(rows), cached):
+        identity = {"teacher": distillation.teacher_id, "rows": context.data.train.digest, "max_length": context.max_length}
+        inputs = own or Rows.prepare(rows, theirs)
+        logits = teacher_logits(distillation.teacher.eval(), inputs, identity, context, distillation.keys.stage)
+    elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read those of the first one
+        cached = 0
+    return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own, logits)
+
+
+def _fits(num_rows: int, num_logits: int) -> bool:
+    return 0 < num_rows * num_logits * 4 <= CACHE_BYTES
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
@@ -107,6 +118,7 @@ class Distilled(nn.Module):
         temperature: Temperature of both softmaxes.
         soft_weight: Weight of the teacher in the loss.
         rows: Training rows preprocessed for the teacher; None if teacher and student take the same features.
+        logits: The teacher's logits for all rows, float32 `[n, C]`, if they are known.
     """
 
     logits: Tensor | None
@@ -120,13 +132,14 @@ class Distilled(nn.Module):
         temperature: float,
         soft_weight: float,
         rows: Rows | None = None,
+        logits: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is not a submodule
         self.losses, self.temperature, self.soft_weight, self.rows = losses_of(task), temperature, soft_weight, rows
         # a buffer, so that a resumed training reads the same logits: recomputed in another batch they differ in the last bits
-        fits = 0 < num_rows * num_logits * 4 <= CACHE_BYTES
-        self.register_buffer("logits", torch.full((num_rows, num_logits), torch.nan) if fits else None)
+        unknown = torch.full((num_rows, num_logits), torch.nan) if logits is None and _fits(num_rows, num_logits) else None
+        self.register_buffer("logits", unknown if logits is None else logits, persistent=logits is None)
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss terms, float32 `[b]` each."""

@@ -26,13 +26,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.forward import device_of
+from compress.models.forward import device_of, on_device
 from compress.training.losses.table import losses_of
 from compress.training.rows import ByLength, Rows
 from distill.capture import Capture, Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.masking import Masking
-from distill.teacher import Pair, on_device
+from distill.teacher import Pair
 
 NEIGHBOURS = 256
 """How far away in the rows sorted by length a partner may be, to either side."""

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.core.errors import InputError
-from compress.models.forward import device_of
+from compress.models.forward import device_of, on_device
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
-from distill.teacher import Pair, on_device
+from distill.teacher import Pair
 
 MOST_ROWS = 10_000
 """Rows that the directions are computed from."""

@@ -188,7 +188,8 @@ def learn(
         objective = supervised(context.task)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
-            distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part)
+            known = context.teacher.digest if isinstance(teacher, Path) and context.teacher and settings.epochs >= 1 else None
+            distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part, known)
             objective = distillation_objective(distillation, context).to(computing_device())
         insert(model, scales, group, settings.scales, settings.scale_learning_rate)
         training = Training.of(

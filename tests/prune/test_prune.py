@@ -155,6 +155,23 @@ def test_a_kill_costs_no_finished_iteration_and_no_bit(
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
+def test_the_teacher_of_whole_epochs_runs_once_for_all_runs_of_a_store(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compress.training import teacher_logits as module
+    from compress.training.distilled import Distilled
+
+    context = replace(make_context(), shared=tmp_path / "run" / "stages")
+    stage = Prune(**{**QUICK, "recover": {**TRAINED, "epochs": 2}})
+    first, _ = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "first"), tmp_path / "a")
+    monkeypatch.setattr(module, "_computed", None)  # nothing is left to compute,
+    monkeypatch.setattr(Distilled, "features", None)  # in batches neither
+    again, _ = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "again"), tmp_path / "b")
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
+    with pytest.raises(TypeError):  # part of an epoch asks for the rows that it sees
+        pruned(Prune(**{**QUICK, "recover": TRAINED}), checkpoint("bert"), replace(context, scratch=tmp_path / "part"), tmp_path / "c")
+
+
 def test_a_vocabulary_of_which_too_little_is_left_is_refused(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
