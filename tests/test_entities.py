@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
@@ -24,6 +25,7 @@ from compress.pipeline import run
 from compress.recipe import check, read
 from compress.standalone.preprocess import Preprocessor
 from tests import entities, without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 from triton_repo.triton_repo import TritonRepo
@@ -88,6 +90,9 @@ def test_a_served_model_answers_with_entities(tmp_path: Path, monkeypatch: pytes
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
     assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
     assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
+    with serve(tmp_path / "run") as server:
+        _, answer = ask("docs/tutorials/entities.md", server, tmp_path)
+    assert "ENTITIES" in {output["name"] for output in json.loads(answer)["outputs"]}
 
 
 def test_a_head_that_is_kept_keeps_its_tags(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.api import serve
 from compress.commands.init import write_template
+from compress.commands.verify import verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
@@ -20,6 +22,7 @@ from compress.recipe import check, read
 from compress.standalone.preprocess import Preprocessor
 from compress.training.finetune import Finetune
 from tests import without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
@@ -79,6 +82,24 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     for line in lines:
         assert {line["before"], line["after"]} == {"yes", "no"}
         assert line["label"] == ("yes" if line["of"] in labels_of(line["input"]) else "no")
+
+
+@pytest.mark.slow
+def test_a_served_model_answers_with_every_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [
+        {"finetune": {"epochs": 8, "learning_rate": 3e-3}},
+        {"quantize": {"calibration": {"rows": 64}}},
+        {"export": {}},
+        {"triton_repo": {}},
+    ]
+    run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
+    assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
+    assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
+    with serve(tmp_path / "run") as server:
+        ask("docs/tutorials/multi-label.md", server, tmp_path)
+        ask("docs/tutorials/classifier.md", server, tmp_path)
 
 
 @pytest.mark.parametrize(

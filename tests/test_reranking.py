@@ -18,6 +18,7 @@ from compress.measure.ranking import figures
 from compress.pipeline import run
 from compress.recipe import check, read
 from tests import tiny_collection, without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
@@ -64,6 +65,7 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
             given.append(grpc.InferInput(name, [len(rows), 1], "BYTES"))
             given[-1].set_data_from_numpy(np.array([[row[place]] for row in rows], dtype=object))
         scores = client.infer("quantize-int8", given).as_numpy("SCORE")
+        ask("docs/tutorials/reranking.md", server, tmp_path)
     np.testing.assert_allclose(scores.reshape(-1), answers[: len(rows), 0], atol=1e-5)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from compress.api import verify
+from compress.api import serve, verify
 from compress.commands.init import write_template
 from compress.core import relevance
 from compress.core.errors import InputError
@@ -21,6 +21,7 @@ from compress.measure.ranking import figures
 from compress.pipeline import run
 from compress.recipe import check, read
 from tests import tiny_collection, tiny_embedding, without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
@@ -67,6 +68,8 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
     assert load_file(tmp_path / "run" / "golden.safetensors")["logits.quantize.onnxruntime"].shape == (64, tiny_embedding.WIDTH)
     assert engine.shape == served.shape
     verify(tmp_path / "run")
+    with serve(tmp_path / "run") as server:
+        ask("docs/tutorials/retrieval.md", server, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModel
 
+from compress.api import serve
 from compress.commands.init import write_template
 from compress.core import vectors
 from compress.core.errors import InputError
@@ -23,6 +24,7 @@ from compress.recipe import check, read
 from compress.training.finetune import Finetune
 from distill.distill import Distill
 from tests import tiny_embedding, without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
@@ -64,6 +66,8 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         "n": 80,
     }
     assert undocumented(report) == []
+    with serve(tmp_path / "run") as server:
+        ask("docs/tutorials/sentence-embedding.md", server, tmp_path)
     logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
     assert (logits.shape, labels.shape) == ((80, tiny_embedding.WIDTH), (80, 2))
     np.testing.assert_allclose(np.linalg.norm(logits, axis=1), 1, atol=1e-5)

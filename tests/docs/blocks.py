@@ -16,7 +16,7 @@ ELSEWHERE = ("python-api.md",)
 """Pages that a test of their own runs, with other settings: tests/test_python_api.py."""
 PAGES = [ROOT / "README.md", *sorted(page for page in ROOT.glob("docs/**/*.md") if page.name not in ELSEWHERE)]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
-_COMMENT = re.compile(r"<!-- not run: (?P<reason>[^>]+?) -->\s*\Z")
+_COMMENT = re.compile(r"<!-- (?P<kind>not run|run by): (?P<told>[^>]+?) -->\s*\Z")
 PROSE = ("text", "")
 """Languages of blocks that show output and are no code."""
 
@@ -34,6 +34,8 @@ class Block:
     body: str
     reason: str | None
     """Why it is not run; None where it is."""
+    runner: str | None = None
+    """The test that runs it, where the page alone cannot: a client of a server (`tests.docs.clients`)."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -59,7 +61,8 @@ def _blocks(page: Path) -> Iterator[Block]:
             info.split(" ")[0].split("{")[0],
             title[1] if title else None,
             body,
-            comment["reason"] if comment else None,
+            comment["told"] if comment and comment["kind"] == "not run" else None,
+            comment["told"] if comment and comment["kind"] == "run by" else None,
         )
 
 

@@ -44,6 +44,13 @@ def test_every_block_has_a_language_that_is_tested() -> None:
     assert unknown == []
 
 
+def test_blocks_that_another_test_runs_are_run_by_it() -> None:
+    run_elsewhere = [block for block in BLOCKS if block.runner is not None]
+    assert run_elsewhere
+    for block in run_elsewhere:
+        assert f'ask("{block.page}"' in (ROOT / str(block.runner)).read_text(encoding="utf-8"), f"{block}: {block.runner} does not run it"
+
+
 def test_blocks_that_are_not_run_say_why_and_are_few() -> None:
     left_out = [block for block in BLOCKS if block.reason is not None]
     for block in left_out:
@@ -76,7 +83,7 @@ def test_commands_exist_with_their_options(block: Block) -> None:
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"{block}: {line}"
         if words[0] != "compress":
-            assert block.reason is not None or words[0] in ("make", "."), f"{block}: {line}: only compress is run here"
+            assert block.reason or block.runner or words[0] in ("make", "."), f"{block}: {line}: only compress is run here"
             continue
         if words[1:] == ["--help"]:
             continue
@@ -101,7 +108,7 @@ class Page:
 
     def run(self) -> None:
         for block in blocks(self.page):
-            if block.reason is None:
+            if block.reason is None and block.runner is None:
                 {"yaml": self.write, "python": self.execute, "bash": self.call}.get(block.language, lambda block: None)(block)
 
     def write(self, block: Block) -> None:

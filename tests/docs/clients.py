@@ -1,0 +1,34 @@
+"""Clients that the documentation shows, asked of a running server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.blocks import ROOT, blocks
+from triton_repo.service import Service
+
+
+def ask(page: str, server: Service, folder: Path) -> list[str]:
+    """Runs every block of a page that is a client (`<!-- run by: TEST -->`) against a server.
+
+    Args:
+        page: Path below the root.
+        server: A running server; its addresses take the place of those that the page shows.
+        folder: Where the clients run.
+
+    Returns:
+        What each of them printed.
+    """
+    printed = []
+    for block in blocks(ROOT / page):
+        if block.runner is None:
+            continue
+        text = block.body.replace("127.0.0.1:8001", server.grpc_address).replace("127.0.0.1:8000", server.http_address)
+        command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"
+        printed.append(done.stdout)
+    assert printed, f"{page} has no client"
+    return printed
