@@ -25,7 +25,7 @@ from triton_repo.load.settings import Load
 
 SCHEMA = 1
 STANDARD_INPUT = "-"
-COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image"}
+COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image", "QUESTION": "question", "CONTEXT": "context"}
 """Column of each input where none is given."""
 SHARED = ("model", "row_bytes")
 """What is the same for each load."""
