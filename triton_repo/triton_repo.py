@@ -147,7 +147,8 @@ class TritonRepo(Stage):
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         task = TASKS[context.task]
         if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
-            given, answers = f"target.engines: {there[0]}" if there else "target.device: cuda", f"{task.answer.removesuffix('s')}s"
+            given = f"target.engines: {there[0]}" if there else "target.device: cuda"
+            answers = "tags" if task.tags else "spans" if task.finds_spans else "vectors"
             raise InputError(
                 f"{given} given; a repository for GPUs answers with labels, {context.task} with {answers}: serve it on the cpu, "
                 f"or leave out {self.id or self.NAME}"

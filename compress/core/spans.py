@@ -265,7 +265,8 @@ def best_threshold(answers: Array, labels: Array) -> tuple[float, float]:
     """Returns how much is best taken off the scores of no answer for the mean F1 of all questions, and that F1.
 
     Every question is decided by the lead of the score of no answer over that of its best span. With the leads in order, F1 of every
-    threshold between two of them is known from sums; the official script does the same. Of equal ones the nearest to 0 is taken.
+    threshold between two of them is known from sums; the official script does the same. Of equal ones 0 is taken, or else the nearest to
+    it.
     """
     found = questions(answers, labels)
     rows = [question.row for question in found]
@@ -281,6 +282,7 @@ def best_threshold(answers: Array, labels: Array) -> tuple[float, float]:
     totals = np.concatenate([[0], np.cumsum(with_span[order])]) + with_none.sum() - np.concatenate([[0], np.cumsum(with_none[order])])
     ordered = leads[order]
     can = np.concatenate([[True], ordered[:-1] < ordered[1:], [True]])  # equal leads are decided alike
-    best = np.flatnonzero(can & (totals >= totals[can].max() - 1e-9))
-    chosen = min(best.tolist(), key=lambda place: abs(at[place]))
-    return float(at[chosen]), float(totals[chosen] / len(rows))
+    now = int(np.searchsorted(ordered, 0.0, side="right"))
+    best = np.flatnonzero(can & (totals >= totals[can].max() - 1e-9)).tolist()
+    chosen = min(best, key=lambda place: abs(at[place]))
+    return (0.0 if now in best else float(at[chosen])), float(totals[chosen] / len(rows))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,15 +60,8 @@ class TokenPair:
         return max(len(self.source), len(self.target) + 1)
 
 
-class OfTokens(Protocol):
+class OfTokens(Sized, Protocol):
     """A row that knows its tokens: a window of a text (`windows.Window`)."""
-
-    def __len__(self) -> int:
-        """Returns the tokens of the text."""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """What a server is sent."""
 
     @staticmethod
     def tokens(rows: Sequence[Any], tokenizer: Any) -> list[NDArray[np.int32]]:
@@ -76,8 +69,7 @@ class OfTokens(Protocol):
 
 
 Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair | OfTokens
-"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L] (text-generation) or a pair of them (text-to-text), or a
-question with a window of its context."""
+"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L], a pair of such, or a window of a context."""
 
 
 class BadRow(ValueError):
@@ -475,8 +467,8 @@ def _own_tokens(rows: Sequence[Row], tokenizer: Any) -> list[NDArray[np.int32]]:
     for index, row in enumerate(rows):
         if isinstance(row, str | tuple | bytes | np.ndarray | TokenPair):
             raise BadRow(f"row {index}: {type(row).__name__} given; a question with a window of its context is allowed")
-    first: Any = rows[0] if rows else None
-    return [] if first is None else list(first.tokens(rows, tokenizer))
+    own: Any = rows[0] if rows else None
+    return [] if own is None else list(own.tokens(rows, tokenizer))
 
 
 def _inputs(ids: Sequence[int] | np.ndarray, types: Sequence[int] | None = None) -> NDArray[np.int32]:
