@@ -106,12 +106,13 @@ def test_regression_answers_the_value(serve):
 
 def test_a_question_is_answered_from_all_windows_of_its_context(serve):
     prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2, null_threshold=0.5)
-    contexts = ["a fine film", " ".join(["a very long and dull film"] * 20), "dull and fine " * 4]
+    contexts = [" ".join(["a very long and dull film"] * 20), "a fine film", "dull and fine " * 4]
     pairs = [("very fine", context) for context in contexts]
     windows = [Window.tokens(one.rows, prepared.tokenizer) for one in asked(prepared, pairs)]
-    assert [len(one) for one in windows] == [1, 14, 2]
-    model = serve(prepared, [asked(prepared, pairs[:1])[0].rows[0]], batch_sizes=(1,))
-    model.most_rows = 4  # windows of one request exceed it
+    assert [len(one) for one in windows] == [14, 1, 2]
+    model = serve(prepared, list(asked(prepared, pairs[1:2])[0].rows), batch_sizes=(1,))
+    model.most_rows, predict, sizes = 4, model.engine.predict, []  # windows of one request exceed it
+    model.engine.predict = lambda features: sizes.append(len(features["input_ids"])) or predict(features)
     names = ("QUESTION", "CONTEXT")
     both, alone = model.execute([request(*pairs[:2], name=names), request(("  very fine", contexts[2]), name=names)])
     for response, chosen in ((both, [0, 1]), (alone, [2])):
@@ -124,6 +125,7 @@ def test_a_question_is_answered_from_all_windows_of_its_context(serve):
                 assert ids.shape[1] == read.length
                 np.testing.assert_allclose(values[read.begin : read.begin + read.length], expected[: read.length], atol=1e-6)
             assert not values[one.windows[-1].begin + one.windows[-1].length :].any()
+        assert max(sizes) == 4
         wanted = RESPONSES["span"].of(logits, prepared.labels, told)["ANSWER"]
         assert response.tensors["ANSWER"].tolist() == wanted.tolist()
         assert all(json.loads(row[0])["text"] in contexts[number] for number, row in zip(chosen, wanted.tolist(), strict=True))

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compress.standalone.response import LONGEST, N_BEST, RESPONSES, answer, best_spans
+from compress.standalone.response import RESPONSES, answer, best_spans
 from compress.standalone.windows import Asked, Read
 
+N_BEST, LONGEST = 20, 30
 RANDOM = np.random.default_rng(0)
 CONTEXT = "aa bb cc dd ee ff gg hh ii jj"
 CHARACTERS = np.array([(3 * number, 3 * number + 2) for number in range(10)])
