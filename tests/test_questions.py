@@ -19,7 +19,7 @@ from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.measure.answers import load_predictions
-from compress.models.config import read_config
+from compress.models.config import read_config, set_labels
 from compress.models.reader import THRESHOLD_KEY
 from compress.pipeline import run
 from compress.recipe import check, read
@@ -153,6 +153,29 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": questions.checkpoint()}, Target(engines=("onnxruntime", "tensorrt")))
     with pytest.raises(InputError, match=f"a repository for GPUs answers with labels, {TASK} with spans: serve it on the cpu"):
         TritonRepo().check(None, None, replace(context, task=TASK))
+
+
+def test_a_threshold_stays_where_data_have_no_answers_and_students_choose_their_own(tmp_path: Path) -> None:
+    config = read_config(questions.checkpoint(), "checkpoint")
+    for labels, before, after in (
+        (("start", "end"), 1.5, None),
+        (("start", "end", spans.NO_ANSWER), 1.5, 1.5),
+        (("start", "end", spans.NO_ANSWER), None, 0.0),
+    ):
+        setattr(config, THRESHOLD_KEY, before)
+        set_labels(config, TASK, labels)
+        assert getattr(config, THRESHOLD_KEY) == after
+    stages = [
+        {"finetune": {**FINETUNE["finetune"], "epochs": 1}},
+        {"distill": {"student": {"layers": 1}, "epochs": 1, "batch_size": 8, "learning_rate": 3e-3, "loss": "soft_target"}},
+    ]
+    run(recipe(tmp_path, stages, layers=2, unanswerable=0.6), tmp_path / "run", progress=ConsoleProgress("silent"))
+    found = []
+    for stage in ("finetune", "distill"):
+        tuned = read_config(next((tmp_path / "run").glob(f"stages/{stage}-*")), "checkpoint")
+        found.append(getattr(tuned, THRESHOLD_KEY))
+    assert found[0] != found[1]
+    assert 0.0 not in found
 
 
 def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -283,7 +283,8 @@ def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
         config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return
     if row.finds_spans:
-        setattr(config, THRESHOLD_KEY, 0.0 if NO_ANSWER in labels else None)
+        known = getattr(config, THRESHOLD_KEY, None)
+        setattr(config, THRESHOLD_KEY, None if NO_ANSWER not in labels else 0.0 if known is None else known)
     labels = answer_of(task).LABELS or labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
