@@ -213,6 +213,7 @@ class Distill(DistillSettings):
         """
         from compress.machine.device import computing_device
         from compress.models.checkpoint import save
+        from compress.training.thresholds import fit_null_threshold
         from compress.training.train import TrainConfig, Training, train
         from distill.steps import Steps
         from distill.student import build
@@ -243,6 +244,8 @@ class Distill(DistillSettings):
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
         )
         history = train(student, objective.to(device), training)
+        if TASKS[context.task].finds_spans:
+            fit_null_threshold(student, prepared, judged)
         if team.is_first:
             note = f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"
             save(student.cpu(), source, out, note)

@@ -43,6 +43,7 @@ from compress.models.forward import device_of
 from compress.models.importing import import_model
 from compress.models.library import REFUSED, depths_of, one_line, quiet, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
+from compress.models.reader import THRESHOLD_KEY
 from compress.models.shapes import auto_class
 from compress.stage.context import Context
 from distill.width import narrow, with_widths
@@ -414,6 +415,8 @@ def _same_shape(carried: dict[str, Any], values: Mapping[str, Any], aliases: Map
 def _with_labels_of(config: Any, changed: Any) -> Any:
     changed.id2label, changed.label2id = copy.deepcopy(config.id2label), copy.deepcopy(config.label2id)
     changed.problem_type = config.problem_type
+    if hasattr(config, THRESHOLD_KEY):
+        setattr(changed, THRESHOLD_KEY, getattr(config, THRESHOLD_KEY))
     return changed
 
 

@@ -104,7 +104,10 @@ def test_a_head_that_is_kept_keeps_its_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "line"),
     [
-        ({"finetune": {"thresholds": True}}, "stages.finetune.thresholds: given; it is for multi-label-classification: leave it out"),
+        (
+            {"finetune": {"thresholds": True}},
+            "stages.finetune.thresholds: given; it is for multi-label-classification or question-answering: leave it out",
+        ),
         ({"distill": {"student": {"layers": 1}, "loss": "mixkd"}}, "mixkd needs one prediction per row, token-classification has many"),
         ({"distill": {"student": {"layers": 1}, "loss": "logit_standardization"}}, "logit_standardization needs one prediction per row"),
         ({"distill": {"student": {"layers": 1}, "augment": {}}}, "augment: given; token-classification does not support it"),

@@ -121,7 +121,9 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
 
 def test_thresholds_are_for_sets_alone(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
-    with pytest.raises(InputError, match=r"finetune\.thresholds: given; it is for multi-label-classification: leave it out"):
+    with pytest.raises(
+        InputError, match=r"finetune\.thresholds: given; it is for multi-label-classification or question-answering: leave it out"
+    ):
         Finetune(thresholds=True).check(read_config(sentiment.checkpoint(), "checkpoint"), None, context)
 
 

@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import entities, tiny_collection, tiny_embedding, without_clocks
+from tests import entities, questions, tiny_collection, tiny_embedding, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -35,6 +35,7 @@ ALIKE = (
     "sst2-minilm-search",
     "sst2-minilm-cuda",
     "bert-large-random-cuda",
+    "squad-minilm-qat",
 )
 """Recipes that differ from another one in their data only, are the start of another one, or take long: the slow tests run them."""
 
@@ -88,7 +89,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "tags": entity_settings, "vector": embedding_settings}
+    by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
     by_answer |= {"value": reranking_settings} if facts.searches else {}
     write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
@@ -141,6 +142,13 @@ def entity_settings(recipe: Recipe, folder: Path) -> list[str]:
         (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
     return [f"model.path={entities.checkpoint(layers)}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=32"]
+
+
+def question_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes questions with contexts, some of several windows, and names a tiny model."""
+    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    data = questions.write(folder / "data", {"train": 300, "test": 40})
+    return [f"model.path={questions.checkpoint(layers)}", f"data.path={data}", f"data.max_length={questions.LENGTH}", "data.stride=12"]
 
 
 def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -24,13 +24,16 @@ from numpy.typing import NDArray
 from compress.measure.answers import kept
 from compress.standalone.preprocess import Preprocessor, Row
 from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
-from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
+from compress.standalone.windows import Window, asked, parted
+from triton_repo.config import CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
 OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
 """Every output that a model may have."""
+INPUTS_OF: Mapping[type, tuple[str, ...]] = {bytes: (IMAGE,), str: (TEXT,), tuple: (TEXT, TEXT_PAIR), Window: (QUESTION, CONTEXT)}
+"""Inputs of the rows of a type."""
 
 
 class RequestError(RuntimeError):
@@ -63,12 +66,17 @@ class Answers:
 
     def kept(self, prepared: Preprocessor) -> NDArray[np.float32]:
         """Returns the part of what the engine computed that is kept as predictions (`compress.measure.answers.kept`)."""
-        return kept(prepared, self.rows, self.logits)
+        if not prepared.finds_spans:
+            return kept(prepared, self.rows, self.logits)
+        windows = [row for row in self.rows if isinstance(row, Window)]
+        return kept(prepared, windows, parted(asked(prepared, [(row.question, row.context) for row in windows]), windows, self.logits))
 
     def contradiction(self, prepared: Preprocessor) -> str | None:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""
         response = RESPONSES[prepared.response]
-        expected = response.of(self.logits, prepared.labels, placed(prepared, self.rows))
+        pairs = [(row.question, row.context) for row in self.rows if isinstance(row, Window)]
+        told: list[Any] = asked(prepared, pairs) if prepared.finds_spans else placed(prepared, self.rows)
+        expected = response.of(self.logits, prepared.labels, told)
         del expected[response.RAW]
         if expected.keys() != self.outputs.keys():
             given, wanted = (", ".join(sorted(names)) or "none" for names in (self.outputs, expected))
@@ -223,20 +231,26 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
     """Returns the input tensors of a request.
 
     Args:
-        rows: k rows: all texts, all pairs of texts, or all encoded images.
+        rows: k rows: all texts, all pairs of texts, all encoded images, or all windows; of these the whole context is sent.
         kind: Class `InferInput` of the protocol.
 
     Returns:
-        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, or IMAGE.
+        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, or IMAGE.
     """
-    names: tuple[str, ...] = (IMAGE,) if isinstance(rows[0], bytes) else (TEXT, TEXT_PAIR) if isinstance(rows[0], tuple) else (TEXT,)
     made = []
-    for index, name in enumerate(names):
-        values = np.array([[_bytes(row[index] if isinstance(row, tuple) else row)] for row in rows], dtype=np.object_)
+    for index, name in enumerate(INPUTS_OF.get(type(rows[0]), (TEXT,))):
+        values = np.array([[_bytes(parts_of(row)[index])] for row in rows], dtype=np.object_)
         tensor = kind(name, list(values.shape), "BYTES")
         tensor.set_data_from_numpy(values)
         made.append(tensor)
     return made
+
+
+def parts_of(row: Row) -> tuple[Any, ...]:
+    """Returns what is sent of a row, one part for each input."""
+    if isinstance(row, Window):
+        return row.texts
+    return row if isinstance(row, tuple) else (row,)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

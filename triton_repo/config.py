@@ -1,6 +1,6 @@
 """`config.pbtxt` of a model that runs on the CPU, written through Triton's own protobuf.
 
-    TEXT | TEXT, TEXT_PAIR | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
+    TEXT | TEXT, TEXT_PAIR | QUESTION, CONTEXT | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
 
 Outputs are those of `compress.standalone.response`.
 
@@ -26,7 +26,7 @@ from compress.core.errors import InputError
 from compress.standalone.response import FP32, RESPONSES, STRING
 from triton_repo.queueing import Queue, write_policy
 
-TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
+TEXT, TEXT_PAIR, IMAGE, QUESTION, CONTEXT = "TEXT", "TEXT_PAIR", "IMAGE", "QUESTION", "CONTEXT"
 TYPES = {STRING: pb.TYPE_STRING, FP32: pb.TYPE_FP32}
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
@@ -79,6 +79,8 @@ class ModelSettings:
         """Names of the inputs."""
         if self.modality == "image":
             return (IMAGE,)
+        if self.response == "span":
+            return (QUESTION, CONTEXT)
         return (TEXT, TEXT_PAIR) if self.pairs else (TEXT,)
 
 

@@ -1,9 +1,10 @@
 """Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
 
-Its folder also holds settings.json, preprocess.py, long_text.py, preprocess.json, tokenizer.json, response.py, and the engine: engine.py
-(`triton_repo.cpu_engines`) with its files.
+Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, and the engine:
+engine.py (`triton_repo.cpu_engines`) with its files.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
-grouped by shape (each row in its smallest bucket) and given to the engine.
+grouped by shape (each row in its smallest bucket) and given to the engine. A question with a context is as many rows as the context has
+windows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engine import Engine  # type: ignore[import-not-found]
 from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 from response import RESPONSES, placed  # type: ignore[import-not-found]
+from windows import asked, joined  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 
@@ -53,6 +55,7 @@ class TritonPythonModel:
         steps = self.preprocessor.steps
         self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
         self.engine.prepare(self.shapes)
+        self.most_rows = max(1, int(config["max_batch_size"]))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Returns one response for each request: its predictions or an error."""
@@ -62,7 +65,7 @@ class TritonPythonModel:
         given: dict[int, list[Any]] = {}
         for index, request in enumerate(requests):
             try:
-                rows = given[index] = self._rows(request)
+                rows, given[index] = self._read(self._rows(request))
                 own = [(next(iter(piece.features.values())).shape[1:], piece) for piece in self._pieces(index, rows)]
                 for shape, piece in own:
                     pieces.setdefault(shape, []).append(piece)
@@ -71,12 +74,29 @@ class TritonPythonModel:
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
                 answers[index] = _refusal(error)
         for group in pieces.values():
-            self._predict([piece for piece in group if answers[piece.request] is None], logits, answers)
+            for some in self._parts([piece for piece in group if answers[piece.request] is None]):
+                self._predict(some, logits, answers)
         return [self._response(given[index], logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
 
     def _pieces(self, index: int, rows: list[Any]) -> list[Piece]:
         """Preprocesses all rows of one request; raises if one is bad."""
-        return [Piece(index, members, features) for members, features in self.preprocessor.batches(rows, max(1, len(rows)))]
+        return [Piece(index, members, features) for members, features in self.preprocessor.batches(rows, self.most_rows)]
+
+    def _parts(self, group: list[Piece]) -> list[list[Piece]]:
+        """Returns rows of the same shape as batches of at most `max_batch_size` rows, which windows may exceed."""
+        parts: list[list[Piece]] = [[]]
+        for piece in group:
+            if parts[-1] and sum(len(one.rows) for one in parts[-1]) + len(piece.rows) > self.most_rows:
+                parts.append([])
+            parts[-1].append(piece)
+        return parts
+
+    def _read(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the rows that the engine reads, and what the response is made with: the rows as well, or questions and their windows."""
+        if not self.preprocessor.finds_spans:
+            return rows, rows
+        found = asked(self.preprocessor, rows)
+        return [window for one in found for window in one.rows], found
 
     def _rows(self, request: Any) -> list[Any]:
         """Returns texts, pairs of texts, or encoded images; each input is an array of bytes [n, 1]."""
@@ -89,6 +109,11 @@ class TritonPythonModel:
     def _shortened(self, row: int, text: Any) -> Any:
         """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
         assert self.long_texts is not None, "a model of texts has a tokenizer"
+        if self.preprocessor.finds_spans:
+            longest = max(map(len, text))
+            if longest > self.long_texts.most:
+                raise BadRow(f"row {row}: a text of {longest} characters; {self.long_texts.most} are allowed: send it in parts")
+            return text[0].lstrip(), text[1]
         try:
             return self.long_texts.shortened(text)
         except ValueError as error:
@@ -113,7 +138,10 @@ class TritonPythonModel:
             start += len(piece.rows)
 
     def _response(self, rows: list[Any], logits: np.ndarray) -> Any:
-        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, placed(self.preprocessor, rows))
+        told = placed(self.preprocessor, rows)
+        if self.preprocessor.finds_spans:
+            told, logits = rows, joined(rows, logits)
+        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, told)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 

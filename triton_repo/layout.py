@@ -5,8 +5,8 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
-        1/  model.py  settings.json  preprocess.py  long_text.py  preprocess.json  tokenizer.json  response.py  engine.py
-            openvino.xml  openvino.bin | model.onnx  *.onnx.data
+        1/  model.py  settings.json  preprocess.py  long_text.py  windows.py  preprocess.json  tokenizer.json  response.py
+            engine.py            openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
@@ -30,12 +30,14 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
-from compress.standalone import long_text, preprocess, response
+from compress.standalone import long_text, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES
 from triton_repo.config import (
+    CONTEXT,
     IMAGE,
     MIN_BATCH,
+    QUESTION,
     SETTINGS,
     TEXT,
     TEXT_PAIR,
@@ -51,6 +53,8 @@ EXPORTED = "export.json"
 TEMPLATE, ENGINES_FOLDER = "cpu_model.py", "cpu_engines"
 VERSION = "1"
 WARM_UP = "warmup"
+SHORT: Mapping[str, bytes] = {TEXT_PAIR: b"", QUESTION: b"a"}
+"""What warm-up rows hold of two texts beside the one that fills the bucket."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    for file in (preprocess.__file__, long_text.__file__, response.__file__):
+    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__):
         shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
@@ -248,8 +252,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
         shutil.copyfile(source, version / name)
     for name, row in rows.items():
         for column in settings.inputs:
-            # the second text of a pair stays empty: the first one fills the bucket
-            (warm_up / f"{name}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
+            (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
 
 
 def _files(file: Path) -> Iterator[tuple[Path, str]]:
@@ -264,20 +267,29 @@ def _files(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _text_of_length(preprocessor: Preprocessor, bucket: int, pairs: bool) -> str:
-    """Returns a text that just fills a bucket; the second text of a pair is empty."""
+    """Returns a text that just fills a bucket; the second text of a pair is empty, and a question is `SHORT`."""
 
     def tokens(words: int) -> int:
         text = " ".join(["a"] * words)
+        if preprocessor.finds_spans:
+            (asked,) = windows.paired(preprocessor.tokenizer, [(SHORT[QUESTION].decode(), text)])
+            return len(asked.ids)
         return int(preprocessor.encode([(text, "") if pairs else text], 0)[preprocessor.input_names[0]].shape[1])
 
     words = bucket
     while words and (length := tokens(words)) > bucket:
         words = max(0, words - max(1, (length - bucket) // 2))
-    return " ".join(["a"] * words)
+    return " ".join(["a"] * max(words, preprocessor.finds_spans))
 
 
 def _example(name: str) -> str:
-    return {TEXT: '"TEXT": "a fine film"', TEXT_PAIR: '"TEXT_PAIR": "a good movie"', IMAGE: '"IMAGE": open("image.png", "rb").read()'}[name]
+    return {
+        TEXT: '"TEXT": "a fine film"',
+        TEXT_PAIR: '"TEXT_PAIR": "a good movie"',
+        QUESTION: '"QUESTION": "Who won?"',
+        CONTEXT: '"CONTEXT": "The Denver Broncos won."',
+        IMAGE: '"IMAGE": open("image.png", "rb").read()',
+    }[name]
 
 
 _README = """\
@@ -291,7 +303,8 @@ Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG fi
 [n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
 `VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
-text) and `LOGITS` of all tokens (float32 [n, L, C]).
+text) and `LOGITS` of all tokens (float32 [n, L, C]). One that answers questions has `ANSWER` (string [n, 1]: a JSON object with text,
+start, end, score, null_score and probability) and `LOGITS` of all windows of the context (float32 [n, L, 2]).
 
 Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
 with the Python backend, whose Python needs `numpy` below 2:

@@ -142,13 +142,13 @@ class TritonRepo(Stage):
         """Checks that the models can be served where the target says.
 
         Raises:
-            InputError: They answer with vectors or tags, and the repository would be one for GPUs.
+            InputError: They answer with vectors, tags or spans, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         task = TASKS[context.task]
-        answers = "tags" if task.tags else "vectors"
-        if (task.embeds or task.tags) and (there or context.target.device == "cuda"):
+        if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
+            answers = "tags" if task.tags else "spans" if task.finds_spans else "vectors"
             raise InputError(
                 f"{given} given; a repository for GPUs answers with labels, {context.task} with {answers}: serve it on the cpu, "
                 f"or leave out {self.id or self.NAME}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from compress.answers.answer import Answer
 from compress.answers.classes import Classes
 from compress.answers.sets import Sets
+from compress.answers.spans import Spans
 from compress.answers.tags import Tags
 from compress.answers.tokens import Tokens
 from compress.answers.value import Value
@@ -17,6 +18,7 @@ ANSWERS: Mapping[str, Answer] = {
     "class": Classes(),
     "labels": Sets(),
     "tags": Tags(),
+    "span": Spans(),
     "value": Value(),
     "tokens": Tokens(),
     "vector": Vector(),

@@ -31,6 +31,18 @@ data:
   max_length: 128   # tokens; longer rows are truncated
 """
 
+QUESTION_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+  head: {head}   # keep: already fine-tuned; new: add a new head (finetune must come first)
+data:
+  path: {data}   # Hub id, or a folder or file of json in the form of SQuAD, or of json, jsonl or parquet with these columns
+  columns: {columns}
+  max_length: 384   # tokens of question and context; longer contexts are divided into windows
+  stride: 128   # tokens that two windows share
+"""
+
 SEARCH_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
@@ -96,6 +108,8 @@ target:
   - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: whatever max_drop requires
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
+LENGTHS = {False: "[32, 128]", True: "[128, 384]"}
+"""By whether rows are windows of long texts."""
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 SCORING = "[openvino, onnxruntime]   # the fastest that meets the goals is served; add tensorrt for NVIDIA GPUs"
 GENERATING = "[{engine}]   # answers prompts (compress generate); openvino and onnxruntime score text"
@@ -113,7 +127,7 @@ def template(task: str, file: str) -> str:
     row = TASKS[task]
     values = {**asdict(row.example), "task": task, "file": file}
     generates = row.generates
-    values["lengths"] = "" if row.modality == "image" else "  sequence_lengths: [32, 128]\n"
+    values["lengths"] = "" if row.modality == "image" else f"  sequence_lengths: {LENGTHS[row.finds_spans]}\n"
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
@@ -124,7 +138,8 @@ def template(task: str, file: str) -> str:
     values["more"] = SEARCH_MORE[row.orders] if row.searches else ""
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
-    body = IMAGE_MODEL if row.modality == "image" else generating if generates else SEARCH_MODEL if row.searches else TEXT_MODEL
+    texts = SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
+    body = IMAGE_MODEL if row.modality == "image" else generating if generates else texts
     return (HEAD + body + TAIL).format(**values)
 
 

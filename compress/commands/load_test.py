@@ -17,6 +17,7 @@ from compress.data.tables import Table, text_lines
 from compress.data.unlabelled import read_unlabelled
 from compress.machine import environment
 from compress.standalone.preprocess import Row
+from compress.standalone.windows import Window
 from triton_repo.load import figures
 from triton_repo.load.connection import MEASURED, Address, Model, address_of
 from triton_repo.load.load import examine
@@ -25,7 +26,7 @@ from triton_repo.load.settings import Load
 
 SCHEMA = 1
 STANDARD_INPUT = "-"
-COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image"}
+COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image", "QUESTION": "question", "CONTEXT": "context"}
 """Column of each input where none is given."""
 SHARED = ("model", "row_bytes")
 """What is the same for each load."""
@@ -134,7 +135,10 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
             kind = MEASURED[model.inputs]
             raise InputError(f"--data -: lines of standard input are single texts; model {model.name} reads {kind}: give a file")
         return [line.removesuffix("\r") for line in text_lines(Table(Path("-"), ()), sys.stdin.buffer)], "standard input"
-    return read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column"), str(given.file)
+    rows = read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column")
+    if model.inputs == ("QUESTION", "CONTEXT"):  # the server divides contexts itself
+        rows = [Window(row[0], row[1], 0, 0) for row in rows if isinstance(row, tuple)]
+    return rows, str(given.file)
 
 
 def evaluation_rows(folder: Path) -> list[Row]:

@@ -14,6 +14,8 @@ The answers that there are:
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     labels   any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
     tags     a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.tags`)
+    span     where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
+             (`compress.core.spans`)
     value    a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
              (`compress.core.candidates`)
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
@@ -63,7 +65,7 @@ class Facts:
 
     modality: Literal["text", "image"]
     """What its rows are made of."""
-    answer: Literal["class", "labels", "tags", "value", "tokens", "vector"]
+    answer: Literal["class", "labels", "tags", "span", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
@@ -116,14 +118,24 @@ class Facts:
         return self.answer == "tags"
 
     @property
+    def finds_spans(self) -> bool:
+        """Whether it answers questions with spans of a text, which is read in windows."""
+        return self.answer == "span"
+
+    @property
     def per_token(self) -> bool:
         """Whether a model of the task has logits for every token of a row."""
-        return self.answer in ("tokens", "tags")
+        return self.answer in ("tokens", "tags", "span")
 
     @property
     def several(self) -> bool:
         """Whether any number of labels may hold for a row."""
         return self.answer == "labels"
+
+    @property
+    def fits_thresholds(self) -> bool:
+        """Whether thresholds that are chosen on selection rows decide what holds."""
+        return self.several or self.finds_spans
 
     @property
     def orders(self) -> bool:
@@ -193,6 +205,24 @@ TASKS: Mapping[str, Facts] = {
             model="nreimers/MiniLM-L6-H384-uncased",
             data="lhoestq/conll2003",
             columns="{tokens: tokens, label: ner_tags}",
+        ),
+    ),
+    "question-answering": Facts(
+        modality="text",
+        answer="span",
+        columns=("question", "context", "label"),
+        metrics=("answer_f1", "answer_exact_match", "has_answer_f1", "no_answer_f1"),
+        auto_class="AutoModelForQuestionAnswering",
+        problem_type=None,
+        pipeline_tag="question-answering",
+        counts="questions",
+        label_column="answers",
+        example=Example(
+            about="Answers to questions from a text in int8, served by Triton.",
+            name="my-answers",
+            model="nreimers/MiniLM-L6-H384-uncased",
+            data="rajpurkar/squad",
+            columns="{question: question, context: context, label: answers}",
         ),
     ),
     "text-regression": Facts(

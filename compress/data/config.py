@@ -27,6 +27,10 @@ class Columns(Config):
     tokens: ColumnName | None = None
     """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
     its tag last."""
+    question: ColumnName | None = None
+    """Column of the question; by default `question`. Files of SQuAD have no columns."""
+    context: ColumnName | None = None
+    """Column of the text that its answer stands in; by default `context`."""
     source: ColumnName | None = None
     """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
     file's name: `en` reads train.en or train.en.gz."""
@@ -37,8 +41,8 @@ class Columns(Config):
     columns."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
-    cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`. Not used for
-    text-generation."""
+    cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
+    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`. Not used for text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, with missing ones taken from `base`."""
@@ -97,13 +101,13 @@ class DataConfig(Config):
 
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
-    text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll); a folder or tar
-    archive of images; `sklearn:digits`. Tasks that search documents read a folder in BEIR's layout: corpus.jsonl,
-    queries.jsonl and qrels/test.tsv."""
+    text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll; for
+    question-answering also the JSON files of SQuAD); a folder or tar archive of images; `sklearn:digits`. Tasks that search documents read
+    a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, tokens, source, target, image and label."""
+    """Columns of text, text pair, tokens, question, context, source, target, image and label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
@@ -114,5 +118,13 @@ class DataConfig(Config):
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
     text-to-text the maximum of source and of target. Ignored for images."""
+    stride: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for beside
+    the question; by default a third of `max_length`."""
     max_expanded_gb: Annotated[float, Field(gt=0, le=1_000_000)] = 4.0
     """Maximum size of one compressed file (.gz, .tgz, parquet) when expanded, in 10^9 bytes."""
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that two windows of a context share."""
+        return self.max_length // 3 if self.stride is None else self.stride

@@ -3,8 +3,8 @@
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
-whose words have tags are read by `tagged`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each
-query (`candidate_pairs`).
+whose words have tags are read by `tagged`, questions with windows of their contexts by `questions`. Tasks that search documents read the
+layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
 from compress.data.config import DataConfig
 from compress.data.judged_texts import load_judged
+from compress.data.questions import load_questions
 from compress.data.sentence_pairs import as_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
@@ -48,7 +49,8 @@ def load_data(
         task: The task.
         label_names: Class names by id if the model determines them; None takes them from the train split. Unused for regression.
         log: Receives messages about what was found and decided.
-        tokenizer: Hub id or folder of the tokenizer for text-generation and tags of words, or the settings to train one on the train split.
+        tokenizer: Hub id or folder of the tokenizer for text-generation, tags of words and windows of contexts, or the settings to train
+            one on the train split.
 
     Returns:
         All splits, labelled with class ids (int64), sets of them (bool), values (float32), next-token ids or tags of words (int32), and the
@@ -67,6 +69,11 @@ def load_data(
     if config.candidates is not None and not TASKS[task].orders:
         tasks = tasks_with(lambda row: row.orders)
         raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
+    if config.stride is not None and not TASKS[task].finds_spans:
+        tasks = tasks_with(lambda row: row.finds_spans)
+        raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")
+    if TASKS[task].finds_spans:
+        return load_questions(config, task, tokenizer, log)
     if TASKS[task].tags:
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:

@@ -23,6 +23,7 @@ from compress.data.aligned import aligned_files, read_aligned
 from compress.data.compressed import Limit
 from compress.data.config import DataConfig, FileConfig
 from compress.data.sentences import ENDINGS, is_conll, read_conll, sentence_of
+from compress.data.squad import is_json, question_of, read_squad
 from compress.data.tables import Cells, Table
 from compress.standalone.preprocess import MAX_IMAGE_BYTES, BadRow, Row, decode_image
 
@@ -181,6 +182,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = Table(path, columns, entry.header, _limit(config))
+    if TASKS[task].finds_spans and is_json(path):
+        return _read_rows(str(path), read_squad(table), task, path.parent, "question")
     if TASKS[task].tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
@@ -243,6 +246,9 @@ def _read_rows(
         if TASKS[task].tags:
             words, tags = found
             source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
+            continue
+        if TASKS[task].finds_spans:
+            source.add(*question_of(found, f"{name} {unit} {number}"), number)
             continue
         contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
         row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")

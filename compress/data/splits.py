@@ -25,6 +25,7 @@ import numpy as np
 from compress.core.errors import InputError
 from compress.core.vectors import are_pairs
 from compress.standalone.preprocess import Row, TokenPair
+from compress.standalone.windows import Window
 
 if TYPE_CHECKING:
     from compress.models.tokenizer import TrainedTokenizer
@@ -45,9 +46,14 @@ def content_key(row: Row) -> bytes:
     if isinstance(row, TokenPair):
         parts = b"%d:%b%b" % (len(row.source), row.source.tobytes(), row.target.tobytes())
         return hashlib.blake2b(parts, digest_size=16, person=b"tokens").digest()
+    if isinstance(row, Window):
+        question, context = row.question.encode(), row.context.encode()
+        whole = b"%d:%b%d:%b%d:%d" % (len(question), question, len(context), context, row.start, row.stop)
+        return hashlib.blake2b(whole, digest_size=16, person=b"window").digest()
     if isinstance(row, tuple):
         first, second = (part.encode() for part in row)
         return hashlib.blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=16, person=b"pair").digest()
+    assert isinstance(row, str), type(row)
     return hashlib.blake2b(row.encode(), digest_size=16, person=b"text").digest()
 
 
@@ -56,10 +62,11 @@ class Split:
     """Rows and their labels."""
 
     rows: list[Row]
-    """Texts, pairs of texts, encoded images, or blocks or pairs of token ids."""
+    """Texts, pairs of texts, encoded images, blocks or pairs of token ids, or questions with windows of their contexts."""
     labels: np.ndarray
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
-    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), float32 [n, 2] for texts of pairs
+    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), int32 [n, 1 + G, W, 2] for
+    windows of contexts (`compress.core.spans`), float32 [n, 2] for texts of pairs
     (`compress.core.vectors`), or [n, 2 + 2 k] for queries and documents (`compress.core.relevance`)."""
 
     def __len__(self) -> int:

@@ -209,7 +209,7 @@ def missing_column(where: str, column: Column, available: Iterable[str], key: st
     return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set {key}"
 
 
-def _names(table: Table) -> list[str]:
+def names_of(table: Table) -> list[str]:
     """Returns the wanted column names of a file format that has no column positions."""
     for column in table.columns:
         if isinstance(column, int):
@@ -220,35 +220,37 @@ def _names(table: Table) -> list[str]:
 
 
 def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    names, blank = _names(table), 0
+    names, blank = names_of(table), 0
     for number, line in enumerate(text_lines(table, stream), 1):
         if not line.strip():
             blank = blank or number
             continue
         if blank:
             raise InputError(f"{table.place(blank)}: a blank line between rows; one JSON object per line is allowed")
-        yield number, _pick(table, number, _parse_json(table.place(number), line), names)
+        yield number, pick(table, number, parse_json(table.place(number), line), names)
 
 
 def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    names = _names(table)
-    rows = _parse_json(str(table.path), "\n".join(text_lines(table, stream)))
+    names = names_of(table)
+    rows = parse_json(str(table.path), "\n".join(text_lines(table, stream)))
     if not isinstance(rows, list):
         raise InputError(
             f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (for one object per line, name the file .jsonl)"
         )
     for number, row in enumerate(rows, 1):
-        yield number, _pick(table, number, row, names)
+        yield number, pick(table, number, row, names)
 
 
-def _parse_json(where: str, text: str) -> Any:
+def parse_json(where: str, text: str) -> Any:
+    """Returns the value of a JSON text; raises a one-line `InputError` if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({reason(error)}); JSON as in RFC 8259 is allowed") from error
 
 
-def _pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
+def pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
+    """Returns the cells of a JSON object with these names; raises a one-line `InputError` if it is none, or lacks one."""
     if not isinstance(row, dict):
         raise InputError(f"{table.place(number)}: a JSON {type(row).__name__}; an object with the columns as keys is allowed")
     for name in names:
@@ -261,7 +263,7 @@ def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     import pyarrow
     import pyarrow.parquet
 
-    names, number, size = _names(table), 0, 0
+    names, number, size = names_of(table), 0, 0
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
         _check_columns(table, names, file.schema_arrow.names)

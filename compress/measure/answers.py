@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import next_token, tags
+from compress.core import next_token, spans, tags
 from compress.core.errors import InputError
 from compress.core.files import check_plain
 from compress.core.label_sets import are_sets
@@ -40,9 +40,12 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
-    words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`."""
+    words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
+    contexts `[b, 168]` (`compress.core.spans`)."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
+    if preprocessor.finds_spans:
+        return spans.kept_of_windows(preprocessor, rows, logits)
     if preprocessor.per_token:
         return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
     return logits

@@ -25,9 +25,10 @@ from safetensors.numpy import load_file, save_file
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.machine.process import environment, spawn
 from compress.standalone.preprocess import Row, TokenPair
+from compress.standalone.windows import Window
 
 Array = NDArray[Any]
-KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair}
+KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""
 
 
@@ -220,6 +221,8 @@ def read_rows(path: Path) -> list[Row]:
         parts = [data[end - size : end] for end, size in zip(row_ends, row_lengths, strict=True)]
         if kind == "image":
             rows.append(parts[0])
+        elif kind == "window":
+            rows.append(Window(parts[0].decode(), parts[1].decode(), *np.frombuffer(parts[2], np.int64).tolist()))
         elif kind == "block":
             ids = [np.frombuffer(part, np.int32) for part in parts]
             rows.append(TokenPair(*ids) if len(ids) == 2 else ids[0])
@@ -235,4 +238,7 @@ def _encode(row: Row) -> list[bytes]:
         return [row.tobytes()]
     if isinstance(row, TokenPair):
         return [row.source.tobytes(), row.target.tobytes()]
+    if isinstance(row, Window):
+        return [row.question.encode(), row.context.encode(), np.array([row.start, row.stop], np.int64).tobytes()]
+    assert isinstance(row, str | tuple), type(row)
     return [part.encode() for part in (row if isinstance(row, tuple) else (row,))]

@@ -11,6 +11,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
     micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.label_sets`
     entity_f1, entity_precision and entity_recall of entities in texts: `compress.core.tags`
+    answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none: `compress.core.spans`
     perplexity and accuracy of the next token: `compress.core.next_token`
     ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, label_sets, next_token, relevance, tags, vectors
+from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -42,6 +43,8 @@ class Metric:
     """Whether a higher value is better."""
     relative: bool = False
     """Whether a drop is relative to the value before and not a difference."""
+    defined: Callable[[Array], bool] = lambda answers: True
+    """Whether predictions, in the form of `as_values`, have this metric; else it is left out."""
     is_share: bool = False
     """Whether it is a share of the predictions, written in percent with differences in points."""
 
@@ -68,7 +71,7 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
         raise InputError("data: no row to evaluate; give at least one labelled row")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
     logits, labels = as_values(logits, labels)
-    return {name: METRICS[name].of(logits, labels) for name in TASKS[task].metrics}
+    return {name: METRICS[name].of(logits, labels) for name in TASKS[task].metrics if METRICS[name].defined(logits)}
 
 
 def primary(task: Task) -> Metric:
@@ -119,10 +122,13 @@ def spearman(x: Array, y: Array) -> float:
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
-    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, with zeros;
-    other predictions and labels as they are."""
+    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, and windows of
+    contexts as the figures of each question `[q, 3]` (`compress.core.spans`), with zeros; other predictions and labels as they are."""
     if tags.are_tags(labels):
         return tags.entity_counts(answers, labels), np.zeros(len(labels), np.float32)
+    if spans.are_spans(labels):
+        found = spans.figures(answers, labels)
+        return found, np.zeros(len(found), np.float32)
     if relevance.are_judged(labels) or candidates.are_candidates(labels):
         found = ranking.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
@@ -139,6 +145,22 @@ def _of_entities(figure: Callable[[Array], float]) -> Callable[[Array, Array], f
     return lambda answers, labels: figure(tags.entity_counts(answers, labels) if tags.are_tags(labels) else answers)
 
 
+def _of_questions(column: int, answerable: bool | None = None) -> Callable[[Array, Array], float]:
+    """Returns the mean of a column of the figures of questions, or of those that have an answer, or that have none."""
+
+    def figure(answers: Array, labels: Array) -> float:
+        found = spans.figures(answers, labels) if spans.are_spans(labels) else answers
+        chosen = found if answerable is None else found[found[:, 2] == answerable]
+        return float(chosen[:, column].mean()) if len(chosen) else 0.0
+
+    return figure
+
+
+def _of_both_kinds(answers: Array) -> bool:
+    """Whether some questions have an answer and some have none."""
+    return len(np.unique(answers[:, 2])) == 2
+
+
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "f1": Metric(f1, is_share=True),
@@ -149,6 +171,10 @@ METRICS: Mapping[str, Metric] = {
     "entity_f1": Metric(_of_entities(tags.f1), is_share=True),
     "entity_precision": Metric(_of_entities(tags.precision), is_share=True),
     "entity_recall": Metric(_of_entities(tags.recall), is_share=True),
+    "answer_f1": Metric(_of_questions(1), is_share=True),
+    "answer_exact_match": Metric(_of_questions(0), is_share=True),
+    "has_answer_f1": Metric(_of_questions(1, True), is_share=True, defined=_of_both_kinds),
+    "no_answer_f1": Metric(_of_questions(1, False), is_share=True, defined=_of_both_kinds),
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
@@ -164,6 +190,8 @@ def num_predictions(labels: Array) -> int:
         return candidates.num_queries(labels)
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
+    if spans.are_spans(labels):
+        return spans.num_questions(labels)
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 and not label_sets.are_sets(labels) else len(labels)
 
 

@@ -20,12 +20,14 @@ from compress.core.config import Config, as_given
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.shown import shown
-from compress.core.tasks import SCORE, TASKS, Task, tasks_with
+from compress.core.spans import NO_ANSWER
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.models.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
 from compress.models.files import find
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
+from compress.models.reader import THRESHOLD_KEY
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
@@ -163,9 +165,10 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         return
     if found.problem_type not in (None, row.problem_type):
         raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
-    wanted = 1 if regression else num_labels
+    own = answer_of(config.task).LABELS
+    wanted = num_labels if own is None else len(own)
     if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
-        needs = "1" if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
+        needs = str(wanted) if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
         raise InputError(f"model.path: {config.path} has {found.num_labels} outputs; {config.task} needs {needs}{remedy}")
 
 
@@ -272,14 +275,17 @@ def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
-    """Sets the labels (for regression one output, named score) and the problem type of a config, in place."""
+    """Sets the labels, or the names of the outputs, the problem type and the threshold of no answer of a config, in place."""
     row = TASKS[task]
     if row.embeds:
         return
     if row.generates:
         config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return
-    labels = labels if row.classifies else SCORE
+    if row.finds_spans:
+        known = getattr(config, THRESHOLD_KEY, None)
+        setattr(config, THRESHOLD_KEY, None if NO_ANSWER not in labels else 0.0 if known is None else known)
+    labels = answer_of(task).LABELS or labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
     config.problem_type = row.problem_type

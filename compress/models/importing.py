@@ -165,8 +165,8 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     """Loads a model folder with the requested head; returns the model and the names of the randomly initialized weights."""
     found = _checked_config(config, source, len(data_labels))
     check_finite(source, "model.path")
-    labels = own_names(found) if config.head == "keep" else None
-    if labels is not None and TASKS[config.task].classifies and labels != tuple(data_labels):
+    labels = own_names(found) if config.head == "keep" and TASKS[config.task].classifies else None
+    if labels is not None and labels != tuple(data_labels):
         raise InputError(
             f"model.path: the model's labels are {some(labels)}, the data's are {some(data_labels)}; rename them, or give model.head: new"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from compress.models.embedding import EMBEDDING_KEY
 from compress.models.library import REFUSED, model_class, task_classes
 from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
+from compress.models.reader import THRESHOLD_KEY
 from compress.standalone.preprocess import BadRow, Preprocessor
 
 UNLIMITED = 10**30
@@ -31,7 +34,7 @@ ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
 
-def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
+def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0) -> Preprocessor:
     """Returns the preprocessor of a checkpoint.
 
     Args:
@@ -39,6 +42,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
         task: The task of the model.
         max_length: Maximum tokens per row; unused for images.
         target: Provides the sequence lengths to pad to.
+        stride: Tokens that two windows of a long context share; unused for tasks that do not find spans.
 
     Raises:
         InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
@@ -52,7 +56,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
                 raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
             image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
             return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
-        return _text_preprocessor(checkpoint, config, task, max_length, target)
+        made = _text_preprocessor(checkpoint, config, task, max_length, target)
+        return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
     except BadRow as error:
         raise InputError(f"{checkpoint}: {error}") from error
 
@@ -150,6 +155,15 @@ def _decoder_start_token_id(checkpoint: Path, config: dict[str, Any]) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         raise InputError(f"{checkpoint / 'config.json'}: decoder_start_token_id: {shown(found)} given; the id of a token is needed")
     return found
+
+
+def _threshold(checkpoint: Path, config: dict[str, Any]) -> float | None:
+    value = config.get(THRESHOLD_KEY)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{checkpoint / 'config.json'}: {THRESHOLD_KEY}: {shown(value)} given; a number is allowed")
+    return float(value)
 
 
 def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from compress.models.embedding import embedding_class
 from compress.models.library import REFUSED, depths_of, model_class, one_line, quiet, sizes_config, stock_auto, task_of, with_class
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
+from compress.models.reader import reader_class
 from compress.models.structure import Sizes, Structure, head_axes
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -59,15 +60,17 @@ MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.loa
 
 
 def auto_class(task: Task, config: Any = None) -> Any:
-    """Returns the Transformers auto class of a task, or a model class that builds vectors or per-layer sizes if the config needs one.
+    """Returns the Transformers auto class of a task, or a model class that builds vectors, spans or per-layer sizes if needed.
 
     Args:
         task: The task.
-        config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned. Needed for vectors.
+        config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned. Needed for
+            vectors and spans.
     """
-    if TASKS[task].embeds:
-        embedding = embedding_class(model_class(config, task))
-        return own_class(embedding) if getattr(config, SHAPE_KEY, None) else embedding
+    row = TASKS[task]
+    if row.embeds or row.finds_spans:
+        made = (embedding_class if row.embeds else reader_class)(model_class(config, task))
+        return own_class(made) if getattr(config, SHAPE_KEY, None) else made
     auto = stock_auto(task)
     if not getattr(config, SHAPE_KEY, None):
         return auto

@@ -30,6 +30,8 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         "max_length": context.max_length,
         "threads": context.target.num_threads,
     }
+    if context.stride:
+        contents["stride"] = context.stride
     if step.PRODUCES != "checkpoint":
         contents |= {"target": context.target.model_dump(mode="json", exclude={"serve"}), **context.fingerprint}  # read by what asks for it
         if context.data.judge != "evaluation":

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from compress.core.engines import ENGINES
+from compress.core.spans import Part
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
 from compress.models.embedding import width_of
@@ -109,6 +110,8 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
     if TASKS[context.task].embeds:
         numbers = width_of(config)
+    if TASKS[context.task].finds_spans:
+        numbers = Part.WORDS.stop
     if TASKS[context.task].tags:
         numbers *= context.max_length
     images = TASKS[context.task].modality == "image"

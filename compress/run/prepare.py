@@ -51,6 +51,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         task=recipe.model.task,
         data=data,
         max_length=recipe.data.max_length,
+        stride=recipe.data.shared_tokens if TASKS[recipe.model.task].finds_spans else 0,
         target=recipe.target,
         seed=recipe.seed,
         progress=progress,

@@ -100,6 +100,8 @@ class Context:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 
+    stride: int = 0
+    """Tokens that two windows of a long context share; unused for tasks that do not find spans."""
     preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
     """Preprocessors that were made already; shared by all contexts of a run."""
 
@@ -111,7 +113,7 @@ class Context:
         """
         key = checkpoint, self.max_length, self.target
         if key not in self.preprocessors:
-            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target)
+            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride)
         return self.preprocessors[key]
 
     @property

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +60,16 @@ class TokenPair:
         return max(len(self.source), len(self.target) + 1)
 
 
-Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair
-"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L] (text-generation) or a pair of them (text-to-text)."""
+class OfTokens(Sized, Protocol):
+    """A row that knows its tokens: a window of a text (`windows.Window`)."""
+
+    @staticmethod
+    def tokens(rows: Sequence[Any], tokenizer: Any) -> list[NDArray[np.int32]]:
+        """Returns the values of `INPUTS` of some rows, int32 [4, L] each."""
+
+
+Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair | OfTokens
+"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L], a pair of such, or a window of a context."""
 
 
 class BadRow(ValueError):
@@ -249,6 +257,10 @@ class Preprocessor:
     """Numbers of the vector that the model answers a text with; 0 for models that answer otherwise."""
     response: str = "label"
     """Form of what the server returns, a name in `response.RESPONSES`; not used for generation."""
+    stride: int = 0
+    """Tokens of a context that two windows share, where it is longer than the model reads."""
+    null_threshold: float | None = None
+    """Above which lead of the score of no answer, over that of the best answer, there is none; None: there always is one."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -263,6 +275,8 @@ class Preprocessor:
             # Set only here: changing a tokenizer while another thread encodes with it would be a race.
             self.tokenizer.no_padding()
             self.tokenizer.enable_truncation(self.max_length, strategy="longest_first")
+            if self.finds_spans:  # contexts are divided, not truncated
+                self.tokenizer.no_truncation()
 
     @property
     def generates(self) -> bool:
@@ -272,7 +286,12 @@ class Preprocessor:
     @property
     def per_token(self) -> bool:
         """Whether the model has logits for every token of a row."""
-        return self.generates or self.response.startswith("entities")
+        return self.generates or self.finds_spans or self.response.startswith("entities")
+
+    @property
+    def finds_spans(self) -> bool:
+        """Whether rows are questions with windows of their contexts."""
+        return self.response == "span"
 
     @property
     def width(self) -> int:
@@ -310,6 +329,8 @@ class Preprocessor:
             values |= {"prompt": self.prompt, "dimensions": self.dimensions}
         if not self.generates:
             values["response"] = self.response
+        if self.finds_spans:
+            values |= {"stride": self.stride, "null_threshold": self.null_threshold}
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save(str(folder / TOKENIZER))
@@ -376,6 +397,8 @@ class Preprocessor:
             return [self._pair(index, row, self.decoder_start_token_id) for index, row in enumerate(rows)]
         if self.generates:
             return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
+        if self.finds_spans:
+            return _own_tokens(rows, self.tokenizer)
         for index, row in enumerate(rows):
             _check_text(index, row)
             if self.dimensions and not isinstance(row, str):
@@ -438,6 +461,14 @@ class Preprocessor:
             return steps(row)
         except BadRow as error:
             raise BadRow(f"row {index}: {error}") from error
+
+
+def _own_tokens(rows: Sequence[Row], tokenizer: Any) -> list[NDArray[np.int32]]:
+    for index, row in enumerate(rows):
+        if isinstance(row, str | tuple | bytes | np.ndarray | TokenPair):
+            raise BadRow(f"row {index}: {type(row).__name__} given; a question with a window of its context is allowed")
+    own: Any = rows[0] if rows else None
+    return [] if own is None else list(own.tokens(rows, tokenizer))
 
 
 def _inputs(ids: Sequence[int] | np.ndarray, types: Sequence[int] | None = None) -> NDArray[np.int32]:

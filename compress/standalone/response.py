@@ -13,6 +13,13 @@ they have to be. It therefore needs only numpy (1 or 2).
     entities ENTITIES STRING [1]  a JSON list of {"entity": "PER", "start": 0, "end": 5, "score": 0.99, "text": "Alice"}: kind, place
                                   in the given text in characters, mean score of its words, and what stands there
              LOGITS FP32 [L, C]   of all tokens, padding included
+    span     ANSWER STRING [1]    JSON: {"text": "Denver", "start": 31, "end": 37, "score": 11.2, "null_score": -4.1, "probability": 0.93}
+             LOGITS FP32 [L, 2]   of the tokens of all windows of the context, one window behind the other
+
+The answer to a question is the span of tokens of its context with the largest sum of the logit that it starts at the first and the logit
+that it ends at the last one, of at most 30 tokens, in any window; of equal sums the first and shortest. The null score is the same sum of
+the first token of all, the least of all windows: that there is no answer. If it is more than the threshold of the model above the score,
+text is empty and start and end are 0. The probability is the softmax over the 20 best spans, and of no answer if the model has a threshold.
 
 Entities are put together from tokens as the pipeline of Transformers does, by one of its strategies:
 
@@ -34,7 +41,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-LABEL, SCORE, LOGITS, VECTOR, ENTITIES = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES"
+LABEL, SCORE, LOGITS, VECTOR, ENTITIES, ANSWER = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES", "ANSWER"
 STRING, FP32 = "STRING", "FP32"
 
 
@@ -45,6 +52,10 @@ SCORE_DIFFERENCE = 1e-5
 Placed = tuple[str, tuple[tuple[int, int, int, bool], ...]]
 """A text, and of each of its tokens that is not special: its place in the logits, the characters of the text from and to, and whether it
 goes on a word."""
+
+
+N_BEST, LONGEST = 20, 30
+"""Spans whose probabilities add up to 1, and the most tokens of an answer."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,13 @@ class Response(ABC):
         """Returns the outputs of a model with so many logits, or numbers of a vector."""
 
     @abstractmethod
-    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
         """Returns the outputs by name, `[n, ...]`; strings are UTF-8 bytes in an array of objects.
 
         Args:
             logits: What the engine computed, float32 `[n, C]`, or `[n, L, C]` of all tokens.
             labels: Names of the logits.
-            placed: For entities the texts.
+            placed: For entities the texts (`Placed`), for spans the contexts (`windows.Asked`).
         """
 
     def differ(self, got: Array, expected: Array) -> Array:
@@ -91,7 +102,7 @@ class Label(Response):
         """One label."""
         return Output(LABEL, STRING, (1,)), Output(SCORE, FP32, (1,)), Output(LOGITS, FP32, (width,))
 
-    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
         """The label with the largest logit and its softmax score; of a single logit its name and value."""
         _check(logits, labels)
         values = np.asarray(logits, dtype=np.float32)
@@ -110,7 +121,7 @@ class Labels(Response):
         """As many labels as there are."""
         return Output(LABEL, STRING, (width,)), Output(SCORE, FP32, (width,)), Output(LOGITS, FP32, (width,))
 
-    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
         """The labels by falling logits, ties by their ids, with 1 / (1 + exp(-logit))."""
         _check(logits, labels)
         values = np.asarray(logits, dtype=np.float32)
@@ -129,7 +140,7 @@ class Vector(Response):
         """One vector."""
         return (Output(VECTOR, FP32, (width,)),)
 
-    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
         """The vectors."""
         return {VECTOR: logits}
 
@@ -148,10 +159,9 @@ class Entities(Response):
         """One JSON list, and the logits of all tokens."""
         return Output(ENTITIES, STRING, (1,)), Output(LOGITS, FP32, (-1, width))
 
-    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Placed] = ()) -> dict[str, Array]:
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
         """The entities by their places."""
-        if logits.ndim != 3 or logits.shape[2] != len(labels) or len(placed) != len(logits):
-            raise ValueError(f"logits of shape {logits.shape} for {len(placed)} texts; [n, tokens, {len(labels)}] expected")
+        _check_tokens(logits, labels, placed)
         found = [entities(values, labels, row, self.strategy) for values, row in zip(logits, placed, strict=True)]
         return {ENTITIES: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
 
@@ -163,8 +173,29 @@ class Entities(Response):
         return np.array([not _same_entities(*pair) for pair in pairs], bool)
 
 
+class Span(Response):
+    """The answer to each question."""
+
+    def outputs(self, width: int) -> tuple[Output, ...]:
+        """One JSON object, and the logits of all windows."""
+        return Output(ANSWER, STRING, (1,)), Output(LOGITS, FP32, (-1, width))
+
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
+        """The best span of all windows of a context."""
+        _check_tokens(logits, labels, placed)
+        found = [answer(values, row) for values, row in zip(logits, placed, strict=True)]
+        return {ANSWER: _strings([[json.dumps(row, ensure_ascii=False)] for row in found]), LOGITS: logits}
+
+    def differ(self, got: Array, expected: Array) -> Array:
+        """Which rows have another answer, or figures that are further apart than `SCORE_DIFFERENCE`."""
+        if expected.dtype != np.object_:
+            return super().differ(got, expected)
+        pairs = [[json.loads(value) for value in row] for row in zip(got.reshape(-1), expected.reshape(-1), strict=True)]
+        return np.array([not _same_answer(*pair) for pair in pairs], bool)
+
+
 def placed(prepared: Any, texts: Sequence[Any]) -> list[Placed]:
-    """Returns where the tokens of texts stand in them; an empty list where the response does not need that.
+    """Returns where the tokens of texts stand in them; an empty list where the response is not of entities.
 
     What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
 
@@ -223,6 +254,55 @@ def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str
     ]
 
 
+def best_spans(start: Array, end: Array, count: int) -> list[tuple[float, int, int]]:
+    """Returns the spans with the largest sums of logits, the best first: the sum, the first token and the last one.
+
+    Args:
+        start: Logits that the answer starts at a token of the context, float32 `[T]`.
+        end: Logits that it ends there, float32 `[T]`.
+        count: At most so many spans.
+    """
+    most = min(LONGEST, len(start))
+    sums = np.full((len(start), most), -np.inf, np.float32)  # by the first token and how many follow
+    for more in range(most):
+        sums[: len(start) - more, more] = start[: len(start) - more] + end[more:]
+    flat = sums.reshape(-1)
+    order = [int(flat.argmax())] if count == 1 else np.argsort(-flat, kind="stable")[:count].tolist()
+    return [(float(flat[place]), place // most, place // most + place % most) for place in order if np.isfinite(flat[place])]
+
+
+def answer(logits: Array, asked: Any) -> dict[str, Any]:
+    """Returns the answer to one question, as `ANSWER` has it.
+
+    Args:
+        logits: Of the tokens of all windows, float32 `[L, 2]`.
+        asked: The context and its windows, `windows.Asked`.
+    """
+    spans: dict[tuple[int, int], float] = {}  # a span that two windows hold counts once, with the larger sum
+    nulls = []
+    for window in asked.windows:
+        values = np.asarray(logits[window.first : window.first + len(window.characters)], np.float32)
+        nulls.append(float(np.float32(logits[window.begin, 0]) + np.float32(logits[window.begin, 1])))
+        for score, first, last in best_spans(values[:, 0], values[:, 1], N_BEST):
+            place = int(window.characters[first, 0]), int(window.characters[last, 1])
+            spans[place] = max(score, spans.get(place, score))
+    ranked = sorted(spans.items(), key=lambda item: -item[1])[:N_BEST]
+    (start, end), score = ranked[0]
+    null_score = min(nulls)
+    none = asked.threshold is not None and null_score - score > asked.threshold
+    values = np.array([value for _, value in ranked] + [null_score] * (asked.threshold is not None), np.float64)
+    powers = np.exp(values - values.max())
+    start, end = (0, 0) if none else (start, end)
+    return {
+        "text": asked.context[start:end],
+        "start": start,
+        "end": end,
+        "score": round(score, 6),
+        "null_score": round(null_score, 6),
+        "probability": round(float(powers[-1 if none else 0] / powers.sum()), 6),
+    }
+
+
 def _score_of_word(scores: Array, strategy: str) -> Array:
     """Returns the scores of the tags of a word, float64 `[C]`, of those of its tokens `[k, C]`."""
     if strategy == "average":
@@ -241,6 +321,11 @@ def _same_entities(got: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
     return got == expected and all(abs(a - b) <= SCORE_DIFFERENCE for a, b in zip(*scores, strict=True))
 
 
+def _same_answer(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    figures = [[one.pop(name) for name in ("score", "null_score", "probability")] for one in (got, expected)]
+    return got == expected and all(abs(a - b) <= SCORE_DIFFERENCE for a, b in zip(*figures, strict=True))
+
+
 STRATEGIES = ("first", "none", "simple", "average", "max")
 """How entities are put together from tokens, the default first."""
 RESPONSES: Mapping[str, Response] = {
@@ -249,6 +334,7 @@ RESPONSES: Mapping[str, Response] = {
     "vector": Vector(),
     "entities": Entities(STRATEGIES[0]),
     **{f"entities-{strategy}": Entities(strategy) for strategy in STRATEGIES[1:]},
+    "span": Span(),
 }
 """The forms, by the name in preprocess.json."""
 
@@ -256,6 +342,11 @@ RESPONSES: Mapping[str, Response] = {
 def _check(logits: Array, labels: tuple[str, ...]) -> None:
     if logits.ndim != 2 or logits.shape[1] != len(labels):
         raise ValueError(f"logits of shape {logits.shape}; [n, {len(labels)}] expected")
+
+
+def _check_tokens(logits: Array, labels: tuple[str, ...], placed: Sequence[Any]) -> None:
+    if logits.ndim != 3 or logits.shape[2] != len(labels) or len(placed) != len(logits):
+        raise ValueError(f"logits of shape {logits.shape} for {len(placed)} texts; [n, tokens, {len(labels)}] expected")
 
 
 def _strings(rows: list[list[str]]) -> Array:

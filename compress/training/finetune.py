@@ -29,7 +29,7 @@ from compress.training.lora import Lora, check_lora
 from compress.training.losses.vector import ACROSS_ROWS, PairLoss
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, supervised
-from compress.training.thresholds import fit_thresholds
+from compress.training.thresholds import fit_null_threshold, fit_thresholds
 from compress.training.train import TrainConfig, Training, train
 
 
@@ -60,7 +60,7 @@ class Finetune(Stage):
     the batch; triplet: nearer by a margin than to the nearest of them."""
     thresholds: bool | None = None
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
-    head, so that 0.5 decides everywhere. Default: yes."""
+    head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
@@ -89,8 +89,8 @@ class Finetune(Stage):
         loss = self.loss or TASKS[context.task].pair_loss
         if vectors and loss in ACROSS_ROWS and self.micro_batch_size is not None:
             raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
-        if self.thresholds is not None and not TASKS[context.task].several:
-            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.several)}: leave it out")
+        if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
+            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
@@ -118,7 +118,8 @@ class Finetune(Stage):
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
         history = train(model, supervised(context.task, self.label_smoothing, self.loss), training)
-        moved = fit_thresholds(model, prepared, context) if TASKS[context.task].several and self.thresholds is not False else None
+        fits = fit_thresholds if TASKS[context.task].several else fit_null_threshold
+        moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
         if context.team.is_first:
             save(
                 model.cpu(),

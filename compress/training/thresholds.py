@@ -1,19 +1,25 @@
-"""Thresholds of labels of which any number may hold: each label is found above the score that is best for its F1 on selection rows.
+"""Thresholds that are chosen on selection rows, for the best F1.
 
-They are put into the bias of the head,
+Of labels of which any number may hold each has its own. They are put into the bias of the head,
 
     bias_c <- bias_c - t_c
 
 so that everywhere afterwards a label holds where its logit is above 0 and its score above 0.5: in torch, in every engine, in the server,
-and in all that is trained from this model. Scores are then no longer calibrated probabilities."""
+and in all that is trained from this model. Scores are then no longer calibrated probabilities.
+
+Where questions may have no answer, there is none if the score of that is more than a threshold above the score of the best span. It is put
+into config.json (`compress.models.reader`), and stays with all that is made from this model.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
+from compress.core import spans
 from compress.core.label_sets import best_thresholds, each_f1
 from compress.measure.predictions import compared
+from compress.models.reader import THRESHOLD_KEY
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 
@@ -43,6 +49,25 @@ def fit_thresholds(model: nn.Module, prepared: Preprocessor, context: Context) -
         f"  thresholds: {len(moved)} of {len(thresholds)} labels have one of their own; macro F1 {before:.4f} -> {after:.4f}"
     )
     return moved
+
+
+def fit_null_threshold(model: nn.Module, prepared: Preprocessor, context: Context) -> dict[str, float]:
+    """Sets the threshold of no answer in the config of a model, in place; returns it by its key, or nothing where there always is one.
+
+    Args:
+        model: A model that finds spans.
+        prepared: Its preprocessor.
+        context: Its selection split is what it is chosen on.
+    """
+    split = context.data.selection
+    if prepared.null_threshold is None or not len(split):
+        return {}
+    answers = compared(model, prepared, split.rows, BATCH_SIZE)
+    more, best = spans.best_threshold(answers, split.labels)
+    threshold, before = prepared.null_threshold + more, float(spans.figures(answers, split.labels)[:, 1].mean())
+    setattr(model.config, THRESHOLD_KEY, threshold)
+    context.progress.log(f"  threshold of no answer: {threshold:.4f}; F1 {before:.4f} -> {best:.4f}")
+    return {THRESHOLD_KEY: threshold}
 
 
 def _head(model: nn.Module, outputs: int) -> nn.Linear | None:

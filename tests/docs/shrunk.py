@@ -11,7 +11,15 @@ from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
 from tests.compress import tiny_gpt
 from tests.export import sentiment
-from tests.test_recipes import SHRUNK, embedding_settings, generation_settings, image_settings, text_settings
+from tests.test_recipes import (
+    SHRUNK,
+    embedding_settings,
+    entity_settings,
+    generation_settings,
+    image_settings,
+    question_settings,
+    text_settings,
+)
 
 VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -55,6 +63,10 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
     if facts.answer == "vector":
         place.mkdir(exist_ok=True)
         return embedding_settings(recipe, place)
+    by_answer = {"tags": entity_settings, "span": question_settings}
+    if facts.answer in by_answer:
+        place.mkdir(exist_ok=True)
+        return by_answer[facts.answer](recipe, place)
     if recipe.data.path == "sklearn:digits":
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
     if facts.modality == "image":

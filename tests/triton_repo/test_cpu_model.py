@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.standalone.response import RESPONSES, placed
+from compress.standalone.windows import Window, asked
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
@@ -35,7 +36,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "long_text", "response", "engine"):
+        for name in ("preprocess", "long_text", "windows", "response", "engine"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -43,7 +44,7 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "long_text", "response", "engine"):
+        for name in ("preprocess", "long_text", "windows", "response", "engine"):
             monkeypatch.delitem(sys.modules, name)
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
@@ -56,7 +57,9 @@ def serve(tmp_path, monkeypatch):
 def request(*rows, name="TEXT"):
     """A request as the server gives it: bytes of shape [n, 1] for each input."""
     columns = {name: rows}
-    if rows and isinstance(rows[0], tuple):
+    if isinstance(name, tuple):
+        columns = {key: [row[place] for row in rows] for place, key in enumerate(name)}
+    elif rows and isinstance(rows[0], tuple):
         columns = {"TEXT": [row[0] for row in rows], "TEXT_PAIR": [row[1] for row in rows]}
     as_bytes = {key: [value if isinstance(value, bytes) else value.encode() for value in values] for key, values in columns.items()}
     return {key: Tensor(key, np.array([[value] for value in values], dtype=np.object_)) for key, values in as_bytes.items()}
@@ -99,6 +102,50 @@ def test_regression_answers_the_value(serve):
     [response] = serve(prepared, tiny.TEXTS).execute([request("a fine film")])
     assert response.tensors["LABEL"].tolist() == [[b"score"]]
     assert response.tensors["SCORE"][0, 0] == response.tensors["LOGITS"][0, 0]
+
+
+def test_a_question_is_answered_from_all_windows_of_its_context(serve):
+    prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2, null_threshold=0.5)
+    contexts = [" ".join(["a very long and dull film"] * 20), "a fine film", "dull and fine " * 4]
+    pairs = [("very fine", context) for context in contexts]
+    windows = [Window.tokens(one.rows, prepared.tokenizer) for one in asked(prepared, pairs)]
+    assert [len(one) for one in windows] == [14, 1, 2]
+    model = serve(prepared, list(asked(prepared, pairs[1:2])[0].rows), batch_sizes=(1,))
+    model.most_rows, predict, sizes = 4, model.engine.predict, []  # windows of one request exceed it
+    model.engine.predict = lambda features: sizes.append(len(features["input_ids"])) or predict(features)
+    names = ("QUESTION", "CONTEXT")
+    both, alone = model.execute([request(*pairs[:2], name=names), request(("  very fine", contexts[2]), name=names)])
+    for response, chosen in ((both, [0, 1]), (alone, [2])):
+        assert response.error is None
+        logits = response.tensors["LOGITS"]
+        told = asked(prepared, [pairs[number] for number in chosen])
+        for number, values, one in zip(chosen, logits, told, strict=True):
+            for row, read, ids in zip(one.rows, one.windows, windows[number], strict=True):
+                [expected] = tiny.expected(prepared, [row])
+                assert ids.shape[1] == read.length
+                np.testing.assert_allclose(values[read.begin : read.begin + read.length], expected[: read.length], atol=1e-6)
+            assert not values[one.windows[-1].begin + one.windows[-1].length :].any()
+        assert max(sizes) == 4
+        wanted = RESPONSES["span"].of(logits, prepared.labels, told)["ANSWER"]
+        assert response.tensors["ANSWER"].tolist() == wanted.tolist()
+        assert all(json.loads(row[0])["text"] in contexts[number] for number, row in zip(chosen, wanted.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("pair", "line"),
+    [
+        (("very " * 20, "a fine film"), "row 1: a question that takes 23 of the 16 tokens that are read"),
+        (("very", " "), "row 1: a context without a token"),
+        (("very", "a " * 40_000), "row 1: a text of 80000 characters; 65536 are allowed"),
+    ],
+)
+def test_a_question_that_cannot_be_read_fails_alone(serve, pair, line):
+    prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2)
+    first = ("very", "a fine film")
+    model = serve(prepared, list(asked(prepared, [first])[0].rows), batch_sizes=(1,))
+    good, bad = model.execute([request(first, name=("QUESTION", "CONTEXT")), request(first, pair, name=("QUESTION", "CONTEXT"))])
+    assert good.error is None
+    assert line in str(bad.error)
 
 
 def test_logits_of_all_tokens_come_with_the_entities_of_each_row(serve):

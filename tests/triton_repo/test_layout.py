@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import long_text, preprocess, response
+from compress.standalone import long_text, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -38,9 +38,10 @@ def test_every_model_stands_on_its_own(tmp_path):
             "response.py",
             "settings.json",
             "tokenizer.json",
+            "windows.py",
         ]
         assert sorted(path.name for path in version.iterdir()) == names
-        for module in (preprocess, long_text, response):
+        for module in (preprocess, long_text, response, windows):
             assert (version / Path(module.__file__).name).read_bytes() == Path(module.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))

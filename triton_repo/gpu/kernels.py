@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.standalone import long_text, preprocess, response
+from compress.standalone import long_text, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
 from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
@@ -108,6 +108,7 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     yield Path(preprocess.__file__), "preprocess.py"
     yield Path(long_text.__file__), "long_text.py"
     yield Path(response.__file__), "response.py"
+    yield Path(windows.__file__), "windows.py"
     yield root / SERVED, "engine.py"
     for path in modules(root / SERVED, root):
         yield path, str(path.relative_to(root))

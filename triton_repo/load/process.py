@@ -28,6 +28,7 @@ import numpy as np
 from compress.core.errors import InputError
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Row
+from triton_repo.client import parts_of
 from triton_repo.load.arrivals import poisson
 from triton_repo.load.connection import Address, Connection, Model, check_rows
 from triton_repo.load.figures import figures
@@ -115,7 +116,7 @@ async def measured(connection: Connection, model: Model, load: Load, rows: Seque
 
 
 def _size(row: Row) -> int:
-    texts = row if isinstance(row, tuple) else (row,)
+    texts = parts_of(row)
     return sum(len(text.encode("utf-8")) if isinstance(text, str) else len(text) for text in texts)
 
 

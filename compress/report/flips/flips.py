@@ -18,11 +18,12 @@ from compress.report.flips.classes import RowFlips
 from compress.report.flips.ordered import FirstFlips
 from compress.report.flips.searched import FoundFlips
 from compress.report.flips.sets import SetFlips
+from compress.report.flips.spans import SpanFlips
 from compress.report.flips.tags import TagFlips
 from compress.report.flips.tokens import TokenFlips
 from compress.report.flips.vectors import NeighbourFlips
 
-Flips = RowFlips | SetFlips | TagFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips
+Flips = RowFlips | SetFlips | TagFlips | SpanFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -60,6 +61,8 @@ def _described(run: Run, data: Data) -> Flips:
         return TokenFlips(next(iter(run.variants.values())).path, data)
     if facts.tags:
         return TagFlips(data)
+    if facts.finds_spans:
+        return SpanFlips(data)
     if facts.several:
         return SetFlips(data)
     if candidates.are_candidates(data.evaluation.labels):

@@ -6,6 +6,7 @@ from compress.core.tasks import TASKS, Task
 from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.losses.classes import ClassLoss
 from compress.training.losses.sets import SetLoss
+from compress.training.losses.spans import SpanLoss
 from compress.training.losses.tags import TagLoss
 from compress.training.losses.tokens import TokenLoss
 from compress.training.losses.value import ValueLoss
@@ -23,6 +24,7 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
         "class": ClassLoss(),
         "labels": SetLoss(),
         "tags": TagLoss(),
+        "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
         "vector": VectorLoss(pairs or TASKS[task].pair_loss),

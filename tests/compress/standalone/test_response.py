@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from compress.answers.table import ANSWERS
 from compress.standalone.response import RESPONSES, STRING
+from compress.standalone.windows import Asked, Read
 
 NAMES = ("no", "yes", "perhaps")
 ROWS = st.lists(st.lists(st.floats(-90, 90, width=32), min_size=3, max_size=3), min_size=1, max_size=6)
@@ -50,9 +52,10 @@ def test_all_labels_come_with_their_sigmoids_the_likeliest_first(rows: list[list
 
 @pytest.mark.parametrize("form", RESPONSES)
 def test_outputs_are_as_announced(form: str) -> None:
-    tokens = form.startswith("entities")
-    logits = np.zeros((4, 5, 3) if tokens else (4, 3), np.float32)
-    found = RESPONSES[form].of(logits, NAMES, [("a", ((1, 0, 1, False),))] * 4 if tokens else ())
+    told: dict[str, Any] = {"entities": ("a", ((1, 0, 1, False),)), "span": Asked("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
+    placed = [told[form.partition("-")[0]]] * 4 if form.partition("-")[0] in told else []
+    logits = np.zeros((4, 5, 3) if placed else (4, 3), np.float32)
+    found = RESPONSES[form].of(logits, NAMES, placed)
     announced = RESPONSES[form].outputs(3)
     assert [output.name for output in announced] == list(found)
     for output in announced:

@@ -77,6 +77,15 @@ def test_standard_input_over_http_at_one_request_after_the_other():
     assert fake.most == 1
 
 
+def test_questions_are_sent_with_their_contexts(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "a ?", "context": "b"}\n' * 3)
+    inputs = {"QUESTION": ("BYTES", [-1, 1]), "CONTEXT": ("BYTES", [-1, 1])}
+    with serving(Fake({"m": inputs})) as fake:
+        status, _, errors = bench("--server", fake.grpc_address, "--data", str(tmp_path / "rows.jsonl"), "--seconds", "0.1")
+        assert (status, errors) == (0, "")
+        assert fake.requests[0] == {"QUESTION": [b"a ?"], "CONTEXT": [b"b"]}
+
+
 def test_pairs_by_their_columns(tmp_path):
     (tmp_path / "pairs.csv").write_text("sentence1,sentence2,label\na,b,1\n")
     given = ("--data", str(tmp_path / "pairs.csv"), "--seconds", "0.1")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compress.core.errors import InputError
+from compress.standalone.windows import Window
 from tests.triton_repo.load.fake_server import TEXT, Fake, address, serving
 from tests.triton_repo.tiny_exports import png
 from triton_repo.load.arrivals import poisson
@@ -13,6 +14,7 @@ from triton_repo.load.connection import Address, Connection, Model, address_of, 
 from triton_repo.load.generator import closed_loop, open_loop
 from triton_repo.server import free_port
 
+ASKED = {"QUESTION": ("BYTES", [-1, 1]), "CONTEXT": ("BYTES", [-1, 1])}
 PAIRS = {"TEXT": ("BYTES", [-1, 1]), "TEXT_PAIR": ("BYTES", [-1, 1])}
 IMAGES = {"IMAGE": ("BYTES", [-1, 1])}
 both = pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -88,9 +90,10 @@ def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protoc
     [
         (TEXT, ["n\u00e4h", "", "b" * 5000], {"TEXT": ["n\u00e4h".encode(), b"", b"b" * 5000]}),
         (PAIRS, [("a", "b"), ("c", "")], {"TEXT": [b"a", b"c"], "TEXT_PAIR": [b"b", b""]}),
+        (ASKED, [Window("a", "b c", 1, 2), Window("d", "e", 0, 0)], {"QUESTION": [b"a", b"d"], "CONTEXT": [b"b c", b"e"]}),
         (IMAGES, [png(1)], {"IMAGE": [png(1)]}),
     ],
-    ids=["texts", "pairs", "images"],
+    ids=["texts", "pairs", "questions", "images"],
 )
 def test_rows_arrive_as_they_are_k_in_a_request(protocol, inputs, rows, got):
     with serving(Fake({"m": inputs})) as fake:
@@ -141,7 +144,7 @@ def test_models_that_do_not_fit_are_refused_in_one_line(protocol):
             f"--model reviews-int4: {where} has no such model; {listed}; did you mean 'reviews-int8'?"
         )
         assert refusal(fake, protocol, "loading") == f"--model loading: {where} has no such model; {listed}"
-        ending = "; TEXT, TEXT and TEXT_PAIR, or IMAGE are measured, BYTES [-1, 1] each"
+        ending = "; TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, or IMAGE are measured, BYTES [-1, 1] each"
         assert refusal(fake, protocol, "language") == (
             f"--model language: its inputs are TEXT BYTES [-1, 1], MAX_TOKENS INT32 [-1, 1]{ending}"
         )
