@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
@@ -27,6 +28,7 @@ from compress.report.evaluations import read_golden
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.windows import Window
 from tests import questions, without_clocks
+from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 from triton_repo.triton_repo import TritonRepo
@@ -116,6 +118,8 @@ def test_a_served_model_answers_questions(tmp_path: Path, monkeypatch: pytest.Mo
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
     assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
     assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
+    with serve(tmp_path / "run") as server:
+        ask("docs/tutorials/question-answering.md", server, tmp_path)
 
 
 def test_a_head_that_is_kept_always_answers_where_the_data_do(tmp_path: Path) -> None:
