@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from compress.core import spans
+from compress.core.errors import InputError
+from compress.measure.answers import gathered, kept
 from compress.measure.metrics import metrics, num_predictions
 from compress.report.intervals import paired, single
+from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import N_BEST
-from compress.standalone.windows import Read
+from compress.standalone.windows import Read, Window
+from tests import questions
 
 TASK = "question-answering"
 CONTEXT = "In 1889 the U.S. built a well-known tower, the Eiffel Tower, in Paris."
@@ -142,6 +146,18 @@ def test_kept_logits_are_the_largest_ones_of_the_context() -> None:
     assert kept[spans.Part.NULL] == pytest.approx(float(logits[0].sum()) - 1.5)
     few = spans.sides_of(spans.kept_of(logits, Read(0, 4, characters[:3], 8), "x " * 3, None)[None])
     assert (few.places == spans.NO_PLACE).sum() == 2 * (N_BEST - 3)
+
+
+def test_logits_that_are_no_numbers_are_told_by_the_row() -> None:
+    prepared = Preprocessor("text", ("input_ids",), ("start", "end"), TASK, 48, (48,), response="span", tokenizer=questions.tokenizer())
+    rows = [Window("where is ann ?", "ann is in oslo .", 0, 5)] * 3
+    logits = np.zeros((3, 48, 2), np.float32)
+    logits[1, 3] = np.nan
+    logits[2, 40] = np.nan  # padding, which nobody reads
+    found = kept(prepared, rows, logits)
+    assert np.isfinite(found).all(axis=1).tolist() == [True, False, True]
+    with pytest.raises(InputError, match="the logits of 1 of 3 rows are NaN or infinite, the first in row 1"):
+        gathered([([0, 1, 2], found)], 3)
 
 
 def test_words_are_told_apart_by_their_numbers() -> None:
