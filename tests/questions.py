@@ -21,8 +21,8 @@ FILLERS = ("the sun was high .", "nobody knew why .", "it rained .", "and so on 
 WORDS = tuple(
     sorted({word for text in (*PLACES, *COLOURS, *THINGS, *FILLERS, "where what is in colour who ann bob") for word in text.split()})
 )
-LENGTH = 48
-"""Tokens that windows have; contexts have 20 to 60."""
+LENGTH = 32
+"""Tokens that windows have; contexts have 12 to 45."""
 _SCRATCH = tempfile.TemporaryDirectory(prefix="questions-")  # removed when the test run ends
 
 

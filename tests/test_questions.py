@@ -65,7 +65,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         assert variant["accuracy"]["torch"]["n"] == 60
         assert variant["accuracy"]["torch"]["value"] > 0.8
     assert undocumented(report) == []
-    rows = check_answers(tmp_path / "run")
+    rows = check_answers(tmp_path / "run", "quantize")
     assert len(rows) > 60
     assert read_golden(tmp_path / "run" / "golden.safetensors")[0][0] in rows
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
@@ -75,23 +75,28 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_short_run_measures_questions_and_tells_whose_answers_changed(tmp_path: Path) -> None:
-    stages = [{"finetune": {**FINETUNE["finetune"], "epochs": 2}}, {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}}]
-    outcome = run(recipe(tmp_path, stages, unanswerable=0.6), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    student = {"student": {"layers": 1}, "epochs": 0.5, "batch_size": 8, "learning_rate": 3e-3, "loss": "soft_target"}
+    stages = [{"finetune": {**FINETUNE["finetune"], "epochs": 1}}, {"distill": student}]
+    outcome = run(recipe(tmp_path, stages, layers=2, unanswerable=0.6), tmp_path / "run", progress=ConsoleProgress("quiet"))
     for variant in outcome.report["variants"]:
         assert variant["accuracy"]["torch"]["n"] == 60
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
     assert undocumented(outcome.report) == []
-    check_answers(tmp_path / "run")
+    check_answers(tmp_path / "run", "distill")
+    tuned = [read_config(next((tmp_path / "run").glob(f"stages/{stage}-*")), "checkpoint") for stage in ("finetune", "distill")]
+    chosen = [getattr(config, THRESHOLD_KEY) for config in tuned]
+    assert chosen[0] != chosen[1]  # a student chooses its own
+    assert 0.0 not in chosen
 
 
-def check_answers(folder: Path) -> list[Window]:
-    """Checks the predictions of the last variant and the flips of its answers; returns the evaluation rows."""
+def check_answers(folder: Path, variant: str) -> list[Window]:
+    """Checks the predictions of a variant and the flips of its answers; returns the evaluation rows."""
     rows = [row for row in evaluation_split(folder).rows if isinstance(row, Window)]  # read again, as load tests do
-    logits, labels = load_predictions(next(folder.glob("stages/evaluate-quantize-*/torch.safetensors")))
+    logits, labels = load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")))
     assert (logits.shape, labels.dtype, labels.ndim) == ((len(rows), spans.Part.WORDS.stop), np.int32, 4)
     first, _ = load_predictions(next(folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
     lines = [json.loads(line) for line in (folder / "flips.jsonl").read_text().splitlines()]
-    flips = {(one["row"], one["before"], one["after"]) for one in lines if one["variant"] == "quantize" and one["from"] == "baseline torch"}
+    flips = {(one["row"], one["before"], one["after"]) for one in lines if one["variant"] == variant and one["from"] == "baseline torch"}
     texts = [answers_of(rows, values, labels) for values in (first, logits)]
     assert flips
     assert flips == {(row, texts[0][row], texts[1][row]) for row in texts[0] if texts[0][row] != texts[1][row]}
@@ -159,7 +164,7 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
         TritonRepo().check(None, None, replace(context, task=TASK))
 
 
-def test_a_threshold_stays_where_data_have_no_answers_and_students_choose_their_own(tmp_path: Path) -> None:
+def test_a_threshold_stays_where_data_have_questions_without_an_answer() -> None:
     config = read_config(questions.checkpoint(), "checkpoint")
     for labels, before, after in (
         (("start", "end"), 1.5, None),
@@ -169,17 +174,6 @@ def test_a_threshold_stays_where_data_have_no_answers_and_students_choose_their_
         setattr(config, THRESHOLD_KEY, before)
         set_labels(config, TASK, labels)
         assert getattr(config, THRESHOLD_KEY) == after
-    stages = [
-        {"finetune": {**FINETUNE["finetune"], "epochs": 1}},
-        {"distill": {"student": {"layers": 1}, "epochs": 1, "batch_size": 8, "learning_rate": 3e-3, "loss": "soft_target"}},
-    ]
-    run(recipe(tmp_path, stages, layers=2, unanswerable=0.6), tmp_path / "run", progress=ConsoleProgress("silent"))
-    found = []
-    for stage in ("finetune", "distill"):
-        tuned = read_config(next((tmp_path / "run").glob(f"stages/{stage}-*")), "checkpoint")
-        found.append(getattr(tuned, THRESHOLD_KEY))
-    assert found[0] != found[1]
-    assert 0.0 not in found
 
 
 def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ class TritonPythonModel:
         told = placed(self.preprocessor, rows)
         if self.preprocessor.finds_spans:
             told, logits = rows, joined(rows, logits)
-        tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, told)
+        try:
+            tensors = RESPONSES[self.preprocessor.response].of(logits, self.preprocessor.labels, told)
+        except ValueError as error:
+            return _refusal(error, pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 

@@ -6,7 +6,7 @@
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
         1/  model.py  settings.json  preprocess.py  long_text.py  windows.py  preprocess.json  tokenizer.json  response.py
-            engine.py            openvino.xml  openvino.bin | model.onnx  *.onnx.data
+            engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 

@@ -166,6 +166,9 @@ def kept_of_windows(preprocessor: Preprocessor, rows: Sequence[Window], logits: 
     made = np.zeros((len(rows), Part.WORDS.stop), np.float32)
     for kept, row, tokens, values in zip(made, rows, of_each(preprocessor.tokenizer, rows), logits, strict=True):
         read = Read(0, tokens.first, tokens.characters[row.start : row.stop], tokens.others + len(row))
+        if not np.isfinite(values[: read.length]).all():  # whoever gathers the batches says so
+            kept[:] = np.nan
+            continue
         kept[:] = kept_of(values, read, row.context, preprocessor.null_threshold)
     return made
 

@@ -9,7 +9,7 @@ whole answer, and reads the first of several true answers. Figures use all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,24 +100,28 @@ def _windows(name: str, split: Split, golds: Sequence[tuple[Gold, ...]], places:
     rows: list[Any] = []
     numbers: list[int] = []
     spans: list[tuple[int, int]] = []
-    pairs = [row for row in split.rows if isinstance(row, tuple)]
     known = split.labels.tolist()
-    for start in range(0, len(pairs), CHUNK):
-        for number, (pair, tokens) in enumerate(
-            zip(pairs[start : start + CHUNK], paired(reader.tokenizer, pairs[start : start + CHUNK]), strict=True), start
-        ):
-            try:
-                made = windows(pair, tokens, reader.max_length, reader.stride)
-            except ValueError as error:
-                raise InputError(f"{places[known[number]]}: {error}") from error
-            rows += made
-            numbers += [number] * len(made)
-            spans += [span_in(window, tokens, golds[known[number]]) for window in made]
+    for number, (pair, tokens) in enumerate(_tokenized(split, reader)):
+        try:
+            made = windows(pair, tokens, reader.max_length, reader.stride)
+        except ValueError as error:
+            raise InputError(f"{places[known[number]]}: {error}") from error
+        rows += made
+        numbers += [number] * len(made)
+        spans += [span_in(window, tokens, golds[known[number]]) for window in made]
     true = [golds[number] for number in known]
     none = sum(not answers for answers in true)
     log(f"data: {name}: {len(true)} questions, {len(rows)} windows" + f", {none} questions without an answer" * bool(none))
     texts = [[] if name == "train" else [gold.text for gold in answers] for answers in true]
     return Split(rows, labels_of(np.array(spans).reshape(-1, 2), numbers, [bool(answers) for answers in true], texts))
+
+
+def _tokenized(split: Split, reader: Reader) -> Iterator[tuple[tuple[str, str], Paired]]:
+    """Yields each question with its context, and their tokens."""
+    pairs = [row for row in split.rows if isinstance(row, tuple)]
+    for start in range(0, len(pairs), CHUNK):
+        some = pairs[start : start + CHUNK]
+        yield from zip(some, paired(reader.tokenizer, some), strict=True)
 
 
 def span_in(window: Window, tokens: Paired, golds: Sequence[Gold]) -> tuple[int, int]:

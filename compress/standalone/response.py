@@ -277,7 +277,12 @@ def answer(logits: Array, asked: Any) -> dict[str, Any]:
     Args:
         logits: Of the tokens of all windows, float32 `[L, 2]`.
         asked: The context and its windows, `windows.Asked`.
+
+    Raises:
+        ValueError: A logit is NaN or infinite.
     """
+    if not np.isfinite(logits).all():
+        raise ValueError("the logits of the model are NaN or infinite")
     spans: dict[tuple[int, int], float] = {}  # a span that two windows hold counts once, with the larger sum
     nulls = []
     for window in asked.windows:

@@ -131,6 +131,17 @@ def test_a_question_is_answered_from_all_windows_of_its_context(serve):
         assert all(json.loads(row[0])["text"] in contexts[number] for number, row in zip(chosen, wanted.tolist(), strict=True))
 
 
+def test_logits_that_are_no_numbers_fail_their_own_request(serve):
+    prepared = replace(tiny.text_preprocessor(), labels=("start", "end"), response="span", stride=2)
+    pair = ("very", "a fine film")
+    model = serve(prepared, list(asked(prepared, [pair])[0].rows), batch_sizes=(1,))
+    predict = model.engine.predict
+    model.engine.predict = lambda features: np.where(features["input_ids"][..., None] == 7, np.nan, predict(features)).astype(np.float32)
+    good, bad = model.execute([request(one, name=("QUESTION", "CONTEXT")) for one in (pair, ("very", "a dull film"))])
+    assert good.error is None
+    assert "NaN or infinite" in str(bad.error)
+
+
 @pytest.mark.parametrize(
     ("pair", "line"),
     [
