@@ -32,9 +32,10 @@ from compress.models.library import depths_of
 from compress.models.origin import Origin, same_shape
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from compress.training.allowed import check_training
 from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective
 from compress.training.finetune import trained_here
-from compress.training.lora import Lora, check_lora
+from compress.training.lora import Lora
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import check_labelled, supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
@@ -228,7 +229,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
         InputError: A loss does not fit the teacher or the model.
     """
     check_hidden(settings, config, teacher, keys.key)
-    check_lora(settings.lora, after, keys.key)
+    check_training(settings, after, context, keys.key)
     if not settings.distill:
         check_labelled(context.task, context.data, keys.key)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)

@@ -11,6 +11,8 @@ from compress.core.engines import DEFAULT_ENGINES, EngineName
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
 
+Checkpointing = Literal["none", "full", "selective"]
+
 
 class Target(Config):
     """Where the model will be served, and for which shapes."""
@@ -54,7 +56,11 @@ class Target(Config):
 
 
 class Parallel(Config):
-    """Training in several processes started by a launcher such as torchrun. Has no effect without a launcher."""
+    """How trainings use devices and their memory. Processes are started by a launcher such as torchrun."""
 
     strategy: Strategy = "ddp"
-    """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU."""
+    """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU. Has no
+    effect without a launcher."""
+    checkpointing: Checkpointing = "none"
+    """Activation checkpointing: what blocks compute is not kept for backward but computed again. full: only the inputs of blocks are kept,
+    for about a third more work; selective: results of matrix products too, for little more work. Changes no loss."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from compress.artifacts.artifact import Artifact
 from compress.core.goals import Goals
 from compress.core.progress import Progress
-from compress.core.target import Target
+from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
@@ -95,6 +95,8 @@ class Context:
     """Distillation losses by name; None outside a run."""
     team: Team = ALONE
     """The processes that run this stage."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How trainings use devices and their memory."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 

@@ -25,7 +25,8 @@ from compress.machine.parallel import Team
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training.lora import Lora, check_lora
+from compress.training.allowed import check_training
+from compress.training.lora import Lora
 from compress.training.losses.vector import ACROSS_ROWS, PairLoss
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, supervised
@@ -94,7 +95,7 @@ class Finetune(Stage):
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
-        check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
+        check_training(self, config, context, key)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the trained checkpoint.

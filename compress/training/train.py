@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
+from compress.core.target import Parallel
 from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
 from compress.measure.metrics import primary
@@ -39,10 +40,12 @@ from compress.models.forward import device_of
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
+from compress.training.allowed import check_pairs
 from compress.training.engine import Engine
 from compress.training.kept_zeros import NOTE, zeros_held
 from compress.training.lora import Lora, adapted
 from compress.training.precision import autocast_dtype, dtype_for
+from compress.training.recompute import recomputed
 from compress.training.rows import Rows, plan_epoch, plan_pairs
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
@@ -163,6 +166,8 @@ class Training:
     """Name in the progress bar and in messages."""
     depends: Any = None
     """Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How the training uses devices and their memory."""
     team: Team = ALONE
     """The training processes; all of them call `train` with the same arguments. Only the first one evaluates on the selection split (all of
     them if the model is sharded) and writes to `scratch`."""
@@ -176,6 +181,7 @@ class Training:
             "scratch": context.scratch,
             "progress": context.progress,
             "team": context.team,
+            "parallel": context.parallel,
             "higher_is_better": primary(context.task).higher_is_better,
         }
         return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})
@@ -199,21 +205,11 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        _check_pairs(training)
+        check_pairs(training.config, training.team.size, training.label)
     if training.team.shards and getattr(getattr(model, "config", None), NOTE, False):
         raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
-
-
-def _check_pairs(training: Training) -> None:
-    """Raises an `InputError` if a batch would take texts without their partners."""
-    config = training.config
-    for name, size in (("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)):
-        if size is not None and size % 2:
-            raise InputError(f"{training.label}: {name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
-    if training.team.size > 1:
-        raise InputError(f"{training.label}: {training.team.size} processes would share the texts of a pair; run one process")
 
 
 def _trained(model: nn.Module, objective: Objective, training: Training) -> History:
@@ -236,7 +232,8 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
         "strategy": team.strategy if team.size > 1 else None,
     }
     loop.history.higher_is_better = training.higher_is_better
-    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model):
+    again = recomputed(model, training.parallel.checkpointing, training.label)
+    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model), again:
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
@@ -278,6 +275,7 @@ class _Loop:
         config, label, team = training.config, training.label, training.team
         self.model, self.trained, self.config, self.team = model, trained, config, team
         self.seed, self.select, self.label = training.seed, training.select, label
+        self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
         self.plan = plan_pairs if training.split.together > 1 else plan_epoch
@@ -359,7 +357,8 @@ class _Loop:
         """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
         features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
+        half = self.autocast == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.caches_casts):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
