@@ -47,8 +47,8 @@ class Quantize(QuantizeSettings):
     VERSION: ClassVar[int] = 6
 
     def team(self, processes: Team) -> Team:
-        """All processes train in int8, each with the whole model; calibration alone is the work of the first."""
-        return processes if self.mode != "ptq" and not processes.shards else ALONE
+        """All processes train in int8, and each of them calibrates the whole model before; calibration alone is the work of the first."""
+        return processes if self.mode != "ptq" else ALONE
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""

@@ -11,7 +11,7 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
-from compress.devices.trained import Needed, Training, proposal
+from compress.devices.trained import PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
 from compress.machine.parallel import Team
 from compress.recipe import Recipe
@@ -81,6 +81,8 @@ def _training(
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
         checkpointing=context.parallel.checkpointing,
+        offload=context.parallel.offload,
+        optimizer=settings.optimizer.name,
     )
     found = proposal(training, given, partial(_runs, *arguments[str(entry.step.id)], context, given.count))
     shown = f"{given.count} devices by {found.training.strategy}" if given.count > 1 else "one device"
@@ -92,7 +94,7 @@ def _training(
 
 def _runs(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> bool:
     """Whether a stage takes the settings of a proposal, and trains on all devices with them."""
-    parallel = context.parallel.model_copy(update={"strategy": training.strategy, "checkpointing": training.checkpointing})
+    parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
     team = stage.team(Team(0, count, training.strategy))
     if team.size != count:
         return False
@@ -146,6 +148,7 @@ def _parts(needed: Needed) -> str:
         "optimizer": needed.optimizer,
         "activations": needed.activations,
         "gathered": needed.gathered,
+        "on the host": needed.host,
     }
     shown = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items() if size)
     return f"{shown_bytes(needed.peak)} each at the peak: {shown}"

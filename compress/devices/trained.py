@@ -2,19 +2,22 @@
 
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept
     gradients    4 bytes for each trained weight
-    optimizer    8 bytes for each trained weight (AdamW: two moments)
+    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments); Adafactor: 4 for each row and column of a matrix
     activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
                  backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
                  (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
                  checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
     gathered     fsdp2: two blocks whole at a time, and what lies outside of blocks
+    host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the blocks
+                 that run, and the gradient of one.
 
 The peak is weights + optimizer + gathered + max(activations, gradients): the activations go as the gradients come. Where gradients are
 accumulated over micro-batches they are there during the next forward pass, so that both count. fsdp2 divides weights, gradients and
-optimizer by the processes.
+optimizer by the processes; gradients that accumulate are whole.
 
 What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
-(selective, then full, then full with smaller micro-batches), and the same with fsdp2. What the stage refuses is not tried.
+(selective, then full, then full with smaller micro-batches), the same with fsdp2, and the same with offload. What the stage refuses is
+not tried.
 
 Not counted: the integer copies of quantization-aware training, logits of a teacher that are cached, and the context of the driver, for
 which a tenth of the memory is left free."""
@@ -42,12 +45,16 @@ from compress.models.meta import empty_caches
 from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.losses.table import losses_of
+from compress.training.optimizers import OptimizerName, moment_bytes
 from compress.training.recompute import PRODUCTS
 
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Of activation checkpointing, the one that keeps most first."""
-MOMENTS = 8
+PARALLEL = ("strategy", "checkpointing", "offload")
+"""What a proposal may change in the section `parallel`."""
+SHARDED: tuple[tuple[Strategy, bool], ...] = (("fsdp2", False), ("fsdp2", True))
+"""Strategies, and whether shards lie in the memory of the host, the one that costs less first."""
 TRANSIENT = 2
 """Tensors as large as the largest kept one that the backward pass holds beside them."""
 
@@ -73,6 +80,8 @@ class Training:
     """Whether it computes in bfloat16."""
     strategy: Strategy = "ddp"
     checkpointing: Checkpointing = "none"
+    offload: bool = False
+    optimizer: OptimizerName = "adamw"
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ class Needed:
     """Whether gradients are there during the forward pass."""
     together: int = 0
     """With activation checkpointing: the most that activations and the gradients that are there already take at one time."""
+    host: int = 0
+    """Bytes of the host's memory for each process: what `offload` moves there."""
 
     @property
     def peak(self) -> int:
@@ -121,6 +132,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     rows = min(share, training.micro_batch_size or share)
     with _without_memory(training.config, training.task) as model:
         own, blocks = numel(model), [numel(block) for block in blocks_of(model, "model").values()]
+        moments = moment_bytes(training.optimizer, model.parameters())
     taught = 0
     if training.teacher is not None:
         with _without_memory(training.teacher, training.task) as model:
@@ -132,14 +144,19 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         )
     divided = processes if training.strategy == "fsdp2" else 1
     gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if divided > 1 else 0
+    accumulates = rows < share
+    weights, gradients, moments = FLOAT * (own * (1 + training.keeps_best) + taught) // divided, FLOAT * own // divided, moments // divided
+    there = 0 if training.offload else 1
+    passing = gradients if divided == 1 else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
     return Needed(
-        weights=FLOAT * (own * (1 + training.keeps_best) + taught) // divided,
-        gradients=FLOAT * own // divided,
-        optimizer=MOMENTS * own // divided,
+        weights=there * weights,
+        gradients=passing,
+        optimizer=there * moments,
         activations=max(phase.kept for phase in counted[kind]),
         gathered=gathered,
-        accumulates=rows < share,
-        together=max(phase.kept + FLOAT * phase.trained // divided for phase in counted[kind]),
+        accumulates=accumulates,
+        together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
+        host=(1 - there) * (weights + gradients + moments),
     )
 
 
@@ -271,9 +288,10 @@ def proposals(training: Training, processes: int) -> Iterator[Training]:
     """Yields what is tried, the smallest change first."""
     share = math.ceil(training.batch_size / processes)
     sizes = [size for size in (2**power for power in range(share.bit_length() - 1, -1, -1)) if size < (training.micro_batch_size or share)]
-    strategies: list[Strategy] = [training.strategy, *(["fsdp2"] if processes > 1 and training.strategy != "fsdp2" else [])]  # type: ignore[list-item]
-    for strategy in strategies:
-        whole = replace(training, strategy=strategy)
+    plans: list[tuple[Strategy, bool]] = [(training.strategy, training.offload)]
+    plans += [plan for plan in SHARDED if processes > 1 and plan > plans[0]]
+    for strategy, offload in plans:
+        whole = replace(training, strategy=strategy, offload=offload)
         yield whole
         yield from (replace(whole, micro_batch_size=size) for size in sizes)
         stronger = KINDS[KINDS.index(training.checkpointing) + 1 :]
@@ -305,9 +323,9 @@ def proposal(training: Training, given: Devices, runs: Callable[[Training], bool
 def _changes(before: Training, after: Training) -> Iterator[str]:
     if after.micro_batch_size != before.micro_batch_size:
         yield f"micro_batch_size: {after.micro_batch_size}"
-    settings = {name: getattr(after, name) for name in ("strategy", "checkpointing") if getattr(after, name) != getattr(before, name)}
+    settings = {name: getattr(after, name) for name in PARALLEL if getattr(after, name) != getattr(before, name)}
     if settings:
-        yield f"parallel: {{{', '.join(f'{name}: {value}' for name, value in settings.items())}}}"
+        yield f"parallel: {{{', '.join(f'{name}: {str(value).lower()}' for name, value in settings.items())}}}"
 
 
 @contextmanager

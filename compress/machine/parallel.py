@@ -14,7 +14,8 @@ others take part in the stages that train in parallel and wait during all other 
            whole step, see `compress.training.engine`).
     fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
-           Scalars, such as a learned scale, cannot be sharded and stay whole.
+           Scalars, such as a learned scale, cannot be sharded and stay whole. With `offload` shards, their gradients and their optimizer
+           state lie in the memory of the host (`CPUOffloadPolicy`).
 
 Not supported: tensor and pipeline parallelism.
 """
@@ -209,22 +210,25 @@ def joined() -> Iterator[Team]:
         dist.destroy_process_group()
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module]) -> nn.Module:
+def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) -> nn.Module:
     """Shards the weights of a model over all processes, in place; returns the model.
 
     Args:
         model: The same weights in all processes, on any device.
         blocks: The modules to gather one at a time.
+        offload: Whether shards, their gradients and their optimizer state lie in the memory of the host.
     """
     import torch
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
     for scalar in scalars:
         scalar.data = scalar.data.to(device)
     for module in (*blocks, model):
-        fully_shard(module, ignored_params=scalars)
+        fully_shard(module, ignored_params=scalars, offload_policy=policy)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from compress.core.errors import InputError
+from compress.models.blocks import blocks_of
+from compress.models.library import with_class
+from compress.models.shapes import on_meta
 from compress.stage.context import Context
 from compress.training.lora import Lora, check_lora
+from compress.training.optimizers import Optimizer, check_optimizer
 from compress.training.recompute import check_recomputed
 
 
@@ -16,6 +20,10 @@ class Settings(Protocol):
     @property
     def lora(self) -> Lora | None:
         """Adapters that are trained instead of the weights."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
 
     @property
     def batch_size(self) -> int:
@@ -39,6 +47,9 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
         InputError: It cannot.
     """
     check_lora(settings.lora, config, key)
+    check_optimizer(settings.optimizer, context.team, key)
+    if context.team.shards:
+        blocks_of(on_meta(with_class(config, context.task)), f"parallel.strategy: fsdp2 given for {key}")
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
         check_pairs(settings, context.team.size, key)

@@ -42,8 +42,9 @@ from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_pairs
 from compress.training.engine import Engine
-from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
+from compress.training.optimizers import Optimizer, optimizer_of
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows, plan_epoch, plan_pairs
@@ -79,6 +80,8 @@ class TrainConfig(Config):
     """Final weights: the best on the selection split, or the last."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights; default: all weights are trained."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""
     look_first: bool = False
     """Whether the initial weights count as a candidate for the best: for models that are already good."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
@@ -206,8 +209,6 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
         check_pairs(training.config, training.team.size, training.label)
-    if training.team.shards and getattr(getattr(model, "config", None), NOTE, False):
-        raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -217,7 +218,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
-    digest = weights_digest(trained)
+    digest = weights_digest(model, objective if isinstance(objective, nn.Module) else None)
     loop = _Loop(model, objective, trained, training)
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
@@ -225,16 +226,13 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
         "rows": _rows_digest(training.split.rows, training.split.labels),
         "weights": digest,
         "depends": training.depends,
-        "threads": torch.get_num_threads(),
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
-        "processes": team.size,
-        "strategy": team.strategy if team.size > 1 else None,
     }
     loop.history.higher_is_better = training.higher_is_better
     again = recomputed(model, training.parallel.checkpointing, training.label)
-    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model), again:
-        loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
+    with seeded(training.seed + RANK_SEED * team.rank), again:
+        loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress, training.seed)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
 
@@ -255,19 +253,6 @@ def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedul
     return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
-
-    Sharded parameters are in separate groups, because a fused optimizer step cannot mix them with whole ones.
-    """
-    groups: dict[tuple[bool, type], list[nn.Parameter]] = {}
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            groups.setdefault((parameter.ndim <= 1, type(parameter)), []).append(parameter)
-    ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
-    return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
-
-
 class _Loop:
     """The state of one training and its steps."""
 
@@ -281,15 +266,19 @@ class _Loop:
         self.plan = plan_pairs if training.split.together > 1 else plan_epoch
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
-            shard(model, blocks_of(model, label).values())
+            shard(model, blocks_of(model, label).values(), training.parallel.offload)
         self.device = device_of(model)
+        threads = torch.get_num_threads()
+        self.plan_text = f"{team.size} processes ({team.strategy})" if team.size > 1 else "one process"
+        self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
         if not team.shards:  # one process alone cannot run a sharded model
             few = {name: value.to(self.device) for name, value in self.rows.batch(np.arange(min(2, len(self.rows.lengths)))).items()}
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
-        self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
+        self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
+        self.masks = ZeroMasks(model)
         self.engine = Engine(objective, model, trained, team)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
@@ -339,6 +328,7 @@ class _Loop:
         for name, value in zip(sums, team.total(list(sums.values())), strict=True):
             self._check_finite(value, f"loss ({name})")
             self.sums[name] = self.sums.get(name, 0.0) + value
+        self.masks.apply()
         self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
@@ -414,36 +404,52 @@ class _Loop:
         """Returns everything that `resume` needs; all processes must make this call."""
         tensors = {f"now.{name}": value for name, value in self._changing().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        for i, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        for name, parameter in self.trained.named_parameters():
+            tensors |= {f"optimizer.{moment}.{name}": value for moment, value in self.optimizer.state.get(parameter, {}).items()}
         if self.team.shards:
             tensors = {name: full(value).cpu() for name, value in tensors.items()}
         for rank, generator in enumerate(self.team.gather(_generator(self.device))):
             tensors |= {f"rank.{rank}": generator} if rank else {}  # `write_state` saves that of the first process
-        return State(tensors, {"history": asdict(self.history), "sums": self.sums, "seen": self.seen})
+        values = {
+            "history": asdict(self.history),
+            "sums": self.sums,
+            "seen": self.seen,
+            "processes": self.team.size,
+            "plan": self.plan_text,
+        }
+        return State(tensors, values)
 
-    def resume(self, state: State | None, progress: Progress) -> None:
-        """Resumes from the checkpoint of the first process, if there is one."""
+    def resume(self, state: State | None, progress: Progress, seed: int) -> None:
+        """Resumes from the checkpoint of the first process, if there is one.
+
+        What other processes, or another number of them, have saved is divided anew. The bits are then those of an uninterrupted run but for
+        the order of additions, and processes that were not there draw new dropout.
+        """
         values = self.team.broadcast(None if state is None else state.values)
         if values is None:
             return
         now = self.trained.state_dict()
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        moments: dict[int, dict[str, Tensor]] = {}
+        parameters = {name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
+        moments: dict[str, dict[str, Tensor]] = {}
+        if self.team.rank >= values["processes"]:
+            torch.manual_seed(seed + RANK_SEED * self.team.rank + values["history"]["steps"])
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
-            if kind == "now":
+            if kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
                 now[name].copy_(sharded_like(now[name], value))
             elif kind == "best":
                 self.best[name] = sharded_like(now[name], value)
             elif kind == "optimizer":
-                number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = sharded_like(parameters[int(number)], value)
-            elif int(name) == self.team.rank:
+                moment, _, name = name.partition(".")
+                moments.setdefault(name, {})[moment] = sharded_like(parameters[name], value)
+            elif kind == "rank" and int(name) == self.team.rank:
                 _set_generator(self.device, value)
-        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        places = {parameter: i for i, parameter in enumerate(each for group in self.optimizer.param_groups for each in group["params"])}
+        known = {places[parameters[name]]: values for name, values in moments.items()}
+        self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.history, self.sums, self.seen = History(**values["history"]), values["sums"], values["seen"]
-        progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}")
+        other = "" if values["plan"] == self.plan_text else f", begun by {values['plan']}: the same up to rounding"
+        progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}{other}")
 
     def finish(self) -> History:
         """Loads the best weights if they are kept, and gathers a sharded model."""

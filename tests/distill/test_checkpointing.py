@@ -70,9 +70,9 @@ def trained(
         patched.setattr(train._Loop, "_look", look)
         patched.setattr(torch.Tensor, "backward", counted)
         (folder / "dropping").mkdir(parents=True)
-        context = context_of(folder, "dropping", folder / "scratch", ALONE)
+        context = context_of(folder, "dropping", folder / "scratch", ALONE, Parallel(checkpointing=kind))
         baseline = replace(context.baseline, path=source)
-        context = replace(context, checkpoints={"baseline": baseline}, teachers=(baseline,), parallel=Parallel(checkpointing=kind))
+        context = replace(context, checkpoints={"baseline": baseline}, teachers=(baseline,))
         out = folder / "out"
         out.mkdir()
         stage.run(baseline, context, out)

@@ -19,6 +19,7 @@ from compress.models.library import with_class
 from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.losses.table import losses_of
+from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
 from compress.training.recompute import recomputed
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -124,6 +125,30 @@ def test_weights_by_hand() -> None:
     assert sharded.gathered == 4 * (2 * block + own - 3 * block)
 
 
+def test_offload_and_gradients_that_accumulate_by_hand() -> None:
+    task, config = KINDS["bert"]
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
+    there = Training(config, task, 8, None, 32, strategy="fsdp2")
+    away = needed(dataclasses.replace(there, offload=True), 2)
+    assert (away.weights, away.gradients, away.optimizer) == (0, 4 * block, 0)
+    assert away.host == 4 * own + 2 * own + 4 * own  # two copies of half the weights, half the gradients, half the moments
+    assert away.gathered == needed(there, 2).gathered
+    assert needed(dataclasses.replace(there, micro_batch_size=1), 2).gradients == 4 * own
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])
+def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
+    task, config = KINDS["vit"]
+    model = auto_class(task, config).from_config(with_class(copy.deepcopy(config), task))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = optimizer_of(Optimizer(name=name), model, 1e-3, 0.0)
+    optimizer.step()
+    found = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.numel() > 1 or value.ndim)
+    assert needed(Training(config, task, 8, None, 96, optimizer=name), 1).optimizer == found
+
+
 def test_activations_grow_with_rows_and_layers() -> None:
     task, config = KINDS["bert"]
     one, two = (kept_for_backward(config, task, rows, 64, half=False) for rows in (4, 8))
@@ -144,7 +169,7 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert tight.training.micro_batch_size in (1, 2, 4)
     never = proposal(training, Devices(2, 10**6))
     assert not never.fits
-    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full}")
+    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")
 
 
 def test_checkpointing_is_proposed_before_fsdp2_unless_it_is_refused() -> None:

@@ -21,9 +21,10 @@ from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
+from compress.training.optimizers import parameter_groups
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, parameter_groups, steps_in, train
+from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
