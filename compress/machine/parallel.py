@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
+from compress.machine.faults import is_lost
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -41,11 +43,13 @@ if TYPE_CHECKING:
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
 """Timeout of a collective: process 0 may export and serve for hours while the others wait."""
+WATCHED = "COMPRESS_WATCHED"
+"""Set in processes that `compress run --processes` has started and watches: it says itself which one was ended."""
 T = TypeVar("T")
 
 
 class FailedElsewhere(Exception):
-    """Another process of the run failed first and has reported why; this one ends without a message."""
+    """Another process of the run failed first, which is reported; this one ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ def joined() -> Iterator[Team]:
     """Connects this process, for the duration of the block, with the others that the launcher started.
 
     Raises:
-        FailedElsewhere: Another process failed first and has reported why.
+        FailedElsewhere: Another process failed first, and this is reported.
     """
     if not is_launched():
         yield ALONE
@@ -203,11 +207,20 @@ def joined() -> Iterator[Team]:
     try:
         yield Team(rank, size)
     except BaseException as error:
-        if store.add("failed", 1) > 1:  # most likely a broken connection to the process that failed first
+        told = not _is_first_to_fail(store)  # most likely a broken connection to the process that failed first
+        if told or (is_lost(error) and WATCHED in os.environ):
             raise FailedElsewhere from error
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _is_first_to_fail(store: Any) -> bool:
+    try:
+        first: bool = store.add("failed", 1) <= 1
+    except RuntimeError:  # the store is gone with process 0, which was ended
+        return True
+    return first
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) -> nn.Module:

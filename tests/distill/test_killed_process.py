@@ -54,7 +54,7 @@ def test_the_same_command_goes_on_to_equal_bits(strategy: str, tmp_path: Path) -
     assert whole.returncode in (0, 3), told[-2000:]
     draw, killed = random.Random(f"{strategy} kills"), 0
     saved = tmp_path / "killed" / "stages"
-    for attempt in range(3):
+    for attempt in range(3):  # at a moment of its own each time
         run = launched(recipe, tmp_path / "killed", tmp_path / "cache")
         deadline = time.monotonic() + 200
         before = {path: path.stat().st_mtime_ns for path in saved.glob(".*/training/state.json")}
@@ -72,7 +72,7 @@ def test_the_same_command_goes_on_to_equal_bits(strategy: str, tmp_path: Path) -
         killed += 1
         assert run.returncode == 128 + signal.SIGKILL, told[-2000:]
         assert told.count(f"process {rank} of 2 was ended by SIGKILL") == 1
-        assert "Traceback" not in told, (attempt, told[-2000:])
+        assert "error" not in told, (attempt, told[-2000:])
     last = launched(recipe, tmp_path / "killed", tmp_path / "cache")
     _, told = last.communicate(timeout=300)
     assert last.returncode in (0, 3), told[-2000:]
