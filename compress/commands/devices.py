@@ -84,7 +84,12 @@ def _training(
         offload=context.parallel.offload,
         optimizer=settings.optimizer.name,
     )
-    found = proposal(training, given, partial(_runs, *arguments[str(entry.step.id)], context, given.count))
+    refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
+    problem = refused(training)
+    if problem is not None:
+        yield f"does not run on {given.count} device{'s' * (given.count > 1)} like this: {problem}"
+        return
+    found = proposal(training, given, lambda proposed: refused(proposed) is None)
     shown = f"{given.count} devices by {found.training.strategy}" if given.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
@@ -92,17 +97,17 @@ def _training(
         yield f"with {', '.join(found.changes)}; without, it does not fit"
 
 
-def _runs(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> bool:
-    """Whether a stage takes the settings of a proposal, and trains on all devices with them."""
+def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
+    """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
     parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
     team = stage.team(Team(0, count, training.strategy))
     if team.size != count:
-        return False
+        return "one process alone trains"
     try:
         _with_rows(stage, training.micro_batch_size).check(incoming, teacher, replace(context, parallel=parallel, team=team))
-    except InputError:
-        return False
-    return True
+    except InputError as error:
+        return "; ".join(error.problems)
+    return None
 
 
 def _with_rows(stage: Stage, rows: int | None) -> Stage:

@@ -146,7 +146,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if divided > 1 else 0
     accumulates = rows < share
     weights, gradients, moments = FLOAT * (own * (1 + training.keeps_best) + taught) // divided, FLOAT * own // divided, moments // divided
-    there = 0 if training.offload else 1
+    there = 0 if training.offload and divided > 1 else 1
     passing = gradients if divided == 1 else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
     return Needed(
         weights=there * weights,
