@@ -18,7 +18,7 @@ from compress.commands import launch
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
-from compress.machine.faults import fault_of, line_of
+from compress.machine.faults import LOST, fault_of, is_lost, line_of
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 from triton_repo.load.settings import Load
 
@@ -482,6 +482,8 @@ def _failed(error: BaseException, verbose: bool) -> int:
         return _say(2, verbose, *error.problems)
     if isinstance(error, FailedElsewhere):
         return _say(1, verbose)
+    if is_lost(error):
+        return _say(2, verbose, LOST)
     fault = fault_of(error)
     return _say(2, verbose, line_of(fault)) if fault else _unexpected(error, verbose)
 

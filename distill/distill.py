@@ -96,7 +96,7 @@ class Distill(DistillSettings):
             InputError: They do not fit.
         """
         from compress.models.config import check_length
-        from compress.training.lora import check_lora
+        from compress.training.allowed import check_training
         from distill.losses.loss import check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
@@ -122,7 +122,7 @@ class Distill(DistillSettings):
         num_labels = num_classes(context.task, context.data.labels)
         check_student(self.student, context.task, num_labels, f"{self.key}.student")
         after = self.config_after(config)
-        check_lora(self.lora, after, self.key)
+        check_training(self, after, context, self.key)
         if TASKS[context.task].modality == "text":
             check_length(after, context.max_length)
         preset = self.resolved()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from compress.core.config import as_given
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, teachers_named
 from compress.training.lora import Lora
+from compress.training.optimizers import Optimizer
 from distill.losses.loss import Setting, Shape
 from distill.masking import Augment
 from distill.on_policy import OnPolicy
@@ -77,8 +79,15 @@ class DistillSettings(ModelStage):
     """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Which weights to keep: the best on the selection split, or the last."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer; learning rates are not the same for all."""
     lora: Lora | None = None
     """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return as_given(self, whole, ("optimizer",))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -22,9 +22,7 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
-from compress.machine.parallel import shard
 from compress.measure.predictions import compared
-from compress.models.blocks import blocks_of
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
@@ -32,6 +30,7 @@ from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor
+from compress.training.distilled import on_devices
 from compress.training.finetune import trained_here
 from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
@@ -46,7 +45,7 @@ from distill.on_policy import Sampling
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
-from distill.teacher import CACHE_BYTES, Pair, Teacher, about, freeze, match_inputs
+from distill.teacher import CACHE_BYTES, Pair, Teacher, about, match_inputs
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,8 @@ class Steps:
 
     def load_teachers(self, folders: Sequence[Path], device: torch.device) -> list[nn.Module]:
         """Returns the frozen teachers on the device; with fsdp2 each process holds its shard of every block."""
-        if not self.context.team.shards:
-            return [freeze(load(folder, device)) for folder in folders]
-        teachers = [freeze(load(folder)) for folder in folders]  # sharding moves them to the device block by block
-        return [shard(teacher, blocks_of(teacher, self.stage.teacher_key).values()) for teacher in teachers]
+        at = "cpu" if self.context.team.shards else device  # sharding moves them to the device block by block
+        return [on_devices(load(folder, at), self.context, self.stage.teacher_key) for folder in folders]
 
     def rows(self) -> tuple[Split, int]:
         """Returns the training rows, and how many of them are labelled: these come first."""

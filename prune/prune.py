@@ -54,8 +54,8 @@ class Prune(PruneSettings):
     VERSION: ClassVar[int] = 5
 
     def team(self, processes: Team) -> Team:
-        """The first process prunes; all of them fine-tune, each with the whole model."""
-        return processes if self.recover is not None and not processes.shards else ALONE
+        """The first process prunes; all of them fine-tune."""
+        return processes if self.recover is not None else ALONE
 
     def depends(self, context: Context) -> Any:
         """Measured latency depends on the engine and the machine."""

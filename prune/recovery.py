@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
+from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
@@ -32,9 +33,11 @@ from compress.models.library import depths_of
 from compress.models.origin import Origin, same_shape
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
-from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective
+from compress.training.allowed import check_training
+from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
 from compress.training.finetune import trained_here
-from compress.training.lora import Lora, check_lora
+from compress.training.lora import Lora
+from compress.training.optimizers import Optimizer
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import check_labelled, supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
@@ -64,8 +67,15 @@ class Recover(DistillationSettings):
     """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Weights to keep: the best on the selection split, or the last."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer; learning rates are not the same for all."""
     lora: Lora | None = None
     """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return as_given(self, whole, ("optimizer",))
 
     @model_validator(mode="after")
     def _hidden_by_name(self) -> Self:
@@ -182,13 +192,14 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     settings, source, context = job.settings, job.source, job.context
     assert context.teacher is not None, "the pipeline provides the teacher"
     device, folder = computing_device(), context.teacher.path
-    model.to(device)
+    if not context.team.shards:  # with fsdp2, `train` moves the model to the device block by block
+        model.to(device)
     student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)
     finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or finetuned_elsewhere:
-            teacher = load(folder, device).requires_grad_(False)
+            teacher = on_devices(load(folder), context, job.keys.teacher_key)
             judged = judged_by(context, teacher, teacher_rows) if finetuned_elsewhere else context
             if settings.distill:
                 origin = job.origin if same_shape(read_config(source, "model.path"), teacher.config) else None
@@ -230,7 +241,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
         InputError: A loss does not fit the teacher or the model.
     """
     check_hidden(settings, config, teacher, keys.key)
-    check_lora(settings.lora, after, keys.key)
+    check_training(settings, after, context, keys.key)
     if not settings.distill:
         check_labelled(context.task, context.data, keys.key)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)

@@ -24,8 +24,8 @@ from compress.schemes.sites import save_sites
 from compress.schemes.table import SCHEMES
 from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
+from compress.training.allowed import check_training
 from compress.training.distilled import check_distillation
-from compress.training.lora import check_lora
 from compress.training.supervised import check_labelled
 from quantize.calibration import METHODS
 from quantize.embeddings import quantize_tables
@@ -47,8 +47,8 @@ class Quantize(QuantizeSettings):
     VERSION: ClassVar[int] = 6
 
     def team(self, processes: Team) -> Team:
-        """All processes train in int8, each with the whole model; calibration alone is the work of the first."""
-        return processes if self.mode != "ptq" and not processes.shards else ALONE
+        """All processes train in int8, and each of them calibrates the whole model before; calibration alone is the work of the first."""
+        return processes if self.mode != "ptq" else ALONE
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
@@ -75,7 +75,7 @@ class Quantize(QuantizeSettings):
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq":
-            check_lora(self.qat.lora, config, setting_keys(self.title).key)
+            check_training(self.qat, config, context, setting_keys(self.title).key)
             if not self.qat.distill:
                 check_labelled(context.task, context.data, setting_keys(self.title).key)
         if self.mode != "ptq" and teacher is not None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
-from compress.devices.trained import Needed, Training, proposal
+from compress.devices.trained import PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
+from compress.machine.parallel import Team
 from compress.recipe import Recipe
+from compress.run.prepare import checked_with
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -37,8 +42,10 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
     """
     given = devices(text)
     lines = [f"devices: {given.count} of {shown_bytes(given.memory)} ({shown_bytes(given.usable)} usable each), linked by {given.link}"]
+    first = next(step.config for step in planned if step.config is not None)
+    arguments = {str(stage.id): (stage, config, teacher) for stage, config, teacher in checked_with(recipe, first, context)}
     for entry in planned:
-        lines += [f"{entry.step.id}: {line}" for line in _training(entry, planned, recipe, context, given)]
+        lines += [f"{entry.step.id}: {line}" for line in _training(entry, arguments, first, context, given)]
     lines.append(f"serving: {_asked(_load(recipe, context, streams), context)}")
     exported = next((entry for entry in planned if isinstance(entry.step, Export)), None)
     last = [entry for entry in planned if entry.made_by and entry is not exported][-1]
@@ -48,11 +55,21 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
     return [*lines, *(f"  {reason}" for reason in found.reasons)]
 
 
-def _training(entry: PlannedStep, planned: Sequence[PlannedStep], recipe: Recipe, context: Context, given: Devices) -> Iterator[str]:
+def _training(
+    entry: PlannedStep, arguments: Mapping[str, tuple[Stage, Any, Any]], first: Any, context: Context, given: Devices
+) -> Iterator[str]:
+    """Says how a step trains, if it does.
+
+    Args:
+        entry: The step.
+        arguments: Every stage by id, with the configs that it is checked with.
+        first: Config of the first model.
+        context: The context of the run.
+        given: The devices.
+    """
     settings: Any = settings_of(entry.step)
     if settings is None:
         return
-    first = next(step.config for step in planned if step.config is not None)
     learns = not isinstance(entry.step, Finetune)
     training = Training(
         entry.config,
@@ -62,14 +79,43 @@ def _training(entry: PlannedStep, planned: Sequence[PlannedStep], recipe: Recipe
         context.max_length,
         teacher=first if learns else None,
         keeps_best=getattr(settings, "keep", "best") == "best",
-        strategy=recipe.parallel.strategy,
+        strategy=context.parallel.strategy,
+        checkpointing=context.parallel.checkpointing,
+        offload=context.parallel.offload,
+        optimizer=settings.optimizer.name,
     )
-    found = proposal(training, given)
+    refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
+    problem = refused(training)
+    if problem is not None:
+        yield f"does not run on {given.count} device{'s' * (given.count > 1)} like this: {problem}"
+        return
+    found = proposal(training, given, lambda proposed: refused(proposed) is None)
     shown = f"{given.count} devices by {found.training.strategy}" if given.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
     if found.fits and found.changes:
         yield f"with {', '.join(found.changes)}; without, it does not fit"
+
+
+def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
+    """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
+    parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
+    team = stage.team(Team(0, count, training.strategy))
+    if team.size != count:
+        return "one process alone trains"
+    try:
+        _with_rows(stage, training.micro_batch_size).check(incoming, teacher, replace(context, parallel=parallel, team=team))
+    except InputError as error:
+        return "; ".join(error.problems)
+    return None
+
+
+def _with_rows(stage: Stage, rows: int | None) -> Stage:
+    """Returns a stage with another `micro_batch_size`."""
+    changed = settings_of(stage).model_copy(update={"micro_batch_size": rows})
+    if isinstance(stage, Finetune | Distill):
+        return cast("Stage", changed)
+    return stage.model_copy(update={"qat" if isinstance(stage, Quantize) else "recover": changed})
 
 
 def settings_of(stage: Stage) -> Any:
@@ -107,6 +153,7 @@ def _parts(needed: Needed) -> str:
         "optimizer": needed.optimizer,
         "activations": needed.activations,
         "gathered": needed.gathered,
+        "on the host": needed.host,
     }
     shown = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items() if size)
     return f"{shown_bytes(needed.peak)} each at the peak: {shown}"

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from compress.core.errors import InputError
 from compress.machine.environment import physical_cores
+from compress.machine.parallel import WATCHED
 
 FIRST_PORT, PORTS = 20000, 20000
 POLL_S = 0.1
@@ -73,7 +74,7 @@ def start(processes: int, command: Sequence[str]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = {"OMP_NUM_THREADS": str(max(1, physical_cores() // processes))} if "OMP_NUM_THREADS" not in os.environ else {}
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **threads}
+    shared = {WATCHED: "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **threads}
     started = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)
     ]
@@ -90,15 +91,19 @@ def _watched(started: Sequence[subprocess.Popen[bytes]]) -> int:
         if all(process.poll() == 0 for process in started):
             return 0
         time.sleep(POLL_S)
-    failed, status = next((rank, process.returncode) for rank, process in enumerate(started) if process.returncode)
-    if status < 0:
-        print(f"process {failed} of {len(started)} was ended by {signal.Signals(-status).name}", file=sys.stderr)
+    failed = next(process.returncode for process in started if process.returncode)
     deadline = time.monotonic() + GRACE_S  # the others notice by themselves, and the first one has the reason
     while time.monotonic() < deadline and any(process.poll() is None for process in started):
         time.sleep(POLL_S)
-    own = started[0].poll()
+    statuses = [process.poll() for process in started]
     _end(started)
-    return own if own is not None and own > 0 else 128 - status if status < 0 else status
+    own = statuses[0] or 0
+    killed = next(((rank, -status) for rank, status in enumerate(statuses) if status is not None and status < 0), None)
+    if killed is None:
+        return own if own > 0 else failed
+    rank, number = killed
+    print(f"process {rank} of {len(started)} was ended by {signal.Signals(number).name}", file=sys.stderr)
+    return own if own > 1 else 128 + number  # the others end with 1: all that they know is that a connection broke
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.core.config import Config, as_given
 from compress.core.engines import DEFAULT_ENGINES, EngineName
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
+
+Checkpointing = Literal["none", "full", "selective"]
 
 
 class Target(Config):
@@ -54,7 +56,20 @@ class Target(Config):
 
 
 class Parallel(Config):
-    """Training in several processes started by a launcher such as torchrun. Has no effect without a launcher."""
+    """How trainings use devices and their memory. Processes are started by a launcher such as torchrun."""
 
     strategy: Strategy = "ddp"
-    """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU."""
+    """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU. Has no
+    effect without a launcher."""
+    checkpointing: Checkpointing = "none"
+    """Activation checkpointing: what blocks compute is not kept for backward but computed again. full: only the inputs of blocks are kept,
+    for about a third more work; selective: results of matrix products too, for little more work. Changes no loss."""
+    offload: bool = False
+    """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
+    run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
+
+    @model_validator(mode="after")
+    def _offloads_shards(self) -> Self:
+        if self.offload and self.strategy != "fsdp2":
+            raise ValueError(f"offload: true given with strategy: {self.strategy}; it moves what fsdp2 divides: give strategy: fsdp2")
+        return self

@@ -2,17 +2,22 @@
 
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept
     gradients    4 bytes for each trained weight
-    optimizer    8 bytes for each trained weight (AdamW: two moments)
+    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments); Adafactor: 4 for each row and column of a matrix
     activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
                  backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
-                 (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training.
+                 (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
+                 checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
     gathered     fsdp2: two blocks whole at a time, and what lies outside of blocks
+    host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the blocks
+                 that run, and the gradient of one.
 
 The peak is weights + optimizer + gathered + max(activations, gradients): the activations go as the gradients come. Where gradients are
 accumulated over micro-batches they are there during the next forward pass, so that both count. fsdp2 divides weights, gradients and
-optimizer by the processes.
+optimizer by the processes; gradients that accumulate are whole.
 
-What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, fsdp2, and both.
+What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
+(selective, then full, then full with smaller micro-batches), the same with fsdp2, and the same with offload. What the stage refuses is
+not tried.
 
 Not counted: the integer copies of quantization-aware training, logits of a teacher that are cached, and the context of the driver, for
 which a tenth of the memory is left free."""
@@ -21,14 +26,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices
 from compress.machine.parallel import Strategy
@@ -38,9 +45,16 @@ from compress.models.meta import empty_caches
 from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.losses.table import losses_of
+from compress.training.optimizers import OptimizerName, moment_bytes
+from compress.training.recompute import PRODUCTS
 
 FLOAT = 4
-MOMENTS = 8
+KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+"""Of activation checkpointing, the one that keeps most first."""
+PARALLEL = ("strategy", "checkpointing", "offload")
+"""What a proposal may change in the section `parallel`."""
+SHARDED: tuple[tuple[Strategy, bool], ...] = (("fsdp2", False), ("fsdp2", True))
+"""Strategies, and whether shards lie in the memory of the host, the one that costs less first."""
 TRANSIENT = 2
 """Tensors as large as the largest kept one that the backward pass holds beside them."""
 
@@ -65,6 +79,9 @@ class Training:
     half: bool = True
     """Whether it computes in bfloat16."""
     strategy: Strategy = "ddp"
+    checkpointing: Checkpointing = "none"
+    offload: bool = False
+    optimizer: OptimizerName = "adamw"
 
 
 @dataclass(frozen=True)
@@ -78,11 +95,15 @@ class Needed:
     gathered: int = 0
     accumulates: bool = False
     """Whether gradients are there during the forward pass."""
+    together: int = 0
+    """With activation checkpointing: the most that activations and the gradients that are there already take at one time."""
+    host: int = 0
+    """Bytes of the host's memory for each process: what `offload` moves there."""
 
     @property
     def peak(self) -> int:
         """The most at one time."""
-        varying = self.activations + self.gradients if self.accumulates else max(self.activations, self.gradients)
+        varying = self.activations + self.gradients if self.accumulates else max(self.activations, self.gradients, self.together)
         return self.weights + self.optimizer + self.gathered + varying
 
 
@@ -98,64 +119,164 @@ class Proposal:
     """Settings of the recipe that differ, `key: value`."""
 
 
-def needed(training: Training, processes: int) -> Needed:
+def needed(training: Training, processes: int, counted: Counted | None = None) -> Needed:
     """Returns what a training takes on each of some devices; see the top of this file.
 
     Args:
         training: The training.
         processes: Devices, one process on each.
+        counted: Activations of the same model that are known already, by rows and what is kept; new ones are added.
     """
+    counted = {} if counted is None else counted
     share = math.ceil(training.batch_size / processes)
     rows = min(share, training.micro_batch_size or share)
     with _without_memory(training.config, training.task) as model:
         own, blocks = numel(model), [numel(block) for block in blocks_of(model, "model").values()]
+        moments = moment_bytes(training.optimizer, model.parameters())
     taught = 0
     if training.teacher is not None:
         with _without_memory(training.teacher, training.task) as model:
             taught = numel(model)
+    kind = rows, training.checkpointing
+    if kind not in counted:
+        counted[kind] = phases_of_backward(
+            training.config, training.task, rows, training.length, half=training.half, checkpointing=training.checkpointing
+        )
     divided = processes if training.strategy == "fsdp2" else 1
     gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if divided > 1 else 0
+    accumulates = rows < share
+    weights, gradients, moments = FLOAT * (own * (1 + training.keeps_best) + taught) // divided, FLOAT * own // divided, moments // divided
+    there = 0 if training.offload and divided > 1 else 1
+    passing = gradients if divided == 1 else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
     return Needed(
-        weights=FLOAT * (own * (1 + training.keeps_best) + taught) // divided,
-        gradients=FLOAT * own // divided,
-        optimizer=MOMENTS * own // divided,
-        activations=kept_for_backward(training.config, training.task, rows, training.length, half=training.half),
+        weights=there * weights,
+        gradients=passing,
+        optimizer=there * moments,
+        activations=max(phase.kept for phase in counted[kind]),
         gathered=gathered,
-        accumulates=rows < share,
+        accumulates=accumulates,
+        together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
+        host=(1 - there) * (weights + gradients + moments),
     )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is there at one time of a backward pass."""
+
+    kept: int
+    """Bytes of activations, with what the backward pass adds for a moment."""
+    trained: int = 0
+    """Weights whose gradient is complete."""
+
+
+Counted = dict[tuple[int, Checkpointing], list[Phase]]
 
 
 def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: bool) -> int:
     """Returns the bytes that autograd keeps of a forward pass and its loss, with what the backward pass adds for a moment.
+
+    The arguments are those of `phases_of_backward`.
+    """
+    return phases_of_backward(config, task, rows, length, half=half, checkpointing="none")[0].kept
+
+
+def phases_of_backward(config: Any, task: Task, rows: int, length: int, *, half: bool, checkpointing: Checkpointing) -> list[Phase]:
+    """Returns what is there when the backward pass starts, and while it computes each block again.
 
     Args:
         config: Transformers config.
         task: The task; of text that is generated the loss is counted too, whose logits are large.
         rows: Rows of the pass.
         length: Tokens of each.
-        half: Whether it computes in bfloat16, the weights being cast once.
+        half: Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing.
+        checkpointing: What is kept of the blocks.
     """
     with _without_memory(config, task) as model:
         model.train()
         features = {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
-        known = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())}
-        storages: dict[int, int] = {}
-        alive: list[torch.Tensor] = []  # a storage that is freed could come again under the same number
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in known:
-                storages[storage._cdata] = storage.nbytes()
-                alive.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
+        blocks = [_Block(block, kept, checkpointing) for block in blocks_of(model, "model").values()] if checkpointing != "none" else []
+        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
                 logits = model(**features).logits
             if TASKS[task].generates:
                 labels = torch.zeros(rows, logits.shape[1] - 1, dtype=torch.int32)
                 losses_of(task).labelled(logits.float(), labels)
-    return sum(storages.values()) + TRANSIENT * max(storages.values(), default=0)
+        phases, done = [Phase(_with_moment(kept.sizes))], numel(model) - sum(block.numel for block in blocks)
+        for block in reversed(blocks):  # what came after it is gone by then
+            phases.append(Phase(_with_moment({**block.before, **block.inner.sizes}), done))
+            done += block.numel
+    return phases
+
+
+def _with_moment(sizes: Mapping[int, int]) -> int:
+    """Returns the bytes of some storages, and of what the backward pass holds beside them."""
+    return sum(sizes.values()) + TRANSIENT * max(sizes.values(), default=0)
+
+
+class _Kept:
+    """The storages that something keeps, each counted once.
+
+    Args:
+        known: Storages that do not count.
+    """
+
+    def __init__(self, known: Collection[int]) -> None:
+        self.known, self.sizes = known, dict[int, int]()
+        self.alive: list[torch.Tensor] = []  # a storage that is freed could come again under the same number
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Counts a tensor; returns it."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.known:
+            self.sizes[storage._cdata] = storage.nbytes()
+            self.alive.append(tensor)
+        return tensor
+
+
+class _Block:
+    """Counts apart what a block keeps that is computed again; its inputs stay, and with `selective` results of products.
+
+    Args:
+        block: The block, whose `forward` is replaced.
+        outer: Counts what stays.
+        kind: What is kept.
+    """
+
+    def __init__(self, block: nn.Module, outer: _Kept, kind: Checkpointing) -> None:
+        self.forward, self.outer, self.inner, self.kind = block.forward, outer, _Kept(outer.known), kind
+        self.numel = numel(block)
+        self.before: dict[int, int] = {}  # what stays when the block has run, by storage
+        block.forward = self.run
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the block."""
+        for value in (*args, *kwargs.values()):
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    self.outer.keep(tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.inner.keep, lambda tensor: tensor)
+        with hooks, _Products(self.outer) if self.kind == "selective" else nullcontext():
+            result = self.forward(*args, **kwargs)
+        self.before = dict(self.outer.sizes)
+        return result
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the results of matrix products, which `selective` keeps."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            for tensor in result if isinstance(result, tuple) else (result,):
+                if isinstance(tensor, torch.Tensor):
+                    self.kept.keep(tensor)
+        return result
 
 
 def numel(module: nn.Module) -> int:
@@ -165,32 +286,46 @@ def numel(module: nn.Module) -> int:
 
 def proposals(training: Training, processes: int) -> Iterator[Training]:
     """Yields what is tried, the smallest change first."""
-    yield training
     share = math.ceil(training.batch_size / processes)
     sizes = [size for size in (2**power for power in range(share.bit_length() - 1, -1, -1)) if size < (training.micro_batch_size or share)]
-    yield from (replace(training, micro_batch_size=size) for size in sizes)
-    if processes > 1 and training.strategy != "fsdp2":
-        sharded = replace(training, strategy="fsdp2")
-        yield sharded
-        yield from (replace(sharded, micro_batch_size=size) for size in sizes)
+    plans: list[tuple[Strategy, bool]] = [(training.strategy, training.offload)]
+    plans += [plan for plan in SHARDED if processes > 1 and plan > plans[0]]
+    for strategy, offload in plans:
+        whole = replace(training, strategy=strategy, offload=offload)
+        yield whole
+        yield from (replace(whole, micro_batch_size=size) for size in sizes)
+        stronger = KINDS[KINDS.index(training.checkpointing) + 1 :]
+        yield from (replace(whole, checkpointing=kind) for kind in stronger)
+        yield from (replace(whole, checkpointing="full", micro_batch_size=size) for size in sizes if stronger)
 
 
-def proposal(training: Training, given: Devices) -> Proposal:
-    """Returns the first of `proposals` that fits on the devices, or the last one where none does."""
-    tried = Proposal(training, needed(training, given.count), False, ())
+def proposal(training: Training, given: Devices, runs: Callable[[Training], bool] = lambda training: True) -> Proposal:
+    """Returns the first of `proposals` that fits on the devices, or the last one where none does.
+
+    Args:
+        training: The training as the recipe has it.
+        given: The devices.
+        runs: Whether the stage takes the settings of a proposal; those that it refuses are left out.
+    """
+    counted: Counted = {}
+    tried: Proposal | None = None
     for each in proposals(training, given.count):
-        taken = needed(each, given.count)
+        if tried is not None and not runs(each):
+            continue
+        taken = needed(each, given.count, counted)
         tried = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)))
         if tried.fits:
             break
+    assert tried is not None, "the recipe as it is comes first"
     return tried
 
 
 def _changes(before: Training, after: Training) -> Iterator[str]:
     if after.micro_batch_size != before.micro_batch_size:
         yield f"micro_batch_size: {after.micro_batch_size}"
-    if after.strategy != before.strategy:
-        yield f"parallel: {{strategy: {after.strategy}}}"
+    settings = {name: getattr(after, name) for name in PARALLEL if getattr(after, name) != getattr(before, name)}
+    if settings:
+        yield f"parallel: {{{', '.join(f'{name}: {str(value).lower()}' for name, value in settings.items())}}}"
 
 
 @contextmanager

@@ -17,6 +17,9 @@ _REMEDIES = {
     errno.ENOMEM: "free some memory, or use a machine with more",
 }
 _MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
+_LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process has terminated")
+LOST = "another process of the run is gone: it was ended, or its machine or the network failed; run the same command to continue"
+"""What is said where nobody else knows which one."""
 _UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Errors that are the cause, whatever followed from them."""
 
@@ -36,6 +39,12 @@ def fault_of(error: BaseException) -> OSError | None:
         return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
     found = next((number for number in _UNDERLYING if os.strerror(number) in text), None)
     return OSError(found, os.strerror(found)) if found is not None else None
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection to another process of the run broke, as torch.distributed tells it."""
+    above = error.__cause__ or error.__context__
+    return (isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)) or (above is not None and is_lost(above))
 
 
 def line_of(error: OSError) -> str:

@@ -14,7 +14,8 @@ others take part in the stages that train in parallel and wait during all other 
            whole step, see `compress.training.engine`).
     fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
-           Scalars, such as a learned scale, cannot be sharded and stay whole.
+           Scalars, such as a learned scale, cannot be sharded and stay whole. With `offload` shards, their gradients and their optimizer
+           state lie in the memory of the host (`CPUOffloadPolicy`).
 
 Not supported: tensor and pipeline parallelism.
 """
@@ -32,6 +33,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
+from compress.machine.faults import is_lost
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -40,11 +43,13 @@ if TYPE_CHECKING:
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
 """Timeout of a collective: process 0 may export and serve for hours while the others wait."""
+WATCHED = "COMPRESS_WATCHED"
+"""Set in processes that `compress run --processes` has started and watches: it says itself which one was ended."""
 T = TypeVar("T")
 
 
 class FailedElsewhere(Exception):
-    """Another process of the run failed first and has reported why; this one ends without a message."""
+    """Another process of the run failed first, which is reported; this one ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,7 @@ def joined() -> Iterator[Team]:
     """Connects this process, for the duration of the block, with the others that the launcher started.
 
     Raises:
-        FailedElsewhere: Another process failed first and has reported why.
+        FailedElsewhere: Another process failed first, and this is reported.
     """
     if not is_launched():
         yield ALONE
@@ -202,29 +207,41 @@ def joined() -> Iterator[Team]:
     try:
         yield Team(rank, size)
     except BaseException as error:
-        if store.add("failed", 1) > 1:  # most likely a broken connection to the process that failed first
+        told = not _is_first_to_fail(store)  # most likely a broken connection to the process that failed first
+        if told or (is_lost(error) and WATCHED in os.environ):
             raise FailedElsewhere from error
         raise
     finally:
         dist.destroy_process_group()
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module]) -> nn.Module:
+def _is_first_to_fail(store: Any) -> bool:
+    try:
+        first: bool = store.add("failed", 1) <= 1
+    except RuntimeError:  # the store is gone with process 0, which was ended
+        return True
+    return first
+
+
+def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) -> nn.Module:
     """Shards the weights of a model over all processes, in place; returns the model.
 
     Args:
         model: The same weights in all processes, on any device.
         blocks: The modules to gather one at a time.
+        offload: Whether shards, their gradients and their optimizer state lie in the memory of the host.
     """
     import torch
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
     for scalar in scalars:
         scalar.data = scalar.data.to(device)
     for module in (*blocks, model):
-        fully_shard(module, ignored_params=scalars)
+        fully_shard(module, ignored_params=scalars, offload_policy=policy)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports

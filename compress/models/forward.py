@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from compress.machine.parallel import is_sharded
 
 
 def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
@@ -26,8 +29,12 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Returns the device of the first parameter."""
-    return next(model.parameters()).device
+    """Returns the device that a model computes on: that of its first parameter, or the one that its shards are gathered on."""
+    first: Any = next(model.parameters())
+    if is_sharded(first) and first.device_mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())  # shards may lie in the memory of the host
+    device: torch.device = first.device
+    return device
 
 
 def on_device(features: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

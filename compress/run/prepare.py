@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -60,6 +60,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         shared=folder / "stages",
         losses=Injected(),
         team=team,
+        parallel=recipe.parallel,
         fingerprint=environment.fingerprint(),
     )
     return replace(
@@ -96,13 +97,25 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
     """Lets every stage check its input model and its teacher, before anything runs."""
     _check_machine(recipe)
+    for stage, given, teacher in checked_with(recipe, config, context):
+        stage.check(given, teacher, replace(context, team=stage.team(context.team)))
+
+
+def checked_with(recipe: Recipe, config: Any, context: Context) -> Iterator[tuple[Stage, Any, Any]]:
+    """Yields every stage with the Transformers configs of its input model and of its first teacher (None without one).
+
+    Args:
+        recipe: The recipe.
+        config: Transformers config of the model of the recipe.
+        context: The context of the first step.
+    """
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
         config = {BASELINE: baseline, **configs}[named] if (named := input_named(stage)) else config
         known = {BASELINE: baseline, INPUT: config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
-        stage.check(config, teachers[0] if teachers else None, replace(context, team=stage.team(context.team)))
+        yield stage, config, teachers[0] if teachers else None
         config = configs[str(stage.id)] = stage.config_after(config)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from compress.artifacts.artifact import Artifact
 from compress.core.goals import Goals
 from compress.core.progress import Progress
-from compress.core.target import Target
+from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
@@ -97,6 +97,8 @@ class Context:
     """The processes that run this stage."""
     shared: Path | None = None
     """Folder `stages` of the run, for what several stages, and all runs that share the store, compute alike; None outside a run."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How trainings use devices and their memory."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 

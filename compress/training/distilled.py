@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.machine.device import computing_device
+from compress.machine.parallel import shard, without_gradients
+from compress.models.blocks import blocks_of
 from compress.models.forward import forward
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
@@ -82,6 +85,20 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
 
 def _fits(num_rows: int, num_logits: int) -> bool:
     return 0 < num_rows * num_logits * 4 <= CACHE_BYTES
+
+
+def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
+    """Freezes a teacher and moves it to the device; with fsdp2 each process holds its shard of every block.
+
+    Args:
+        teacher: A loaded model, on any device.
+        context: The processes of the stage.
+        key: Key path of the teacher, for messages.
+    """
+    teacher.eval().requires_grad_(False)
+    if not context.team.shards:
+        return teacher.to(computing_device())
+    return shard(teacher, blocks_of(teacher, key).values(), context.parallel.offload)
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
@@ -164,7 +181,7 @@ class Distilled(nn.Module):
         rows = torch.from_numpy(batch.indices).to(batch.labels.device)
         if self.logits is not None and not self.logits[rows].isnan().any():
             return self.logits[rows]
-        with torch.inference_mode():
+        with without_gradients(self.teacher[0]):
             answers_bC = forward(self.teacher[0], self.features(batch))
         answers_bC = answers_bC.clone()  # a tensor from inference mode cannot be part of a loss
         if self.logits is not None:

@@ -25,8 +25,10 @@ from compress.machine.parallel import Team
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training.lora import Lora, check_lora
+from compress.training.allowed import check_training
+from compress.training.lora import Lora
 from compress.training.losses.vector import ACROSS_ROWS, PairLoss
+from compress.training.optimizers import Optimizer
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, supervised
 from compress.training.thresholds import fit_null_threshold, fit_thresholds
@@ -65,6 +67,8 @@ class Finetune(Stage):
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Final weights: the best on the selection split, or the last."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer; learning rates are not the same for all."""
     lora: Lora | None = None
     """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
 
@@ -78,8 +82,8 @@ class Finetune(Stage):
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out `loss` and `thresholds` where they are not given, so that other tasks keep their cache keys."""
-        return as_given(self, whole, ("loss", "thresholds"))
+        """Leaves out what is not given and came later, so that recipes without it keep their cache keys."""
+        return as_given(self, whole, ("loss", "thresholds", "optimizer"))
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
@@ -94,7 +98,7 @@ class Finetune(Stage):
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
-        check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
+        check_training(self, config, context, key)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the trained checkpoint.

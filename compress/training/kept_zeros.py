@@ -13,8 +13,6 @@ weights that are not linear layers, such as stacked experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,21 +37,20 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.startswith(inside)}
 
 
-@contextmanager
-def zeros_held(model: nn.Module) -> Iterator[None]:
-    """Keeps the current zeros of a model within the `with` block, if its config says so."""
-    handles = []
-    if keeps_zeros(model):
-        for layer in block_linears(model).values():
-            mask_OI = layer.weight.detach() != 0
-            if layer.weight.requires_grad and not bool(mask_OI.all()):
-                handles.append(layer.weight.register_hook(_masking(mask_OI)))  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+class ZeroMasks:
+    """Keeps the zeros that a model has now, if its config says so.
 
+    Args:
+        model: The model, sharded or not.
+    """
 
-def _masking(mask_OI: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda gradient_OI: gradient_OI * mask_OI
+    def __init__(self, model: nn.Module) -> None:
+        layers = block_linears(model).values() if keeps_zeros(model) else ()
+        weights: list[Tensor] = [layer.weight for layer in layers if layer.weight.requires_grad]
+        self.masks = [(weight_OI, weight_OI.detach() != 0) for weight_OI in weights]
+
+    def apply(self) -> None:
+        """Masks the gradients of a step, which are complete: summed over micro-batches and processes."""
+        for weight_OI, mask_OI in self.masks:
+            if weight_OI.grad is not None:
+                weight_OI.grad.mul_(mask_OI)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import file_digest, write_json, writing
 
-SCHEMA = 1
+SCHEMA = 2
 FOLDER = "training"
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -105,10 +105,14 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numbers)
 
 
-def weights_digest(module: nn.Module) -> str:
-    """Returns the sha256 (hex) of all parameters and buffers."""
+def weights_digest(model: nn.Module, objective: nn.Module | None) -> str:
+    """Returns the sha256 (hex) of all parameters, and of the buffers of the model.
+
+    An objective may have a buffer in one process that several have not, for answers of its teacher.
+    """
     total = hashlib.sha256()
-    for name, value in module.state_dict().items():
+    own = {} if objective is None else {f"objective.{name}": value for name, value in objective.named_parameters()}
+    for name, value in {**model.state_dict(), **own}.items():
         total.update(name.encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

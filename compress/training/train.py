@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
+from compress.core.target import Parallel
 from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
 from compress.measure.metrics import primary
@@ -39,10 +40,13 @@ from compress.models.forward import device_of
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
+from compress.training.allowed import check_pairs
 from compress.training.engine import Engine
-from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
+from compress.training.optimizers import Optimizer, optimizer_of
 from compress.training.precision import autocast_dtype, dtype_for
+from compress.training.recompute import recomputed
 from compress.training.rows import Rows, plan_epoch, plan_pairs
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
@@ -76,6 +80,8 @@ class TrainConfig(Config):
     """Final weights: the best on the selection split, or the last."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights; default: all weights are trained."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""
     look_first: bool = False
     """Whether the initial weights count as a candidate for the best: for models that are already good."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
@@ -163,6 +169,8 @@ class Training:
     """Name in the progress bar and in messages."""
     depends: Any = None
     """Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How the training uses devices and their memory."""
     team: Team = ALONE
     """The training processes; all of them call `train` with the same arguments. Only the first one evaluates on the selection split (all of
     them if the model is sharded) and writes to `scratch`."""
@@ -176,6 +184,7 @@ class Training:
             "scratch": context.scratch,
             "progress": context.progress,
             "team": context.team,
+            "parallel": context.parallel,
             "higher_is_better": primary(context.task).higher_is_better,
         }
         return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})
@@ -199,21 +208,9 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        _check_pairs(training)
-    if training.team.shards and getattr(getattr(model, "config", None), NOTE, False):
-        raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
+        check_pairs(training.config, training.team.size, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
-
-
-def _check_pairs(training: Training) -> None:
-    """Raises an `InputError` if a batch would take texts without their partners."""
-    config = training.config
-    for name, size in (("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)):
-        if size is not None and size % 2:
-            raise InputError(f"{training.label}: {name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
-    if training.team.size > 1:
-        raise InputError(f"{training.label}: {training.team.size} processes would share the texts of a pair; run one process")
 
 
 def _trained(model: nn.Module, objective: Objective, training: Training) -> History:
@@ -221,7 +218,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
-    digest = weights_digest(trained)
+    digest = weights_digest(model, objective if isinstance(objective, nn.Module) else None)
     loop = _Loop(model, objective, trained, training)
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
@@ -229,15 +226,13 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
         "rows": _rows_digest(training.split.rows, training.split.labels),
         "weights": digest,
         "depends": training.depends,
-        "threads": torch.get_num_threads(),
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
-        "processes": team.size,
-        "strategy": team.strategy if team.size > 1 else None,
     }
     loop.history.higher_is_better = training.higher_is_better
-    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model):
-        loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
+    again = recomputed(model, training.parallel.checkpointing, training.label)
+    with seeded(training.seed + RANK_SEED * team.rank), again:
+        loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress, training.seed)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
 
@@ -258,19 +253,6 @@ def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedul
     return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
-
-    Sharded parameters are in separate groups, because a fused optimizer step cannot mix them with whole ones.
-    """
-    groups: dict[tuple[bool, type], list[nn.Parameter]] = {}
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            groups.setdefault((parameter.ndim <= 1, type(parameter)), []).append(parameter)
-    ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
-    return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
-
-
 class _Loop:
     """The state of one training and its steps."""
 
@@ -278,20 +260,25 @@ class _Loop:
         config, label, team = training.config, training.label, training.team
         self.model, self.trained, self.config, self.team = model, trained, config, team
         self.seed, self.select, self.label = training.seed, training.select, label
+        self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
         self.plan = plan_pairs if training.split.together > 1 else plan_epoch
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
-            shard(model, blocks_of(model, label).values())
+            shard(model, blocks_of(model, label).values(), training.parallel.offload)
         self.device = device_of(model)
+        threads = torch.get_num_threads()
+        self.plan_text = f"{team.size} processes ({team.strategy})" if team.size > 1 else "one process"
+        self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
         if not team.shards:  # one process alone cannot run a sharded model
             few = {name: value.to(self.device) for name, value in self.rows.batch(np.arange(min(2, len(self.rows.lengths)))).items()}
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
-        self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
+        self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
+        self.masks = ZeroMasks(model)
         self.engine = Engine(objective, model, trained, team)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
@@ -341,6 +328,7 @@ class _Loop:
         for name, value in zip(sums, team.total(list(sums.values())), strict=True):
             self._check_finite(value, f"loss ({name})")
             self.sums[name] = self.sums.get(name, 0.0) + value
+        self.masks.apply()
         self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
@@ -359,7 +347,8 @@ class _Loop:
         """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
         features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
+        half = self.autocast == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.caches_casts):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
@@ -415,36 +404,52 @@ class _Loop:
         """Returns everything that `resume` needs; all processes must make this call."""
         tensors = {f"now.{name}": value for name, value in self._changing().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        for i, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        for name, parameter in self.trained.named_parameters():
+            tensors |= {f"optimizer.{moment}.{name}": value for moment, value in self.optimizer.state.get(parameter, {}).items()}
         if self.team.shards:
             tensors = {name: full(value).cpu() for name, value in tensors.items()}
         for rank, generator in enumerate(self.team.gather(_generator(self.device))):
             tensors |= {f"rank.{rank}": generator} if rank else {}  # `write_state` saves that of the first process
-        return State(tensors, {"history": asdict(self.history), "sums": self.sums, "seen": self.seen})
+        values = {
+            "history": asdict(self.history),
+            "sums": self.sums,
+            "seen": self.seen,
+            "processes": self.team.size,
+            "plan": self.plan_text,
+        }
+        return State(tensors, values)
 
-    def resume(self, state: State | None, progress: Progress) -> None:
-        """Resumes from the checkpoint of the first process, if there is one."""
+    def resume(self, state: State | None, progress: Progress, seed: int) -> None:
+        """Resumes from the checkpoint of the first process, if there is one.
+
+        What other processes, or another number of them, have saved is divided anew. The bits are then those of an uninterrupted run but for
+        the order of additions, and processes that were not there draw new dropout.
+        """
         values = self.team.broadcast(None if state is None else state.values)
         if values is None:
             return
         now = self.trained.state_dict()
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        moments: dict[int, dict[str, Tensor]] = {}
+        parameters = {name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
+        moments: dict[str, dict[str, Tensor]] = {}
+        if self.team.rank >= values["processes"]:
+            torch.manual_seed(seed + RANK_SEED * self.team.rank + values["history"]["steps"])
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
-            if kind == "now":
+            if kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
                 now[name].copy_(sharded_like(now[name], value))
             elif kind == "best":
                 self.best[name] = sharded_like(now[name], value)
             elif kind == "optimizer":
-                number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = sharded_like(parameters[int(number)], value)
-            elif int(name) == self.team.rank:
+                moment, _, name = name.partition(".")
+                moments.setdefault(name, {})[moment] = sharded_like(parameters[name], value)
+            elif kind == "rank" and int(name) == self.team.rank:
                 _set_generator(self.device, value)
-        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        places = {parameter: i for i, parameter in enumerate(each for group in self.optimizer.param_groups for each in group["params"])}
+        known = {places[parameters[name]]: values for name, values in moments.items()}
+        self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.history, self.sums, self.seen = History(**values["history"]), values["sums"], values["seen"]
-        progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}")
+        other = "" if values["plan"] == self.plan_text else f", begun by {values['plan']}: the same up to rounding"
+        progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}{other}")
 
     def finish(self) -> History:
         """Loads the best weights if they are kept, and gathers a sharded model."""

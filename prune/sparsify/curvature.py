@@ -67,8 +67,9 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
             with torch.enable_grad(), torch.autocast(device.type, enabled=False):
                 logits = forward(model, batch.features)
             drawn = losses.drawn_gradient(logits.detach(), batch.labels, TEMPERATURE, generator)
-            gradients = torch.autograd.grad(logits, [output for *_, output in calls], drawn, allow_unused=True)
-            for (name, x, output), gradient in zip(calls, gradients, strict=True):
+            made = tuple(calls)  # backward may run blocks again (`compress.training.recompute`), which calls the hooks again
+            gradients = torch.autograd.grad(logits, [output for *_, output in made], drawn, allow_unused=True)
+            for (name, x, output), gradient in zip(made, gradients, strict=True):
                 dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)
                 counts_N = (dy_NO != 0).any(dim=1)
                 outputs[name] += dy_NO.double().square().sum(dim=0)

@@ -79,8 +79,8 @@ class Sparsify(SparsifySettings):
                 check_recovery(settings, self.training_keys(name), config, config, teacher, context)
 
     def team(self, processes: Team) -> Team:
-        """The first process chooses the zeros; all of them fine-tune, each with the whole model."""
-        return processes if self.recover is not None and not processes.shards else ALONE
+        """The first process chooses the zeros; all of them fine-tune."""
+        return processes if self.recover is not None else ALONE
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the sparse checkpoint.
@@ -105,12 +105,12 @@ class Sparsify(SparsifySettings):
                 self._train(cut.model, self.recover, cut.source, context, RECOVERY)
             return {}
         model, figures = self._zeroed(parent.path, replace(context, team=ALONE))
-        layers = target_layers(self, model)
-        warn_of_dense_weights(self, model, layers, context.progress)
+        warn_of_dense_weights(self, model, target_layers(self, model), context.progress)
         if self.recover is not None:
             hand_out(context.team, Cut(model, parent.path, None), context.scratch)
             history = self._train(model, self.recover, parent.path, context, RECOVERY)
             figures |= {"recovery": _history_figures(history)}
+        layers = target_layers(self, model)  # after the training, which replaces the modules of a sharded model
         rows = [layer_figures(name, layer.weight.detach(), self.zeros) for name, layer in layers.items()]
         zeros, weights = (sum(row[key] for row in rows) for key in ("zeros", "weights"))
         unread = unread_figures(model, self.key)

@@ -71,17 +71,17 @@ def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable and parameter in scales)
     with seeded(seed):
-        for layer in layers:
+        for layer in layers.values():
             parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, lora))
     yield
-    for layer in layers:
-        parametrize.remove_parametrizations(layer, "weight")
+    for name in layers:  # by name: `train` may have replaced the modules of a sharded model
+        parametrize.remove_parametrizations(model.get_submodule(name), "weight")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
 
 
-def _chosen(model: nn.Module, lora: Lora, key: str) -> list[QatLinear]:
-    """Returns the layers whose weights are changed."""
+def _chosen(model: nn.Module, lora: Lora, key: str) -> dict[str, QatLinear]:
+    """Returns the layers whose weights are changed, by module name."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
     examples = f"layers are named like {', '.join(list(layers)[:3])}"
     problems = [
@@ -91,4 +91,4 @@ def _chosen(model: nn.Module, lora: Lora, key: str) -> list[QatLinear]:
     ]
     if problems:
         raise InputError(*problems)
-    return [layer for name, layer in layers.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)]
+    return {name: layer for name, layer in layers.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)}

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
+from compress.core.config import as_given
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
 from compress.measure.closeness import distance, place
@@ -31,8 +32,9 @@ from compress.schemes.int8 import LayerScales
 from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
-from compress.training.distilled import attention_as_before, distillation_objective
+from compress.training.distilled import attention_as_before, distillation_objective, on_devices
 from compress.training.lora import Lora
+from compress.training.optimizers import Optimizer
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
@@ -80,8 +82,15 @@ class Qat(DistillationSettings):
     keep: Literal["best", "last"] = "best"
     """Which weights and scales to keep: the best on the selection split, including those before training, or the last. Best is closest to
     the teacher's logits if there is a teacher, else best by the metric."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer; learning rates are not the same for all."""
     lora: Lora | None = None
     """Trains low-rank changes of the quantized weights, and scales, instead of all weights; give {} for the defaults."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return as_given(self, whole, ("optimizer",))
 
     @model_validator(mode="after")
     def _no_dropout_within_rounding(self) -> Self:
@@ -176,13 +185,14 @@ def learn(
     """
     from compress.models.checkpoint import load
 
-    model.to(computing_device())
+    if not context.team.shards:  # with fsdp2, `train` moves the model to the device block by block
+        model.to(computing_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
     prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
-        taught_by = (copy.deepcopy(model) if given is None else given).to(computing_device())
+        taught_by = on_devices(copy.deepcopy(model) if given is None else given, context, setting_keys(label).teacher_key)
     select, higher_is_better = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
         objective = supervised(context.task)

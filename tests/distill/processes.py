@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
+from compress.core.target import Parallel, Target
 from compress.data.splits import Data
-from compress.machine.parallel import ALONE, Strategy, Team, joined, leave
+from compress.machine.parallel import ALONE, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training import train
 from compress.training.finetune import Finetune
 from distill import teacher
 from distill.distill import Distill
+from distill.injected import Injected
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
@@ -49,10 +50,32 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover={**STEADY, "hidden_weight": 0.5}),  # type: ignore[arg-type]
     ),
+    "pruned inside": (
+        "still",
+        Prune(sparsity=0.4, recover={**STEADY, "losses": [{"name": "hidden"}, {"name": "soft_target"}]}),  # type: ignore[arg-type]
+    ),
+    "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
 }
-WHOLE = ("int8", "pruned", "pruned in steps", "zeros")
-"""Those that hold the whole model in every process: with fsdp2 the first one trains alone."""
+Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
+"""How trainings use two processes, and the cases that are trained so."""
+USUAL = Parallel()
+SHARDED = Parallel(strategy="fsdp2")
+PLANS: Mapping[str, Plans] = {
+    "quick": {
+        "ddp": (USUAL, tuple(case for case in CASES if case not in ("pruned inside", "lamb"))),
+        "fsdp2": (SHARDED, ("finetune", "answers", "inside", "int8", "zeros")),
+    },
+    "slow": {
+        "ddp": (USUAL, ("pruned inside",)),
+        "fsdp2": (SHARDED, ("pruned", "pruned in steps", "pruned inside")),
+        "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
+        "products": (Parallel(checkpointing="selective"), ("inside",)),
+        "lamb": (SHARDED, ("lamb",)),
+    },
+}
+CUT = ("int8", "pruned", "pruned in steps", "pruned inside", "zeros")
+"""Those that start from rounded, cut or zeroed weights."""
 KILLED: Mapping[str, Stage] = {
     "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
     "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
@@ -60,23 +83,30 @@ KILLED: Mapping[str, Stage] = {
 """Stages on a model with dropout, of ten steps each."""
 
 
+MOVED = Finetune(**{**STEADY, "epochs": 1}, weight_decay=0.1)
+"""A training of ten steps without dropout that is killed by some processes and continued by others."""
+
+
 class Killed(Exception):
     """Stands for a kill."""
 
 
-def context_of(folder: Path, kind: str, scratch: Path, team: Team) -> Context:
+def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel) -> Context:
     """The context of a stage on one of the two checkpoints in `folder`: one drops out, one does not."""
     splits = [sentences(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
     data = Data(splits[0], splits[1], splits[2], LABELS[2])
     baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
     mine = scratch if team.is_first else scratch.with_name(f"{scratch.name}.{team.rank}")
     target = Target(sequence_lengths=(8,))
-    return Context("text-classification", data, 16, target, 0, Told(), mine, {"baseline": baseline}, teachers=(baseline,), team=team)
+    told, known = Told(), {"baseline": baseline}
+    return Context(
+        "text-classification", data, 16, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected()
+    )
 
 
-def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team) -> dict[str, Any]:
+def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL) -> dict[str, Any]:
     """Runs one stage in float32; returns its figures, the norm of the gradient of every step as `norms`, and `rows`: how many it took."""
-    context = context_of(folder, kind, scratch, team)
+    context = context_of(folder, kind, scratch, team, parallel)
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher.autocast_dtype = lambda device: torch.float32
     norms, clip, backward, rows = [], train._Loop._clip, train._Loop._backward, [0]
@@ -133,45 +163,63 @@ def dying(step: int) -> Iterator[None]:
         train.TrainConfig.model_rebuild(force=True)
 
 
-def together(folder: Path) -> None:
+def together(folder: Path, part: str) -> None:
     """What two processes do; writes one folder for each case, and `results.json`."""
-    strategies: tuple[Strategy, ...] = ("ddp", "fsdp2")
     results: dict[str, Any] = {}
     with joined() as first:
-        for strategy in strategies:
-            team = replace(first, strategy=strategy)
+        for plan, (parallel, cases) in PLANS[part].items():
+            team = replace(first, strategy=parallel.strategy)
 
-            def out(name: str, strategy: str = strategy) -> Path:
-                return folder / strategy / (name if first.is_first else f"{name}.{first.rank}")
+            def out(name: str, plan: str = plan) -> Path:
+                return folder / plan / (name if first.is_first else f"{name}.{first.rank}")
 
-            for name, (kind, stage) in CASES.items():
-                if stage.team(team) is ALONE:
-                    continue
-                results[f"{strategy} {name}"] = run(folder, kind, stage, out(name), folder / strategy / f"{name}-scratch", team)
-            for name, stage in KILLED.items():
-                if stage.team(team) is ALONE:
-                    continue
-                scratch = folder / strategy / f"killed-{name}-scratch"
-                run(folder, "dropping", stage, out(f"whole-{name}"), folder / strategy / f"whole-{name}-scratch", team)
+            for name in cases:
+                kind, stage = CASES[name]
+                results[f"{plan} {name}"] = run(folder, kind, stage, out(name), folder / plan / f"{name}-scratch", team, parallel)
+            for name, stage in KILLED.items() if part == "quick" else ():
+                scratch = folder / plan / f"killed-{name}-scratch"
+                run(folder, "dropping", stage, out(f"whole-{name}"), folder / plan / f"whole-{name}-scratch", team, parallel)
                 with dying(4), contextlib.suppress(Killed):
-                    run(folder, "dropping", stage, out(f"killed-{name}"), scratch, team)
+                    run(folder, "dropping", stage, out(f"killed-{name}"), scratch, team, parallel)
                 torch.manual_seed(99 + first.rank)  # new processes have other generators
-                results[f"{strategy} resumed {name}"] = run(folder, "dropping", stage, out(f"resumed-{name}"), scratch, team)
+                results[f"{plan} resumed {name}"] = run(folder, "dropping", stage, out(f"resumed-{name}"), scratch, team, parallel)
+            if part == "quick":
+                scratch = folder / f"from two {plan}"
+                with dying(4), contextlib.suppress(Killed):
+                    run(folder, "still", MOVED, out("killed-moved"), scratch, team, parallel)
+                results[f"to {plan}"] = run(folder, "still", MOVED, out("moved"), folder / f"from one {plan}", team, parallel)
         drawn = first.gather(torch.tensor([float(first.rank)]))
         results["ranks"] = [float(value) for value in drawn]
         if first.is_first:
             (folder / "results.json").write_text(json.dumps(results))
 
 
-def alone(folder: Path) -> dict[str, Any]:
+def killed_alone(folder: Path) -> None:
+    """Leaves, for every plan that goes on with it, the training that one process began."""
+    for plan in PLANS["quick"]:
+        with dying(4), contextlib.suppress(Killed):
+            run(folder, "still", MOVED, folder / "alone" / f"killed for {plan}", folder / f"from one {plan}", ALONE)
+
+
+def moved_to_one(folder: Path) -> dict[str, Any]:
+    """What one process makes of trainings that two began, and of one that it begins itself."""
+    sources = {plan: folder / f"from two {plan}" for plan in PLANS["quick"]} | {"none": folder / "from none"}
+    return {
+        f"from {plan}": run(folder, "still", MOVED, folder / "alone" / f"from {plan}", source, ALONE) for plan, source in sources.items()
+    }
+
+
+def alone(folder: Path, part: str) -> dict[str, Any]:
     """What one process does."""
+    names = {name for _, cases in PLANS[part].values() for name in cases}
     return {
         name: run(folder, kind, stage, folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE)
         for name, (kind, stage) in CASES.items()
+        if name in names
     }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    together(Path(sys.argv[1]))
+    together(Path(sys.argv[1]), sys.argv[2])
     leave(0)

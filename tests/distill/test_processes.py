@@ -37,28 +37,54 @@ def launch(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*LAUNCH, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
+Results = tuple[Path, dict[str, Any], dict[str, Any]]
+"""The folder of all trainings, the figures of one process, and those of two."""
+
+
 @pytest.fixture(scope="module")
-def results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """The folder of all trainings, the figures of one process, and those of two."""
-    folder = tmp_path_factory.mktemp("processes")
+def results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of every run of the tests."""
+    return trained("quick", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def more_results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of slow tests."""
+    return trained("slow", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "still").symlink_to(checkpoint("bert", **still))
     (folder / "dropping").symlink_to(checkpoint("bert"))
-    finished = launch(str(ROOT / "tests" / "distill" / "processes.py"), str(folder))
-    assert finished.returncode == 0, finished.stderr[-3000:]
     patched = processes.train.autocast_dtype, processes.teacher.autocast_dtype
     try:
-        ours = processes.alone(folder)
+        if part == "quick":
+            processes.killed_alone(folder)
+        finished = launch(str(ROOT / "tests" / "distill" / "processes.py"), str(folder), part)
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        ours = processes.alone(folder, part) | (processes.moved_to_one(folder) if part == "quick" else {})
     finally:
         processes.train.autocast_dtype, processes.teacher.autocast_dtype = patched
     return folder, ours, json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("strategy", "case"),
-    [*(("ddp", case) for case in processes.CASES), *(("fsdp2", case) for case in processes.CASES if case not in processes.WHOLE)],
-)
-def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, results: Any) -> None:
+def cases(part: str) -> list[tuple[str, str]]:
+    return [(plan, case) for plan, (_, names) in processes.PLANS[part].items() for case in names]
+
+
+@pytest.mark.parametrize(("strategy", "case"), cases("quick"))
+def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, results: Results) -> None:
+    compare(strategy, case, results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("slow"))
+def test_two_processes_come_to_what_one_comes_to_in_all_plans(strategy: str, case: str, more_results: Results) -> None:
+    compare(strategy, case, more_results)
+
+
+def compare(strategy: str, case: str, results: Results) -> None:
     folder, ours, both = results
     one, two = ours[case], both[f"{strategy} {case}"]
     assert one["steps"] == two["steps"] == (10 if case == "answers" else 50)
@@ -76,11 +102,11 @@ def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, resul
     assert a.keys() == b.keys()
     apart = {name: float((a[name].double() - b[name].double()).abs().mean()) for name in a}
     # A bias of the keys shifts all scores of a query alike: its gradient is 0 but for rounding, which AdamW brings to full size.
-    assert max(value for name, value in apart.items() if not name.endswith("key.bias")) < (5e-5 if case in processes.WHOLE else 1e-5), apart
+    assert max(value for name, value in apart.items() if not name.endswith("key.bias")) < (5e-5 if case in processes.CUT else 1e-5), apart
     assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
 
 
-@pytest.mark.parametrize(("strategy", "stage"), [("ddp", "distilled"), ("ddp", "int8"), ("fsdp2", "distilled")])
+@pytest.mark.parametrize(("strategy", "stage"), [(strategy, stage) for strategy in ("ddp", "fsdp2") for stage in processes.KILLED])
 def test_killed_processes_continue_to_equal_bits(strategy: str, stage: str, results: Any) -> None:
     folder, _, both = results
     whole, resumed = (load_file(folder / strategy / f"{name}-{stage}" / "model.safetensors") for name in ("whole", "resumed"))
@@ -88,15 +114,38 @@ def test_killed_processes_continue_to_equal_bits(strategy: str, stage: str, resu
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize("plan", processes.PLANS["quick"])
+def test_a_training_goes_on_with_another_number_of_processes(plan: str, results: Results) -> None:
+    folder, ours, both = results
+    whole = ours["from none"]
+    assert len(whole["norms"]) == 10
+    expected = load(folder / "alone" / "from none").state_dict()
+    for resumed, place in ((ours[f"from {plan}"], folder / "alone" / f"from {plan}"), (both[f"to {plan}"], folder / plan / "moved")):
+        assert len(resumed["norms"]) == 6  # four steps were taken before the kill
+        for mine, theirs in zip(resumed["losses"], whole["losses"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+        for name, value in load(place).state_dict().items():
+            if not name.endswith("key.bias"):
+                assert float((value - expected[name]).abs().mean()) < 1e-5, name
+
+
 def test_int8_training_in_two_processes_ends_in_the_integers_of_one(results: Any) -> None:
     folder, _, _ = results
     codes = []
-    for place in ("alone", "ddp"):
+    for place in ("alone", "ddp", "fsdp2"):
         weights, scales = (load_file(folder / place / "int8" / name) for name in ("model.safetensors", "quantization.safetensors"))
         layers = [name.removesuffix(".weight_scale") for name in scales if name.endswith(".weight_scale")]
         assert len(layers) == 24
         codes.append({layer: (weights[f"{layer}.weight"] / scales[f"{layer}.weight_scale"][:, None]).round() for layer in layers})
-    assert all(torch.equal(codes[0][layer], codes[1][layer]) for layer in codes[0])
+    assert all(torch.equal(codes[0][layer], other[layer]) for other in codes[1:] for layer in codes[0])
+
+
+def test_zeros_stay_where_one_process_has_them(results: Any) -> None:
+    folder, _, _ = results
+    alone, *others = (load(folder / place / "zeros").state_dict() for place in ("alone", "ddp", "fsdp2"))
+    zeros = {name: value == 0 for name, value in alone.items() if "layer" in name and value.ndim == 2}
+    assert sum(int(zero.sum()) for zero in zeros.values()) == pytest.approx(0.5 * sum(zero.numel() for zero in zeros.values()), rel=0.01)
+    assert all(torch.equal(zero, other[name] == 0) for other in others for name, zero in zeros.items())
 
 
 @pytest.mark.parametrize(
@@ -118,8 +167,7 @@ def test_int8_training_in_two_processes_ends_in_the_integers_of_one(results: Any
 def test_stages_that_train_take_all_processes_and_others_the_first(stage: Stage, strategy: Strategy) -> None:
     processes = Team(1, 2, strategy)
     trains = getattr(stage, "recover", True) is not None and getattr(stage, "mode", "qat") != "ptq"
-    divided = isinstance(stage, Finetune | Distill)
-    assert stage.team(processes) == (processes if trains and (divided or strategy == "ddp") else ALONE)
+    assert stage.team(processes) == (processes if trains else ALONE)
     assert stage.team(ALONE) is ALONE
 
 

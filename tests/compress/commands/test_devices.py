@@ -53,3 +53,19 @@ def test_devices_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="--devices: 'eight' given"):
         told(STAGES, "eight")
+
+
+def test_what_several_processes_refuse_is_told_instead_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stages = [{"finetune": {"epochs": 1, "optimizer": {"name": "adafactor"}}}]
+    lines = told(stages, "2x1GB", parallel={"strategy": "fsdp2"})
+    assert lines[1].startswith("finetune: does not run on 2 devices like this: stages.finetune.optimizer: adafactor given with fsdp2")
+    assert "trains on 2 devices by ddp" in told(stages, "2x1GB")[1]
+
+
+def test_checkpointing_that_is_asked_for_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stages = [{"finetune": {"epochs": 1, "batch_size": 512}}]
+    usual, full = (told(stages, "1x1GB", **more)[1] for more in ({}, {"parallel": {"checkpointing": "full"}}))
+    sizes = [float(re.search(r"activations ([\d.]+) MB", line)[1]) for line in (usual, full)]  # type: ignore[index]
+    assert sizes[1] < 0.8 * sizes[0]

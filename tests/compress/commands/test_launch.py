@@ -57,6 +57,14 @@ def test_a_killed_process_ends_the_others_in_one_line(monkeypatch: pytest.Monkey
     assert capfd.readouterr().err == "process 1 of 2 was ended by SIGKILL\n"
 
 
+def test_who_lost_a_killed_process_does_not_hide_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first process may end before it is seen that another one was killed; it then ends with the status of a broken connection."""
+    monkeypatch.setattr(launch, "POLL_S", 1.0)
+    lost = "assert os.environ['COMPRESS_WATCHED']; time.sleep(0.2); os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(1)"
+    assert start(2, python(lost)) == 128 + signal.SIGKILL
+    assert capfd.readouterr().err == "process 1 of 2 was ended by SIGKILL\n"
+
+
 def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
     monkeypatch.setattr(launch, "STOPPED_S", 0.5)

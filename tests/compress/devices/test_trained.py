@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, LlamaConfig, ViTConfig
 
+from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, proposal
+from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, phases_of_backward, proposal
 from compress.models.library import with_class
 from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.losses.table import losses_of
+from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
+from compress.training.recompute import recomputed
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
 KINDS: dict[str, tuple[Task, Any]] = {
     "bert": ("text-classification", BertConfig(**SIZES, intermediate_size=512, vocab_size=1000)),
     "llama": ("text-generation", LlamaConfig(**SIZES, intermediate_size=352, num_key_value_heads=2, vocab_size=1000)),
@@ -26,13 +31,15 @@ KINDS: dict[str, tuple[Task, Any]] = {
 }
 
 
-def measured(kind: str, rows: int, length: int, *, half: bool, micro: int | None = None) -> int:
+def measured(
+    kind: str, rows: int, length: int, *, half: bool, micro: int | None = None, checkpointing: Checkpointing = "none", layers: int = 3
+) -> int:
     """Returns the most bytes that tensors take in the second step of a training, by torch's tracker."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     task, config = KINDS[kind]
     config = with_class(copy.deepcopy(config), task)
-    config.use_cache = False
+    config.use_cache, config.num_hidden_layers = False, layers
     torch.manual_seed(0)
     model = auto_class(task, config).from_config(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -40,19 +47,19 @@ def measured(kind: str, rows: int, length: int, *, half: bool, micro: int | None
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
 
-    def pass_() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
             logits = model(**features).logits.float()
         ids, classes = torch.zeros((len(logits), length - 1), dtype=torch.int32), torch.zeros(len(logits), dtype=torch.int64)
         labels = ids if TASKS[task].generates else classes
-        losses_of(task).labelled(logits, labels).mean().backward()
+        return losses_of(task).labelled(logits, labels).mean()
 
-    with tracker:
+    with recomputed(model, checkpointing, "model"), tracker:
         for step in range(2):
             for _ in range(rows // (micro or rows)):
                 if step or micro:
                     tracker.reset_mod_stats()
-                pass_()
+                loss().backward()
             optimizer.step()
             optimizer.zero_grad()
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
@@ -64,6 +71,39 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool
     task, config = KINDS[kind]
     predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half), 1)
     assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpointing_takes_what_is_measured_and_less(kind: str, half: bool) -> None:
+    task, config = KINDS[kind]
+    deep = copy.deepcopy(config)
+    deep.num_hidden_layers = 6
+    peaks = []
+    for kept in KEPT:
+        predicted = needed(Training(deep, task, 32, None, 96, keeps_best=False, half=half, checkpointing=kept), 1)
+        found = measured(kind, 32, 96, half=half, checkpointing=kept, layers=6)
+        assert predicted.peak == pytest.approx(found, rel=0.15), kept
+        peaks.append(found)
+    assert peaks[0] > 1.2 * peaks[1] > 1.2 * peaks[2]
+
+
+def test_a_block_that_is_computed_again_is_counted_once() -> None:
+    task, config = KINDS["bert"]
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    for kept in KEPT[1:]:
+        taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1)
+        start, *blocks = phases_of_backward(config, task, 8, 96, half=False, checkpointing=kept)
+        assert len(blocks) == 3
+        inputs = 4 * 8 * 96 * 128
+        assert {later.kept - earlier.kept for later, earlier in itertools.pairwise(blocks)} == (
+            {inputs} if kept == "full" else {blocks[0].kept - blocks[1].kept}
+        )
+        assert taken.activations == max(phase.kept for phase in (start, *blocks))
+        assert taken.peak == 4 * own + 8 * own + max(4 * own, *(phase.kept + 4 * phase.trained for phase in (start, *blocks)))
+        block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
+        assert [phase.trained for phase in blocks] == [own - 3 * block, own - 2 * block, own - block]
 
 
 def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
@@ -83,6 +123,30 @@ def test_weights_by_hand() -> None:
     assert sharded.weights == 2 * own  # of the model and its teacher
     assert (sharded.gradients, sharded.optimizer) == (own, 2 * own)
     assert sharded.gathered == 4 * (2 * block + own - 3 * block)
+
+
+def test_offload_and_gradients_that_accumulate_by_hand() -> None:
+    task, config = KINDS["bert"]
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
+    there = Training(config, task, 8, None, 32, strategy="fsdp2")
+    away = needed(dataclasses.replace(there, offload=True), 2)
+    assert (away.weights, away.gradients, away.optimizer) == (0, 4 * block, 0)
+    assert away.host == 4 * own + 2 * own + 4 * own  # two copies of half the weights, half the gradients, half the moments
+    assert away.gathered == needed(there, 2).gathered
+    assert needed(dataclasses.replace(there, micro_batch_size=1), 2).gradients == 4 * own
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])
+def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
+    task, config = KINDS["vit"]
+    model = auto_class(task, config).from_config(with_class(copy.deepcopy(config), task))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = optimizer_of(Optimizer(name=name), model, 1e-3, 0.0)
+    optimizer.step()
+    found = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.numel() > 1 or value.ndim)
+    assert needed(Training(config, task, 8, None, 96, optimizer=name), 1).optimizer == found
 
 
 def test_activations_grow_with_rows_and_layers() -> None:
@@ -105,7 +169,25 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert tight.training.micro_batch_size in (1, 2, 4)
     never = proposal(training, Devices(2, 10**6))
     assert not never.fits
-    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2}")
+    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")
+
+
+def test_checkpointing_is_proposed_before_fsdp2_unless_it_is_refused() -> None:
+    task, config = KINDS["llama"]
+    training = Training(config, task, 2, None, 512, keeps_best=False)  # one row on each of two devices
+    whole, full = (needed(dataclasses.replace(training, checkpointing=kind), 2).peak for kind in ("none", "full"))
+    sharded = needed(dataclasses.replace(training, strategy="fsdp2"), 2).peak
+    assert full < sharded < whole
+    assert proposal(training, Devices(2, round(full / 0.9) + 2)).changes == ("parallel: {checkpointing: full}",)
+    given = Devices(2, round(sharded / 0.9) + 2)
+    refused: list[Training] = []
+
+    def runs(proposed: Training) -> bool:
+        refused.append(proposed)
+        return proposed.checkpointing == "none"
+
+    assert proposal(training, given, runs).changes == ("parallel: {strategy: fsdp2}",)
+    assert [(one.strategy, one.checkpointing) for one in refused] == [("ddp", "selective"), ("ddp", "full"), ("fsdp2", "none")]
 
 
 def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from compress.machine.parallel import Team, full, joined, leave, shard
 from compress.training import engine as module
 from compress.training.engine import Engine
+from compress.training.optimizers import Optimizer, optimizer_of
 
 ROWS, PARTS = 8, 2
 """Rows of a step; micro-batches of each process."""
@@ -80,6 +81,22 @@ def gradients(team: Team) -> dict[str, Tensor]:
     return {name: full(gradient).clone() for name, gradient in found.items()}
 
 
+def weights_after(team: Team) -> dict[str, Tensor]:
+    """The weights, whole, after five steps of LAMB."""
+    body, twice, x_bI = setting()
+    if team.shards:
+        shard(body, body.blocks)
+    trained = nn.ModuleList([body, twice])
+    engine, optimizer = Engine(twice, body, trained, team), optimizer_of(Optimizer(name="lamb"), trained, 0.01, 0.1)
+    for _ in range(5):
+        with engine.micro_batch(last=True):
+            terms = engine(x_bI[team.rank :: team.size])
+            (sum(term.sum() for term in terms.values()) / ROWS).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: full(parameter.detach()).clone() for name, parameter in trained.named_parameters()}
+
+
 class noted:
     """Within the block, every sum of a bucket appends the number of the micro-batch."""
 
@@ -105,6 +122,7 @@ def together(folder: Path) -> None:
     }
     with joined() as team:
         found = {name: gradients(plan(team)) for name, plan in plans.items()}
+        found |= {f"{name} lamb": weights_after(plan(team)) for name, plan in plans.items()}
         if team.is_first:
             torch.save(found, folder / "gradients.pt")
 

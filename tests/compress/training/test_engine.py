@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.compress.training.engine_processes import ROWS, setting
+from compress.machine.parallel import ALONE
+from tests.compress.training.engine_processes import ROWS, setting, weights_after
 
 pytestmark = pytest.mark.whole
 
@@ -50,3 +51,13 @@ def test_two_processes_sum_the_gradients_of_all_rows(plan: str, found: dict[str,
     assert mine.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(mine[name].double(), gradient, rtol=1e-5, atol=1e-7, msg=lambda told, name=name: f"{name}: {told}")
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp2"])
+def test_lamb_takes_the_norms_of_whole_weights(plan: str, found: dict[str, dict[str, Tensor]]) -> None:
+    expected, mine = weights_after(ALONE), found[f"{plan} lamb"]
+    assert mine.keys() == expected.keys()
+    before = dict(torch.nn.ModuleList(setting()[:2]).named_parameters())
+    assert not torch.equal(expected["0.blocks.0.weight"], before["0.blocks.0.weight"])
+    for name, weight in expected.items():
+        torch.testing.assert_close(mine[name], weight, rtol=1e-5, atol=1e-6, msg=lambda told, name=name: f"{name}: {told}")

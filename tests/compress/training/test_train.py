@@ -21,9 +21,10 @@ from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
+from compress.training.optimizers import parameter_groups
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, parameter_groups, steps_in, train
+from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
@@ -315,7 +316,7 @@ class Waits:
     def __init__(self, *arguments: Any) -> None:
         self.history = History()
 
-    def resume(self, state: Any, progress: Any) -> None:
+    def resume(self, state: Any, progress: Any, seed: int) -> None:
         assert state is None
 
     def run(self, write: Any, progress: Any) -> None: ...
@@ -324,25 +325,29 @@ class Waits:
         return self.history
 
 
-def test_a_checkpoint_knows_how_several_processes_divide_a_model(
+def test_a_checkpoint_is_for_any_number_of_processes(
     tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[dict[str, Any]] = []
     monkeypatch.setattr("compress.training.train.read_state", lambda scratch, settings, warn: found.append(settings))
     monkeypatch.setattr("compress.training.train._Loop", Waits)
     monkeypatch.setattr(Team, "align", lambda self, trained: None)
-    prepared, strategies = preprocessor(tiny_bert, "text-classification", 32, TARGET), ("ddp", "fsdp2")
-    for size in (1, 2):
-        for strategy in strategies:
-            team = Team(0, size, strategy)  # type: ignore[arg-type]
-            train(
-                load(tiny_bert),
-                supervised("text-classification"),
-                Training(Split(*sentences), prepared, config(), 0, tmp_path, told, team=team),
-            )
-    assert found[0] == found[1]  # one process divides nothing
-    assert found[2] != found[3]
-    assert len({str(settings) for settings in found}) == 3
+    prepared = preprocessor(tiny_bert, "text-classification", 32, TARGET)
+    for team in (Team(), Team(0, 2, "ddp"), Team(0, 2, "fsdp2")):
+        objective, split = supervised("text-classification"), Split(*sentences)
+        train(load(tiny_bert), objective, Training(split, prepared, config(), 0, tmp_path, told, team=team))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_training_that_goes_on_elsewhere_says_that_bits_may_differ(
+    tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        run(tiny_bert, sentences, told, tmp_path, Dies(3), epochs=1, checkpoint_seconds=0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    _, history = run(tiny_bert, sentences, told, tmp_path, epochs=1)
+    assert "resumed after step 3 of 6, begun by one process of 1 thread: the same up to rounding" in "".join(told.lines)
+    assert history.steps == 6
 
 
 def test_the_schedule_rises_and_falls() -> None:

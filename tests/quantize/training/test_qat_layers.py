@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.schemes.int8 import Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
 from compress.schemes.scales import SMALLEST_SCALE
-from compress.training.train import parameter_groups
+from compress.training.optimizers import parameter_groups
 from quantize.calibration import Histogram, collect
 from quantize.training.linear import QatLinear
 from quantize.training.qat import Qat, extract, insert

@@ -14,10 +14,12 @@ from compress.core.errors import InputError
 from compress.core.vectors import labels_of
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread, spread_rows
+from compress.training.allowed import check_pairs
 from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
 from compress.training.losses.vector import pair_loss, vector_distance
 from compress.training.rows import plan_pairs
+from compress.training.train import TrainConfig
 from prune.recovery import part_of
 from quantize.budget import loss
 from tests.export import sentiment
@@ -114,14 +116,11 @@ def test_other_tasks_keep_their_cache_keys() -> None:
 
 
 def test_odd_batches_are_refused() -> None:
-    from compress.training.train import _check_pairs
-
-    class Given:
-        label = "finetune"
-        config = type("Config", (), {"batch_size": 7, "micro_batch_size": None})
-
-    with pytest.raises(InputError, match=r"finetune: batch_size: 7 given; the two texts of a pair .* give an even number"):
-        _check_pairs(Given)  # type: ignore[arg-type]
+    config = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7)
+    with pytest.raises(InputError, match=r"finetune\.batch_size: 7 given; the two texts of a pair .* give an even number"):
+        check_pairs(config, 1, "finetune")
+    with pytest.raises(InputError, match="finetune: 2 processes would share the texts of a pair; run one process"):
+        check_pairs(config.model_copy(update={"batch_size": 8}), 2, "finetune")
 
 
 def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
