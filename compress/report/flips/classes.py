@@ -30,4 +30,4 @@ class RowFlips:
 
 def readable(row: Any) -> Any:
     """Returns a row as JSON shows it."""
-    return f"image of {len(row)} bytes" if isinstance(row, bytes) else row
+    return f"{'sound' if row[:4] in (b'RIFF', b'fLaC') else 'image'} of {len(row)} bytes" if isinstance(row, bytes) else row

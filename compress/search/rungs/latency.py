@@ -158,7 +158,7 @@ def _engines(recipe: Recipe) -> list[Any]:
 
 
 def _shapes(recipe: Recipe) -> list[Shape]:
-    return shapes(recipe.model.task, recipe.target)
+    return shapes(recipe.model.task, in_samples(recipe).target)
 
 
 def _shape(row: dict[str, Any]) -> Shape:
