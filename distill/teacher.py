@@ -146,7 +146,8 @@ def match_inputs(student: Preprocessor, teacher: Preprocessor, rows: Sequence[An
     """Compares the inputs that two models get for all rows.
 
     Tokens are equal if their strings are: a model with a reduced vocabulary has other ids for the same tokens. If the tokenizers differ,
-    all texts are tokenized by both. Of images and sounds only the first `PROBED_IMAGES` are compared, as their preprocessing has few parameters.
+    all texts are tokenized by both. Of images and sounds only the first `PROBED_IMAGES` are compared, as their preprocessing has few
+    parameters.
     Blocks of text-generation are token ids already: they mean the same to both models if the vocabularies are equal.
     """
     if student.generates:

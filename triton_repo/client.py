@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from compress.measure.answers import kept
 from compress.standalone.preprocess import Preprocessor, Row
 from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
-from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
+from triton_repo.config import inputs_of
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
@@ -223,15 +223,14 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
     """Returns the input tensors of a request.
 
     Args:
-        rows: k rows: all texts, all pairs of texts, or all encoded images.
+        rows: k rows: all texts, all pairs of texts, all encoded images, or all encoded sounds.
         kind: Class `InferInput` of the protocol.
 
     Returns:
-        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, or IMAGE.
+        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, IMAGE, or AUDIO.
     """
-    names: tuple[str, ...] = (IMAGE,) if isinstance(rows[0], bytes) else (TEXT, TEXT_PAIR) if isinstance(rows[0], tuple) else (TEXT,)
     made = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(inputs_of(rows[0])):
         values = np.array([[_bytes(row[index] if isinstance(row, tuple) else row)] for row in rows], dtype=np.object_)
         tensor = kind(name, list(values.shape), "BYTES")
         tensor.set_data_from_numpy(values)

@@ -28,8 +28,8 @@ class Target(Config):
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=33_554_432)], ...] = (32, 128)
-    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. For models that read waveforms lengths in
-    samples, by default the one of data.max_seconds. Ignored for images and spectrograms."""
+    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. For models that read waveforms lengths
+    in samples, by default the one of data.max_seconds. Ignored for images and spectrograms."""
     buckets: tuple[Annotated[int, Field(ge=2, le=65536)], ...] | Literal["auto"] | None = None
     """Lengths (tokens) that the engines and the server pad rows to; data.max_length is always added. null: sequence_lengths. auto: those
     with the least time for the lengths of the evaluation rows, from latencies that are measured before the export. For texts with classes

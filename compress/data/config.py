@@ -36,8 +36,8 @@ class Columns(Config):
     """Column of the image (encoded bytes, or a path relative to the table); by default `image`. Image folders and archives have no
     columns."""
     audio: ColumnName | None = None
-    """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of sounds
-    have no columns."""
+    """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of
+    sounds have no columns."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`. Not used for

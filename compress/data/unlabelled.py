@@ -25,7 +25,8 @@ def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str)
     Args:
         path: The file.
         modality: `image`, `audio`, or text.
-        columns: The column of the text, image or sound, or the two columns of a pair. A file of lines, and files outside of tables, have none.
+        columns: The column of the text, image or sound, or the two columns of a pair. A file of lines, and files outside of tables,
+            have none.
         key: Where the user names columns, for messages.
 
     Raises:

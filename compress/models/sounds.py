@@ -1,7 +1,7 @@
 """What an audio model reads, by the structure of its config: waveforms of any length, or spectrograms of one size.
 
-    waveform      Wav2Vec2, HuBERT and their relatives: convolutions over the samples (`conv_kernel`, `conv_stride`)
-    spectrogram   AST: patches of `max_length` frames by `num_mel_bins` filters
+waveform      Wav2Vec2, HuBERT and their relatives: convolutions over the samples (`conv_kernel`, `conv_stride`)
+spectrogram   AST: patches of `max_length` frames by `num_mel_bins` filters
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def sound_steps(settings: Mapping[str, Any], config: Any, where: str) -> dict[st
     except REFUSED as error:
         raise InputError(f"{where}: cannot be used ({reason(error)}); save the feature extractor again") from error
     fixed = {"feature_size": 1, "padding_side": "right", "padding_value": 0.0}
-    problems = [f"{key}: {shown(values.get(key))} given; {value} is allowed" for key, value in fixed.items() if values.get(key, value) != value]
+    problems = [
+        f"{key}: {shown(values.get(key))} given; {value} is allowed" for key, value in fixed.items() if values.get(key, value) != value
+    ]
     rate = values["sampling_rate"]
     if isinstance(rate, bool) or not isinstance(rate, int) or not RATES[0] <= rate <= RATES[1]:
         problems.append(f"sampling_rate: {shown(rate)} given; {RATES[0]} to {RATES[1]} Hz are allowed")
@@ -137,7 +139,9 @@ def _fits(fits: bool, where: str, kind: str, config: Any) -> None:
     if not fits:
         shape = spectrogram_shape(config)
         reads = "waveforms" if shape is None else f"spectrograms of {shape[0]} frames with {shape[1]} mel bins, without a mask"
-        raise InputError(f"{where}: {kind} does not fit this {config.model_type}, which reads {reads}; give its own preprocessor_config.json")
+        raise InputError(
+            f"{where}: {kind} does not fit this {config.model_type}, which reads {reads}; give its own preprocessor_config.json"
+        )
 
 
 def _check(config: Any, where: str) -> None:

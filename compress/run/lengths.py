@@ -13,8 +13,8 @@ from compress.recipe import Recipe
 def in_samples(recipe: Recipe) -> Recipe:
     """Returns a recipe whose `data.max_length` and `target.sequence_lengths` are right for its task.
 
-    Of models that read waveforms they are samples: `data.max_seconds` times the sampling rate, and the lengths that the recipe gives, or that
-    one alone where it gives none. Spectrograms have one size, so that there are no lengths. Other tasks keep theirs.
+    Of models that read waveforms they are samples: `data.max_seconds` times the sampling rate, and the lengths that the recipe gives, or
+    that one alone where it gives none. Spectrograms have one size, so that there are no lengths. Other tasks keep theirs.
 
     Args:
         recipe: A checked recipe.

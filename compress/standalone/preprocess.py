@@ -1,7 +1,7 @@
 """Preprocessing: turns rows (texts, pairs of texts, encoded images or sounds) into model inputs.
 
-This file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model, with `sound.py`
-beside it. It therefore needs only numpy (1 or 2), tokenizers and Pillow.
+This file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model, for
+sounds with `sound.py` beside it. It therefore needs only numpy (1 or 2), tokenizers and Pillow.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
 longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Pairs of token ids
@@ -62,12 +62,11 @@ class TokenPair:
 
 
 Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair
-"""A text, a pair of texts, an encoded image or sound (PNG, JPEG, WAV, FLAC), a block of token ids [L] (text-generation) or a pair of them (text-to-text)."""
+"""A text, a pair of texts, an encoded image or sound, a block of token ids [L] (text-generation) or a pair of them (text-to-text)."""
 
 
 class BadRow(ValueError):
     """A row cannot be prepared; the message says in one line which row, what was given, and what is allowed."""
-
 
 
 def _sounds(values: Mapping[str, Any], *settings: Any) -> Any:
@@ -341,8 +340,8 @@ class Preprocessor:
 
         Args:
             rows: n rows of the model's modality.
-            length: Number of tokens or samples to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits the
-                longest row. Ignored for images and spectrograms.
+            length: Tokens or samples to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits the longest
+                row. Ignored for images and spectrograms.
 
         Returns:
             Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`. Sounds: see `Sounds.encode`.

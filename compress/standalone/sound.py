@@ -20,6 +20,7 @@ Left out: compressed formats but FLAC, channels on their own, sounds longer than
 from __future__ import annotations
 
 import io
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,7 +28,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-FORMATS = ("WAV", "WAVEX", "FLAC")
+BEGINNINGS = (b"RIFF", b"RIFX", b"fLaC")
+"""First bytes of WAV and FLAC files."""
 MAX_SOUND_BYTES = 64 * 2**20
 MAX_SAMPLES = 2**25
 """Samples of all channels of a file; of one channel after resampling, too."""
@@ -48,6 +50,11 @@ class BadSound(ValueError):
     """A sound cannot be prepared; the message says in one line what was given and what is allowed."""
 
 
+def is_sound(data: bytes) -> bool:
+    """Whether a file begins as WAV and FLAC files do."""
+    return data[:4] in BEGINNINGS
+
+
 def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
     """Decodes a WAV or FLAC file and mixes its channels.
 
@@ -64,10 +71,10 @@ def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
 
     if len(data) > MAX_SOUND_BYTES:
         raise BadSound(f"a sound of {len(data)} bytes; at most {MAX_SOUND_BYTES} are allowed")
+    if not is_sound(data):
+        raise BadSound("not a readable sound (neither WAV nor FLAC); a whole WAV or FLAC file is allowed")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.format not in FORMATS:
-                raise BadSound(f"a sound in {file.format}; WAV and FLAC are allowed")
             rate, channels, frames = int(file.samplerate), int(file.channels), int(file.frames)
             if not RATES[0] <= rate <= RATES[1]:
                 raise BadSound(f"a sound of {rate} samples per second; {RATES[0]} to {RATES[1]} are allowed")
@@ -100,6 +107,17 @@ def _is_cut_off(data: bytes) -> bool:
             return size != 2**32 - 1 and place + 8 + size > len(data)  # that number: written as a stream, of unknown length
         place += 8 + size + size % 2
     return False
+
+
+def silence(samples: int, rate: int) -> bytes:
+    """Returns a WAV file of one channel of 16 bits that holds zeros."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes(bytes(2 * samples))
+    return file.getvalue()
 
 
 def resampled(samples: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:

@@ -21,7 +21,6 @@ from torch import nn
 from compress.artifacts.artifact import digest, write_json, writing
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from compress.machine.environment import cache_folder
 from compress.measure.latency import Shape
 from compress.models.blocks import with_layers

@@ -25,11 +25,11 @@ from compress.core.errors import InputError, nearest
 from compress.core.shown import reason, shown
 from compress.standalone.preprocess import Row
 from triton_repo.client import tensors
-from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
+from triton_repo.config import AUDIO, IMAGE, TEXT, TEXT_PAIR, inputs_of
 from triton_repo.load.generator import Failure, Kind
 
 Protocol = Literal["grpc", "http"]
-MEASURED = {(TEXT,): "single texts", (TEXT, TEXT_PAIR): "pairs of texts", (IMAGE,): "encoded images"}
+MEASURED = {(TEXT,): "single texts", (TEXT, TEXT_PAIR): "pairs of texts", (IMAGE,): "encoded images", (AUDIO,): "encoded sounds"}
 """Inputs of the models that can be measured, and what their rows are."""
 METADATA_SECONDS = 10.0
 _REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "503", "429")
@@ -55,7 +55,7 @@ class Model:
 
     name: str
     inputs: tuple[str, ...]
-    """TEXT, or TEXT and TEXT_PAIR, or IMAGE."""
+    """TEXT, or TEXT and TEXT_PAIR, or IMAGE, or AUDIO."""
 
 
 def address_of(url: str, protocol: str | None, option: str = "--server") -> Address:
@@ -185,8 +185,8 @@ def check_rows(rows: Sequence[Row], model: Model) -> None:
     """
     if not rows:
         raise InputError("no rows; give at least one")
-    kinds: dict[Any, str] = {str: MEASURED[TEXT,], tuple: MEASURED[TEXT, TEXT_PAIR], bytes: MEASURED[IMAGE,]}
-    wanted, found = MEASURED[model.inputs], sorted({kinds.get(type(row), "tokens") for row in rows})
+    wanted = MEASURED[model.inputs]
+    found = sorted({MEASURED[inputs_of(row)] if isinstance(row, str | tuple | bytes) else "tokens" for row in rows})
     if found != [wanted]:
         raise InputError(f"--model {model.name}: reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
 
@@ -198,7 +198,9 @@ def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
         if set(inputs) == set(given) and all(about == ("BYTES", [-1, 1]) for about in given.values()):
             return inputs
     described = ", ".join(f"{key} {datatype} {shape}" for key, (datatype, shape) in given.items()) or "none"
-    raise InputError(f"--model {name}: its inputs are {described}; TEXT, TEXT and TEXT_PAIR, or IMAGE are measured, BYTES [-1, 1] each")
+    raise InputError(
+        f"--model {name}: its inputs are {described}; TEXT, TEXT and TEXT_PAIR, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
+    )
 
 
 def _listed(ready: list[str] | None) -> str:

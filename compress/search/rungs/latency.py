@@ -28,6 +28,7 @@ from compress.models.checkpoint import load, save
 from compress.models.shapes import remade
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
+from compress.run.lengths import in_samples
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
