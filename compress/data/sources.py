@@ -314,6 +314,6 @@ def _check_task(name: str, task: Task, modality: str | None = None) -> str:
     given = TASKS[task].modality
     if given not in KINDS or modality not in (None, given):
         allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)))
-        what = "files in class folders" if modality is None else f"{KINDS[modality].one}s"
+        what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"
         raise InputError(f"data.path: {name}: {what}, and model.task is {task}; {allowed} is allowed")
     return given

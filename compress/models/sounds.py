@@ -29,9 +29,9 @@ def reads_sounds(config: Any) -> bool:
 
 def spectrogram_shape(config: Any) -> tuple[int, int] | None:
     """Returns frames and filters of the spectrograms that a model reads; None for a model that reads none."""
-    frames, filters = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
-    patches = getattr(config, "patch_size", None)
-    return None if None in (frames, filters, patches) else (int(frames), int(filters))
+    if any(getattr(config, name, None) is None for name in ("max_length", "num_mel_bins", "patch_size")):
+        return None
+    return int(config.max_length), int(config.num_mel_bins)
 
 
 def least_samples(config: Any) -> int:

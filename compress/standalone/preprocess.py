@@ -340,8 +340,8 @@ class Preprocessor:
 
         Args:
             rows: n rows of the model's modality.
-            length: Tokens or samples to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits the longest
-                row. Ignored for images and spectrograms.
+            length: Tokens or samples to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits
+                the longest row. Ignored for images and spectrograms.
 
         Returns:
             Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`. Sounds: see `Sounds.encode`.
