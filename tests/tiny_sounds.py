@@ -29,14 +29,14 @@ def encoded(samples: np.ndarray, rate: int = RATE, form: str = "WAV", subtype: s
 
 
 def folder(where: Path, train: int = 60, test: int = 40, longest: float = 0.12) -> Path:
-    """Writes split/CLASS/N.wav or .flac, of 0.04 seconds to `longest`; returns the folder."""
+    """Writes split/CLASS/N.wav or .flac, of 0.06 seconds to `longest`; returns the folder."""
     random = np.random.default_rng(0)
     for split, count in {"train": train, "test": test}.items():
         for index in range(count):
             kind, form = CLASSES[index % len(CLASSES)], ("wav", "flac")[index % 2]
             file = where / split / kind / f"{index}.{form}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(encoded(wave(kind, random.uniform(0.04, longest), random), form=form.upper()))
+            file.write_bytes(encoded(wave(kind, random.uniform(0.06, longest), random), form=form.upper()))
     return where
 
 

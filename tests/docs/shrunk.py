@@ -9,9 +9,10 @@ from pathlib import Path
 
 from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
+from tests import tiny_sounds
 from tests.compress import tiny_gpt
 from tests.export import sentiment
-from tests.test_recipes import SHRUNK, embedding_settings, generation_settings, image_settings, text_settings
+from tests.test_recipes import SHRUNK, audio_settings, embedding_settings, generation_settings, image_settings, text_settings
 
 VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -57,6 +58,13 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         return embedding_settings(recipe, place)
     if recipe.data.path == "sklearn:digits":
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
+    if facts.modality == "audio":
+        place.mkdir(exist_ok=True)
+        found = audio_settings(recipe, place)
+        if recipe.model.path is None:
+            return found
+        model = json.dumps({**tiny_sounds.model(tiny_sounds.waveform_config(masked=True)), "path": None})
+        return [f"model={model}", "data.max_seconds=0.3", "target.sequence_lengths=[2400]", *found[:2]]
     if facts.modality == "image":
         place.mkdir(exist_ok=True)
         if recipe.model.path is None:

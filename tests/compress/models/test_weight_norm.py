@@ -70,4 +70,6 @@ def test_a_checkpoint_is_stock_and_loads_without_weight_norm(checkpoint: Path, t
     again = load(tmp_path)
     assert torch.equal(again.get_submodule("wav2vec2.encoder.pos_conv_embed.conv").weight, layer.weight)  # type: ignore[arg-type]
     with torch.inference_mode():
-        torch.testing.assert_close(AutoModelForAudioClassification.from_pretrained(tmp_path).eval()(**VALUES).logits, forward(model, VALUES))
+        torch.testing.assert_close(
+            AutoModelForAudioClassification.from_pretrained(tmp_path).eval()(**VALUES).logits, forward(model, VALUES)
+        )
