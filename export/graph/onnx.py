@@ -300,16 +300,17 @@ def _without_masks() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporter's remarks (torchvision is not installed, ...) beside those of Transformers."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences the exporter's remarks (torchvision is not installed, a list of axes is empty, ...) beside those of Transformers."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:
