@@ -64,7 +64,8 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         if recipe.model.path is None:
             return found
         model = json.dumps({**tiny_sounds.model(tiny_sounds.waveform_config(masked=True)), "path": None})
-        return [f"model={model}", "data.max_seconds=0.3", "target.sequence_lengths=[2400]", *found[:2]]
+        own = [] if local else found[:2]  # the page made sounds
+        return [f"model={model}", "data.max_seconds=0.3", "target.sequence_lengths=[2400]", *own]
     if facts.modality == "image":
         place.mkdir(exist_ok=True)
         if recipe.model.path is None:
