@@ -183,11 +183,15 @@ def bench(
     seconds: Annotated[float | None, typer.Option("--seconds", help=f"How long each load is sent; default: {Load.seconds:g}.")] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FILE", help="The rows: txt (a text a line), tsv, csv, json, jsonl, parquet, images; -: stdin."),
+        typer.Option(
+            "--data", metavar="FILE", help="The rows: txt (a text a line), tsv, csv, json, jsonl, parquet, images, sounds; -: stdin."
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="NAME", help="Column of the text or image; twice for pairs. Default: text, text_pair, image."),
+        typer.Option(
+            "--column", metavar="NAME", help="Column of the text, image or sound; twice for pairs. Default: text, text_pair, image, audio."
+        ),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help=f"Most seconds for an answer; default: {Load.timeout_s:g}.")] = None,
     outstanding: Annotated[

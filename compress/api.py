@@ -211,8 +211,9 @@ def load_test(
         server: host:port, or grpc://host:port, or http://host:port.
         folder: A run folder, whose evaluation rows are sent; give it or `data`.
         loads: The loads, one after the other: open with `rate`, closed with `concurrency`.
-        data: A file with the rows: a text a line in a txt file, columns of a tsv, csv, json, jsonl or parquet file, or a folder of images.
-        columns: Columns of the text or image, two for pairs; `text`, `text_pair` and `image` where absent.
+        data: A file with the rows: a text a line in a txt file, columns of a tsv, csv, json, jsonl or parquet file, or a folder of images
+            or sounds.
+        columns: Columns of the text, image or sound, two for pairs; `text`, `text_pair`, `image` and `audio` where absent.
         model: The model to measure; the only one that is ready where absent.
         protocol: As in `server` where absent, else gRPC.
 

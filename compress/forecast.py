@@ -56,7 +56,7 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
 def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     """Returns the prediction for every step of a run that starts from nothing, without times: `looked_up` adds those."""
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
-    checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
+    checked = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
     steps, macs = plan_steps(recipe), size.macs
     behind = lines(steps)

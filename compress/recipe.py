@@ -464,20 +464,18 @@ def _check_task(recipe: Recipe) -> list[str]:
     """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], TASKS[recipe.model.task]
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
-        reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
+        rows = {"image": "images need none", "audio": "sounds need none"}
+        reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
     problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
-    if not row.generates:
-        return problems
-    if recipe.model.head == "new":
+    if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
+        given = f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone"
+        remedy = ", or write a repository for vLLM with `triton_repo: {vllm: {}}`" if row.generates else ""
+        problems.append(f"{given}: give target.device: cpu, {'' if remedy else 'or '}leave triton_repo out{remedy}")
+    if row.generates and recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
-    if recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
-        problems.append(
-            f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "
-            "target.device: cpu, leave triton_repo out, or write a repository for vLLM with `triton_repo: {vllm: {}}`"
-        )
     return problems
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.blocks import between_blocks, blocks_of, stacks_of
 from compress.models.origin import Origin
-from compress.models.padding import read_by_decoder
+from compress.models.padding import mask_of, read_by_decoder
 
 CAPTURING = "capturing_sdpa"
 
@@ -251,9 +251,11 @@ def _capturing(
 
 
 def _token_mask(features: Mapping[str, Tensor], hidden: tuple[Tensor, ...], heads: Mapping[int, Heads]) -> Tensor:
-    """Returns bool `[b, L]`: the attention mask for text; all True for images, whose tokens include the class token."""
-    if "attention_mask" in features:
-        return features["attention_mask"].bool()
+    """Returns bool `[b, L]`: the attention mask for text; all True without one, as for images, whose tokens include the class
+    token."""
     length = hidden[0].shape[1] if hidden else next(iter(heads.values())).query.shape[2]
+    found = mask_of(features, length)
+    if found is not None:
+        return found
     some = next(iter(features.values()))
     return torch.ones(len(some), length, dtype=torch.bool, device=some.device)

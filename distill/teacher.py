@@ -139,7 +139,8 @@ def match_inputs(student: Preprocessor, teacher: Preprocessor, rows: Sequence[An
     """Compares the inputs that two models get for all rows.
 
     Tokens are equal if their strings are: a model with a reduced vocabulary has other ids for the same tokens. If the tokenizers differ,
-    all texts are tokenized by both. Of images only the first `PROBED_IMAGES` are compared, as their preprocessing has few parameters.
+    all texts are tokenized by both. Of images and sounds only the first `PROBED_IMAGES` are compared, as their preprocessing has few
+    parameters.
     Blocks of text-generation are token ids already: they mean the same to both models if the vocabularies are equal.
     """
     if student.generates:
@@ -147,9 +148,9 @@ def match_inputs(student: Preprocessor, teacher: Preprocessor, rows: Sequence[An
         assert teacher.tokenizer is not None
         same = student.tokenizer.get_vocab() == teacher.tokenizer.get_vocab()
         return InputMatch(same, same, same)
-    if student.modality == "image":
+    if student.modality != "text":
         equal = _equal(student.encode(rows[:PROBED_IMAGES]), teacher.encode(rows[:PROBED_IMAGES]))
-        pixels = equal.get("pixel_values", False)
+        pixels = equal.get(student.input_names[0], False)
         return InputMatch(pixels, pixels, all(equal.values()))
     if tokens_of(student) == tokens_of(teacher):
         return InputMatch(True, True, set(student.input_names) == set(teacher.input_names))

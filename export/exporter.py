@@ -445,8 +445,7 @@ class Exporter:
         from export.graph.macs import count_macs
         from export.share import share
 
-        images = self.preprocessor.modality == "image"
-        batch, sequence = max(self.context.target.batch_sizes), None if images else max(self.preprocessor.buckets)
+        batch, sequence = max(self.context.target.batch_sizes), max(self.preprocessor.buckets, default=None)
         gemms = count_macs(model, batch, sequence)
         told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
         return share(gemms, told)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.attention import is_layer
-from compress.models.padding import read_by_decoder
+from compress.models.padding import mask_of, read_by_decoder
+from compress.models.sounds import frames_of
 from compress.models.structure import Structure
 from prune.cost import Component
 
@@ -78,15 +79,16 @@ class HookPoints:
 
 def token_masks(model: nn.Module, structure: Structure, features: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns which tokens of a batch are not padding, bool `[b, L]`, for each stack of the model: source and target have other tokens."""
-    if "attention_mask" in features:
-        mask = features["attention_mask"].bool()
-    else:
-        given = next(iter(features.values()))
-        length = given.shape[1] if "input_ids" in features else structure.attentions[0].tokens
+    config: Any = model.config
+    given = next(iter(features.values()))
+    length = structure.attentions[0].tokens
+    if given.dim() == 2:  # texts, or waveforms: the others have one size
+        length = frames_of(config, given.shape[1]) if "input_values" in features else given.shape[1]
+    mask = mask_of(features, length)
+    if mask is None:
         mask = torch.ones(len(given), length, dtype=torch.bool)
     if len(structure.stacks) == 1:
         return [mask]
-    config: Any = model.config
     if "decoder_input_ids" in features:
         return [mask, read_by_decoder(features["decoder_input_ids"], config.pad_token_id)]
     return [mask, mask]  # a classifier's decoder reads the source as well

@@ -31,6 +31,7 @@ from compress.models.blocks import between_blocks, blocks_of
 from compress.models.config import read_config
 from compress.models.library import depths_of
 from compress.models.origin import Origin, same_shape
+from compress.models.padding import mask_of
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.allowed import check_training
@@ -107,7 +108,7 @@ class RecoveryObjective(nn.Module):
             target_bC = teacher(**self.answers.features(batch)).logits.float()
         parts = self.answers.parts(logits_bC, target_bC, batch.labels)
         theirs = [all_theirs[layer] for layer in (0, *(layer + 1 for layer in self.origin.layers))]
-        mask = batch.features.get("attention_mask")
+        mask = mask_of(batch.features, ours[0].shape[1])
         return {**parts, "hidden": self.weight * hidden_loss(ours, theirs, self.origin.hidden, mask)}
 
 

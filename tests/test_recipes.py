@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import entities, questions, tiny_collection, tiny_embedding, without_clocks
+from tests import entities, questions, tiny_collection, tiny_embedding, tiny_sounds, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -91,7 +91,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     facts = TASKS[recipe.model.task]
     by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
     by_answer |= {"value": reranking_settings} if facts.searches else {}
-    write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
+    by_modality = {"image": image_settings, "audio": audio_settings}
+    write = by_modality[facts.modality] if facts.modality in by_modality else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -201,6 +202,17 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
         "data.columns={image: null, label: null}",
         "model.config.num_hidden_layers=1",
         "model.config.hidden_size=48",
+    ]
+
+
+def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes short sounds, a folder for each class; the model of spectrograms gets one layer."""
+    data = tiny_sounds.folder(folder / "data", train=300, test=40, longest=0.3)
+    return [
+        f"data.path={data}",
+        "data.columns={audio: null, label: null}",
+        "model.config.num_hidden_layers=1",
+        "model.config.hidden_size=32",
     ]
 
 

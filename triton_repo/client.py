@@ -25,15 +25,13 @@ from compress.measure.answers import kept
 from compress.standalone.preprocess import Preprocessor, Row
 from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
 from compress.standalone.windows import Window, asked, parted
-from triton_repo.config import CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
+from triton_repo.config import inputs_of
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
 MIN_FOR_P99 = 200
 OUTPUTS = tuple(dict.fromkeys(output.name for response in RESPONSES.values() for output in response.outputs(1)))
 """Every output that a model may have."""
-INPUTS_OF: Mapping[type, tuple[str, ...]] = {bytes: (IMAGE,), str: (TEXT,), tuple: (TEXT, TEXT_PAIR), Window: (QUESTION, CONTEXT)}
-"""Inputs of the rows of a type."""
 
 
 class RequestError(RuntimeError):
@@ -231,14 +229,15 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
     """Returns the input tensors of a request.
 
     Args:
-        rows: k rows: all texts, all pairs of texts, all encoded images, or all windows; of these the whole context is sent.
+        rows: k rows: all texts, all pairs of texts, all encoded images, all encoded sounds, or all windows; of these the whole context is
+            sent.
         kind: Class `InferInput` of the protocol.
 
     Returns:
-        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, or IMAGE.
+        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE, or AUDIO.
     """
     made = []
-    for index, name in enumerate(INPUTS_OF.get(type(rows[0]), (TEXT,))):
+    for index, name in enumerate(inputs_of(rows[0])):
         values = np.array([[_bytes(parts_of(row)[index])] for row in rows], dtype=np.object_)
         tensor = kind(name, list(values.shape), "BYTES")
         tensor.set_data_from_numpy(values)

@@ -1,6 +1,7 @@
 """`config.pbtxt` of a model that runs on the CPU, written through Triton's own protobuf.
 
-    TEXT | TEXT, TEXT_PAIR | QUESTION, CONTEXT | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
+    TEXT | TEXT, TEXT_PAIR | QUESTION, CONTEXT     STRING [1]    UTF-8 text
+    IMAGE | AUDIO                                  STRING [1]    the bytes of a PNG, JPEG, WAV or FLAC file
 
 Outputs are those of `compress.standalone.response`.
 
@@ -23,10 +24,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
+from compress.standalone.preprocess import Row
 from compress.standalone.response import FP32, RESPONSES, STRING
+from compress.standalone.sound import is_sound
+from compress.standalone.windows import Window
 from triton_repo.queueing import Queue, write_policy
 
-TEXT, TEXT_PAIR, IMAGE, QUESTION, CONTEXT = "TEXT", "TEXT_PAIR", "IMAGE", "QUESTION", "CONTEXT"
+TEXT, TEXT_PAIR, QUESTION, CONTEXT, IMAGE, AUDIO = "TEXT", "TEXT_PAIR", "QUESTION", "CONTEXT", "IMAGE", "AUDIO"
 TYPES = {STRING: pb.TYPE_STRING, FP32: pb.TYPE_FP32}
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
@@ -53,7 +57,7 @@ class ModelSettings:
     """The settings that go into a model configuration."""
 
     name: str
-    modality: Literal["text", "image"]
+    modality: Literal["text", "image", "audio"]
     pairs: bool
     """Whether rows are pairs of texts."""
     width: int
@@ -77,11 +81,21 @@ class ModelSettings:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
-        if self.modality == "image":
-            return (IMAGE,)
+        files = {"image": IMAGE, "audio": AUDIO}
+        if self.modality in files:
+            return (files[self.modality],)
         if self.response == "span":
             return (QUESTION, CONTEXT)
         return (TEXT, TEXT_PAIR) if self.pairs else (TEXT,)
+
+
+def inputs_of(row: Row) -> tuple[str, ...]:
+    """Returns the names of the inputs that a row is sent as."""
+    if isinstance(row, bytes):
+        return (AUDIO,) if is_sound(row) else (IMAGE,)
+    if isinstance(row, Window):
+        return (QUESTION, CONTEXT)
+    return (TEXT, TEXT_PAIR) if isinstance(row, tuple) else (TEXT,)
 
 
 def model_config(settings: ModelSettings) -> Any:

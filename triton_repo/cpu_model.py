@@ -1,7 +1,7 @@
 """Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
 
-Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, and the engine:
-engine.py (`triton_repo.cpu_engines`) with its files.
+Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, for sounds
+sound.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine. A question with a context is as many rows as the context has
 windows.
@@ -52,8 +52,8 @@ class TritonPythonModel:
         machine = HERE / "machine.json"  # what holds on this machine alone, such as where compiled networks are kept
         properties = settings["properties"] | (json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {})
         self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], properties)
-        steps = self.preprocessor.steps
-        self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
+        shape = self.preprocessor.shape
+        self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if shape is None else [shape]
         self.engine.prepare(self.shapes)
         self.most_rows = max(1, int(config["max_batch_size"]))
 
@@ -99,9 +99,9 @@ class TritonPythonModel:
         return [window for one in found for window in one.rows], found
 
     def _rows(self, request: Any) -> list[Any]:
-        """Returns texts, pairs of texts, or encoded images; each input is an array of bytes [n, 1]."""
+        """Returns texts, pairs of texts, or encoded images or sounds; each input is an array of bytes [n, 1]."""
         columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
-        if self.preprocessor.modality == "image":
+        if self.preprocessor.modality != "text":
             return [bytes(value) for value in columns[0]]
         texts = [[_text(row, value) for row, value in enumerate(column)] for column in columns]
         return [self._shortened(row, text) for row, text in enumerate(texts[0] if len(texts) == 1 else zip(*texts, strict=True))]

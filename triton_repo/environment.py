@@ -39,9 +39,9 @@ MAX_SECONDS = 1800.0
 _LOOK = """
 import importlib.metadata, json, os, sys, sysconfig
 sys.modules["openvino_telemetry"], os.environ["ORT_DISABLE_TELEMETRY"] = None, "1"
-import numpy, onnxruntime, openvino, PIL, tokenizers
+import numpy, onnxruntime, openvino, PIL, soundfile, soxr, tokenizers
 site = importlib.metadata.distribution("nvidia-pytriton").locate_file("")
-names = ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers", "pillow")
+names = ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers", "pillow", "soundfile", "soxr")
 print("FOUND" + json.dumps({
     "site": os.fspath(site), "python": "%d.%d" % sys.version_info[:2], "libraries": sysconfig.get_config_var("LIBDIR") or "",
     "versions": {name: importlib.metadata.version(name) for name in names}}))

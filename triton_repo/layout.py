@@ -6,7 +6,7 @@
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
         1/  model.py  settings.json  preprocess.py  long_text.py  windows.py  preprocess.json  tokenizer.json  response.py
-            engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
+            (for sounds: sound.py)  engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
@@ -30,10 +30,11 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
-from compress.standalone import long_text, preprocess, response, windows
+from compress.standalone import long_text, preprocess, response, sound, windows
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES
 from triton_repo.config import (
+    AUDIO,
     CONTEXT,
     IMAGE,
     MIN_BATCH,
@@ -161,7 +162,7 @@ def write_repository(
         rows = dict(warm_up_rows(preprocessor, pairs))
         settings = ModelSettings(
             name=model.name,
-            modality="image" if preprocessor.modality == "image" else "text",
+            modality=preprocessor.modality,  # type: ignore[arg-type]
             pairs=pairs,
             width=preprocessor.width,
             response=preprocessor.response,
@@ -180,7 +181,8 @@ def write_repository(
 
 
 def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and a synthetic row of each bucket; for images one grey picture.
+    """Yields the name and a synthetic row of each bucket; for images one grey picture, for sounds a silence that
+    fills the bucket.
 
     Raises:
         InputError: Images have no fixed size, so there is no shape to compile.
@@ -194,6 +196,10 @@ def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str,
         file = io.BytesIO()
         Image.new("L", (width, height), 128).save(file, "PNG")
         yield "image", file.getvalue()
+        return
+    if preprocessor.sounds is not None:
+        for bucket in preprocessor.buckets or (sound.FRAME,):
+            yield str(bucket), sound.silence(bucket, preprocessor.sounds.steps.sampling_rate)
         return
     for bucket in preprocessor.buckets:
         yield str(bucket), _text_of_length(preprocessor, bucket, pairs).encode("utf-8")
@@ -214,8 +220,9 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     )
     packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
     inputs = ", ".join(_example(name) for name in first.inputs)
+    more = " soundfile soxr" if AUDIO in first.inputs else ""
     answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
-    return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, answer=answer)
+    return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer)
 
 
 def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
@@ -243,7 +250,8 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__):
+    sounds = [sound.__file__] if preprocessor.sounds is not None else []
+    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *sounds):
         shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
@@ -289,6 +297,7 @@ def _example(name: str) -> str:
         QUESTION: '"QUESTION": "Who won?"',
         CONTEXT: '"CONTEXT": "The Denver Broncos won."',
         IMAGE: '"IMAGE": open("image.png", "rb").read()',
+        AUDIO: '"AUDIO": open("sound.wav", "rb").read()',
     }[name]
 
 
@@ -299,17 +308,18 @@ _README = """\
 |---|---|---|---|
 {lines}
 
-Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
-[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of labels may hold,
+Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG, JPEG, WAV or FLAC file. Outputs are `LABEL` (string [n, 1]),
+`SCORE` (float32 [n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]). Where any number of
+labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
 `VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
 text) and `LOGITS` of all tokens (float32 [n, L, C]). One that answers questions has `ANSWER` (string [n, 1]: a JSON object with text,
 start, end, score, null_score and probability) and `LOGITS` of all windows of the context (float32 [n, L, 2]).
 
-Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
-with the Python backend, whose Python needs `numpy` below 2:
+Each model is a Python model that tokenizes the text or decodes the image or sound, runs its engine and returns the answer. In a Triton
+container with the Python backend, whose Python needs `numpy` below 2:
 
-    pip install 'numpy<2' {packages} tokenizers pillow
+    pip install 'numpy<2' {packages} tokenizers pillow{more}
     tritonserver --model-repository=/models --disable-auto-complete-config
 
 Send a request:

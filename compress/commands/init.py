@@ -94,6 +94,17 @@ data:
   columns: {columns}
 """
 
+AUDIO_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+  head: {head}   # keep: already fine-tuned; new: add a new head (finetune must come first)
+data:
+  path: {data}   # Hub id, folders split/class/file.wav (or .flac), tar.gz archives of such folders, or tables with paths
+  columns: {columns}
+  max_seconds: 10.0   # of longer sounds the beginning is read; ignored by models of spectrograms, which have one size
+"""
+
 TAIL = """\
 goals:
   max_drop: {drop}
@@ -108,11 +119,16 @@ target:
   - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: whatever max_drop requires
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
-LENGTHS = {False: "[32, 128]", True: "[128, 384]"}
-"""By whether rows are windows of long texts."""
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 SCORING = "[openvino, onnxruntime]   # the fastest that meets the goals is served; add tensorrt for NVIDIA GPUs"
 GENERATING = "[{engine}]   # answers prompts (compress generate); openvino and onnxruntime score text"
+LENGTHS = {
+    "text": "  sequence_lengths: [32, 128]\n",
+    "questions": "  sequence_lengths: [128, 384]\n",
+    "image": "",
+    "audio": "  sequence_lengths: [32000, 160000]   # samples\n",
+}
+"""Lengths of the target, by modality; of questions with windows of their contexts."""
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
 
@@ -127,10 +143,10 @@ def template(task: str, file: str) -> str:
     row = TASKS[task]
     values = {**asdict(row.example), "task": task, "file": file}
     generates = row.generates
-    values["lengths"] = "" if row.modality == "image" else f"  sequence_lengths: {LENGTHS[row.finds_spans]}\n"
+    values["lengths"] = LENGTHS["questions" if row.finds_spans else row.modality]
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
-    values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
+    values["layers"], values["loss"] = ("2", "soft_target") if generates else ("3" if row.modality == "text" else "6", "minilm")
     values["drop"] = DROPS[primary(task).relative]
     values["engines"] = SCORING
     if generates:
@@ -138,8 +154,8 @@ def template(task: str, file: str) -> str:
     values["more"] = SEARCH_MORE[row.orders] if row.searches else ""
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
-    texts = SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
-    body = IMAGE_MODEL if row.modality == "image" else generating if generates else texts
+    of_text = generating if generates else SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
+    body = {"image": IMAGE_MODEL, "audio": AUDIO_MODEL}.get(row.modality, of_text)
     return (HEAD + body + TAIL).format(**values)
 
 

@@ -26,7 +26,7 @@ from triton_repo.load.settings import Load
 
 SCHEMA = 1
 STANDARD_INPUT = "-"
-COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image", "QUESTION": "question", "CONTEXT": "context"}
+COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "QUESTION": "question", "CONTEXT": "context", "IMAGE": "image", "AUDIO": "audio"}
 """Column of each input where none is given."""
 SHARED = ("model", "row_bytes")
 """What is the same for each load."""
@@ -129,7 +129,7 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
     columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
         raise InputError(f"--column: {len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}: give one for each")
-    modality = "image" if "IMAGE" in model.inputs else "text"
+    modality = {"IMAGE": "image", "AUDIO": "audio"}.get(model.inputs[0], "text")
     if given.file == STANDARD_INPUT:
         if model.inputs != ("TEXT",):
             kind = MEASURED[model.inputs]

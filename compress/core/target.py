@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from compress.core.config import Config, as_given
 from compress.core.engines import DEFAULT_ENGINES, EngineName
+from compress.core.tasks import TASKS, Task
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
 
@@ -28,8 +29,9 @@ class Target(Config):
     case."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure latency at."""
-    sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)
-    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. Ignored for images."""
+    sequence_lengths: tuple[Annotated[int, Field(ge=2, le=33_554_432)], ...] = (32, 128)
+    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. For models that read waveforms lengths
+    in samples, by default the one of data.max_seconds. Ignored for images and spectrograms."""
     buckets: tuple[Annotated[int, Field(ge=2, le=65536)], ...] | Literal["auto"] | None = None
     """Lengths (tokens) that the engines and the server pad rows to; data.max_length is always added. null: sequence_lengths. auto: those
     with the least time for the lengths of the evaluation rows, from latencies that are measured before the export. For texts with classes
@@ -48,6 +50,11 @@ class Target(Config):
     def lengths(self) -> tuple[int, ...]:
         """Lengths that rows are padded to, besides data.max_length; those of `auto` once they are chosen."""
         return self.buckets if isinstance(self.buckets, tuple) else self.sequence_lengths
+
+    def has_lengths(self, task: Task) -> bool:
+        """Whether rows of a task have lengths: texts have, images have not, sounds have those that their model reads as waveforms."""
+        modality = TASKS[task].modality
+        return modality == "text" or (modality == "audio" and bool(self.sequence_lengths))
 
     @property
     def num_threads(self) -> int:

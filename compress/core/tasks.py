@@ -63,7 +63,7 @@ class Example:
 class Facts:
     """All that sets a task apart."""
 
-    modality: Literal["text", "image"]
+    modality: Literal["text", "image", "audio"]
     """What its rows are made of."""
     answer: Literal["class", "labels", "tags", "span", "value", "tokens", "vector"]
     """What a model answers to a row."""
@@ -349,6 +349,22 @@ TASKS: Mapping[str, Facts] = {
             model="WinKawaks/vit-tiny-patch16-224",
             data="uoft-cs/cifar10",
             columns="{image: img, label: label}",
+        ),
+    ),
+    "audio-classification": Facts(
+        modality="audio",
+        answer="class",
+        columns=("audio", "label"),
+        metrics=("accuracy",),
+        auto_class="AutoModelForAudioClassification",
+        problem_type="single_label_classification",
+        pipeline_tag="audio-classification",
+        example=Example(
+            about="A classifier of sounds in int8, served by Triton.",
+            name="my-sounds",
+            model="facebook/wav2vec2-base",
+            data="mteb/free-spoken-digit-dataset",
+            columns="{audio: audio, label: label}",
         ),
     ),
 }

@@ -39,6 +39,9 @@ class Columns(Config):
     image: ColumnName | None = None
     """Column of the image (encoded bytes, or a path relative to the table); by default `image`. Image folders and archives have no
     columns."""
+    audio: ColumnName | None = None
+    """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of
+    sounds have no columns."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
@@ -102,12 +105,13 @@ class DataConfig(Config):
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
     text-to-text also two files with equal lines, such as train.en and train.de; for token-classification also conll; for
-    question-answering also the JSON files of SQuAD); a folder or tar archive of images; `sklearn:digits`. Tasks that search documents read
-    a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
+    question-answering also the JSON files of SQuAD); a folder or tar archive of images or sounds; `sklearn:digits`. Tasks that search
+    documents read a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, tokens, question, context, source, target, image and label."""
+    """Columns of text, text pair, tokens, question, context, source, target, image, audio and
+    label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
@@ -117,10 +121,13 @@ class DataConfig(Config):
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
-    text-to-text the maximum of source and of target. Ignored for images."""
+    text-to-text the maximum of source and of target. Ignored for images and sounds."""
     stride: Annotated[int, Field(ge=0, le=65535)] | None = None
     """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for beside
     the question; by default a third of `max_length`."""
+    max_seconds: Annotated[float, Field(gt=0, le=600)] | None = None
+    """For models that read waveforms, which need it: the longest sound in seconds; of longer ones the beginning is read. Models that read
+    spectrograms have one size, that of their preprocessor_config.json, and ignore it."""
     max_expanded_gb: Annotated[float, Field(gt=0, le=1_000_000)] = 4.0
     """Maximum size of one compressed file (.gz, .tgz, parquet) when expanded, in 10^9 bytes."""
 

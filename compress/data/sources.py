@@ -1,7 +1,7 @@
 """Finds and reads the files, archives and Hub data sets that a recipe's data section refers to.
 
 `read_sources` reads, for every split, the rows, their labels as they appear in the files, and the place of each row, so that later error
-messages can give file and line. `tables` and `images` implement the formats.
+messages can give file and line. `tables` and `class_folders` implement the formats.
 
 Not supported: tables that contain several splits; downloads from anywhere but the Hub.
 """
@@ -20,12 +20,13 @@ from compress.core.shown import reason, shown
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
 from compress.data.aligned import aligned_files, read_aligned
+from compress.data.class_folders import ARCHIVES, KINDS, FileKind, LabelledFile, is_archive, read_files
 from compress.data.compressed import Limit
 from compress.data.config import DataConfig, FileConfig
 from compress.data.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.data.squad import is_json, question_of, read_squad
 from compress.data.tables import Cells, Table
-from compress.standalone.preprocess import MAX_IMAGE_BYTES, BadRow, Row, decode_image
+from compress.standalone.preprocess import Row
 
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
@@ -88,8 +89,8 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
 
 
 def _read_digits(task: Task) -> Sources:
-    _check_task(DIGITS, task)
-    return _by_split(images.digits(), DIGITS)
+    _check_task(DIGITS, task, "image")
+    return _by_split(images.digits(), DIGITS, KINDS["image"])
 
 
 def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
@@ -108,9 +109,8 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
             name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in (aligned or _discover(where, task)).items()
         }
         log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
-    elif images.is_archive(where):
-        _check_task(str(where), task)
-        return _by_split(images.read_images(where, _limit(config)), str(where))
+    elif is_archive(where):
+        return _read_files(where, config, task)
     else:
         found = {"train": [(where, FileConfig(file=where.name))]}
     return _read_all(found, config, task)
@@ -143,13 +143,13 @@ def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Pat
 
 
 def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
-    """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images train.tar or train/."""
+    """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images and sounds train.tar or train/."""
     found: dict[str, list[Path]] = {}
     endings = (*ENDINGS, *tables.TABLES) if TASKS[task].tags else tables.TABLES
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
-        images_too = TASKS[task].modality == "image" and (path.is_dir() or images.is_archive(path))
-        if match and (images_too or (path.is_file() and tables.suffix(path) in endings)):
+        files_too = TASKS[task].modality in KINDS and (path.is_dir() or is_archive(path))
+        if match and (files_too or (path.is_file() and tables.suffix(path) in endings)):
             found.setdefault(SPLITS[match[1]], []).append(path)
     alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
     if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
@@ -160,9 +160,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        allowed = " ".join((*endings, *images.ARCHIVES) if TASKS[task].modality == "image" else dict.fromkeys(endings))
+        allowed = " ".join((*endings, *ARCHIVES) if TASKS[task].modality in KINDS else dict.fromkeys(endings))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality == "image" else ""
+        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality in KINDS else ""
         problems.append(f"{folder}: no train split, only {names}; train.* ({allowed}, also .gz){folders} is allowed, or give data.files")
     if problems:
         raise InputError(*problems)
@@ -176,9 +176,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
     if not path.exists():
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
-    if path.is_dir() or images.is_archive(path):
-        _check_task(str(path), task)
-        return _one_split(_by_split(images.read_images(path, _limit(config)), str(path)), path, split)
+    if path.is_dir() or is_archive(path):
+        return _one_split(_read_files(path, config, task), path, split)
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = Table(path, columns, entry.header, _limit(config))
@@ -204,16 +203,22 @@ def _one_split(found: Sources, path: Path, split: str) -> Source:
     return found[split][0]
 
 
-def _by_split(found: Iterable[images.LabelledImage], name: str) -> Sources:
+def _read_files(path: Path, config: DataConfig, task: Task) -> Sources:
+    """Reads the files of a folder or archive that are sorted by class."""
+    kind = KINDS[_check_task(str(path), task)]
+    return _by_split(read_files(path, kind, _limit(config)), str(path), kind)
+
+
+def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sources:
     sources: Sources = {}
-    for image in found:
-        split = SPLITS.get(image.split or "train")
+    for file in found:
+        split = SPLITS.get(file.split or "train")
         if split is None:
-            raise InputError(f"{image.place}: {image.split!r} is not a split; allowed above the class folders: {', '.join(SPLITS)}")
-        _check_image(image.data, image.place)
-        sources.setdefault(split, [Source(name)])[0].add(image.data, image.label, image.place)
+            raise InputError(f"{file.place}: {file.split!r} is not a split; allowed above the class folders: {', '.join(SPLITS)}")
+        _check_file(file.data, kind, file.place)
+        sources.setdefault(split, [Source(name)])[0].add(file.data, file.label, file.place)
     if not sources:
-        raise InputError(f"{name}: contains no images; SPLIT/CLASS/FILE with {images.KINDS} is allowed")
+        raise InputError(f"{name}: contains no {kind.one}s; SPLIT/CLASS/FILE with {kind.named} is allowed")
     return sources
 
 
@@ -259,19 +264,19 @@ def _read_rows(
 
 
 def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
-    """Returns the row that the cells of a table stand for: a text, a pair of texts, or an encoded image.
+    """Returns the row that the cells of a table stand for: a text, a pair of texts, or an encoded image or sound.
 
     Args:
-        contents: One text, two, or one image.
-        modality: `image`, or text.
-        folder: Where relative paths of images begin.
+        contents: One text, two, or one file.
+        modality: `image`, `audio`, or text.
+        folder: Where relative paths of files begin.
         place: File and line, for the message.
 
     Raises:
-        InputError: A cell is no text, or no image that can be decoded.
+        InputError: A cell is no text, or no file that can be decoded.
     """
-    if modality == "image":
-        return _image(contents[0], folder, place)
+    if modality in KINDS:
+        return _file(contents[0], KINDS[modality], folder, place)
     for text in contents:
         if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
             raise InputError(f"{place}: {text!a:.60} given as text; valid Unicode text is allowed")
@@ -286,31 +291,35 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _image(cell: Any, folder: Path, place: str) -> bytes:
-    """Returns the encoded image of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
+def _file(cell: Any, kind: FileKind, folder: Path, place: str) -> bytes:
+    """Returns the encoded file of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
     data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
     if isinstance(data, str):
         try:
-            data = read_plain(folder / data, MAX_IMAGE_BYTES, f"{place}: image {shown(data, 80)}")
+            data = read_plain(folder / data, kind.most_bytes, f"{place}: {kind.one} {shown(data, 80)}")
         except InputError:
             raise
         except (OSError, ValueError) as error:
-            named = f"image {shown(data, 80)} cannot be read ({reason(error)})"
+            named = f"{kind.one} {shown(data, 80)} cannot be read ({reason(error)})"
             raise InputError(f"{place}: {named}; a path relative to {folder} is allowed") from error
     if not isinstance(data, bytes):
-        raise InputError(f"{place}: {type(data).__name__} given as image; encoded bytes or a path are allowed")
-    _check_image(data, place)
+        raise InputError(f"{place}: {type(data).__name__} given as {kind.one}; encoded bytes or a path are allowed")
+    _check_file(data, kind, place)
     return data
 
 
-def _check_image(data: bytes, place: str) -> None:
+def _check_file(data: bytes, kind: FileKind, place: str) -> None:
     try:
-        decode_image(data, draft=True)
-    except BadRow as error:
+        kind.check(data)
+    except ValueError as error:  # BadRow and BadSound
         raise InputError(f"{place}: {error}") from error
 
 
-def _check_task(name: str, task: Task) -> None:
-    if TASKS[task].modality != "image":
-        allowed = tasks_with(lambda row: row.modality == "image")
-        raise InputError(f"data.path: {name}: images, and model.task is {task}; {allowed} is allowed")
+def _check_task(name: str, task: Task, modality: str | None = None) -> str:
+    """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
+    given = TASKS[task].modality
+    if given not in KINDS or modality not in (None, given):
+        allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)))
+        what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"
+        raise InputError(f"data.path: {name}: {what}, and model.task is {task}; {allowed} is allowed")
+    return given

@@ -315,7 +315,7 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
         log: Receives a message that data may be downloaded.
 
     Returns:
-        Split name -> rows of cells (images as encoded bytes), and the features of the columns.
+        Split name -> rows of cells (images and sounds as encoded bytes), and the features of the columns.
 
     Raises:
         InputError: The data set cannot be loaded, has no such subset, or lacks a column.
@@ -337,8 +337,9 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
         if absent:
             raise InputError(*absent)
         for column in columns:
-            if isinstance(split.features[column], datasets.Image):
-                split = split.cast_column(column, datasets.Image(decode=False))
+            kind = type(split.features[column])
+            if kind in (datasets.Image, datasets.Audio):  # we decode them ourselves: the server has to do it alike
+                split = split.cast_column(column, kind(decode=False))
         wanted = split.select_columns(list(columns))
         batches = wanted.iter(batch_size=1000)
         found[name] = ([cells for batch in batches for cells in zip(*(batch[column] for column in columns), strict=True)], split.features)

@@ -1,8 +1,8 @@
 """Reads rows without labels from a file: what a served model is asked.
 
     .txt                       every line is a text
-    .tsv .csv .jsonl .json .parquet (and .gz)   columns of texts, pairs of texts or images, by name
-    folder or tar archive      images, CLASS/FILE as in a data set; the classes are not used
+    .tsv .csv .jsonl .json .parquet (and .gz)   columns of texts, pairs of texts, images or sounds, by name
+    folder or tar archive      images or sounds, CLASS/FILE as in a data set; the classes are not used
 
 Left out: Hub data sets, splits, tables without a header.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from compress.core.errors import InputError
-from compress.data import images
+from compress.data.class_folders import KINDS, is_archive, read_files
 from compress.data.sources import row_of
 from compress.data.tables import Table, opened, read_table, suffix, text_lines
 from compress.standalone.preprocess import Row
@@ -24,12 +24,13 @@ def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str)
 
     Args:
         path: The file.
-        modality: `image`, or text.
-        columns: The column of the text or image, or the two columns of a pair. A file of lines, and images outside of tables, have none.
+        modality: `image`, `audio`, or text.
+        columns: The column of the text, image or sound, or the two columns of a pair. A file of lines, and files outside of tables,
+            have none.
         key: Where the user names columns, for messages.
 
     Raises:
-        InputError: The file cannot be read, a row is no text or no image, or there are none.
+        InputError: The file cannot be read, a row cannot be read, or there are none.
     """
     rows = list(_rows(path, modality, columns, key))
     if not rows:
@@ -39,8 +40,8 @@ def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str)
 
 def _rows(path: Path, modality: str, columns: Sequence[str], key: str) -> Iterator[Row]:
     table = Table(path, tuple(columns), key=key)
-    if modality == "image" and (path.is_dir() or images.is_archive(path)):
-        yield from (image.data for image in images.read_images(path, table.limit))
+    if modality in KINDS and (path.is_dir() or is_archive(path)):
+        yield from (file.data for file in read_files(path, KINDS[modality], table.limit))
     elif suffix(path) == ".txt" and modality == "text" and len(columns) == 1:
         with opened(table) as stream:
             for number, line in enumerate(text_lines(table, stream), 1):

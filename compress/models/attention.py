@@ -1,8 +1,8 @@
 """Finds the query, key, value and output layers of every block's attention by tracing, without relying on names or weights.
 
-The backbone runs on the meta device, on eight tokens or one image, and all torch calls are recorded (`compress.models.trace`). Most models
-of Transformers pass queries, keys and values to an attention function as positional arguments; in the others the softmax between two
-matrix products tells them. The trace answers three questions:
+The backbone runs on the meta device, on eight tokens, one image or one sound, and all torch calls are recorded (`compress.models.trace`).
+Most models of Transformers pass queries, keys and values to an attention function as positional arguments; in the others the softmax
+between two matrix products tells them. The trace answers three questions:
 
     which layer produced it      a layer marks its output; results computed from it without another layer inherit the mark
     which part of the output     if one layer produces all three (GPT-2), the offset of the part in that layer's output
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from compress.models.blocks import Kind, block_of, blocks_of
 from compress.models.images import image_shape
 from compress.models.library import REFUSED
 from compress.models.meta import on_meta_device
+from compress.models.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
 from compress.models.trace import TRACE, Call, Trace
 
 TRACING = "tracing"
@@ -178,6 +180,9 @@ def out_axis(layer: nn.Module) -> int:
 def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """Returns random inputs, one row, for a model of Transformers; a decoder that reads an encoder gets fewer tokens than it."""
     config = model.config
+    if reads_sounds(config):
+        frames = least_samples(config) + (TOKENS - 1) * math.prod(getattr(config, "conv_stride", ()))
+        return {INPUT: torch.randn(1, *(spectrogram_shape(config) or (frames,)), generator=generator)}
     if model.main_input_name != "pixel_values":
         inputs = {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
         if config.is_encoder_decoder:
@@ -200,7 +205,7 @@ def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
         inputs = probe(model)
         # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: last try.
         masks: list[dict[str, Tensor]] = [{}]
-        if "pixel_values" not in inputs:
+        if "input_ids" in inputs:
             masks = [{"attention_mask": torch.zeros(1, 1, TOKENS, TOKENS)}, {}, {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)}]
         problems: list[Exception] = []
         for mask in masks:

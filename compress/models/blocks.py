@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a Transformer: the largest `nn.ModuleList` whose entries all have the same class.
+"""Finds the repeated blocks of a Transformer: the largest `nn.ModuleList` of as many entries as layers, all of the same class.
 
 An encoder-decoder has two such lists, one inside its encoder and one inside its decoder: two stacks. Their blocks are numbered through, the
 encoder's first, so that a layer is one number in every model.
@@ -37,7 +37,9 @@ INDEX_LISTS = (
     "window_block_indices",
 )
 """Config keys that list layer indices."""
-OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out_indices", "pos_att_type")
+OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out_indices", "pos_att_type") + tuple(
+    f"{part}_{size}" for part in ("conv", "tdnn") for size in ("dim", "kernel", "stride", "dilation")
+)
 """Config keys whose lists are unrelated to layers, whatever their length; keys that end in `_token_id` are too."""
 SIDES = ("encoder", "decoder")
 """The stacks of an encoder-decoder, in order."""
@@ -120,7 +122,7 @@ def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
         alike = [module for module in lists if len({type(block) for block in module}) == 1]
         if not alike:
             raise InputError(f"{key}: this {kind} has no list of repeated blocks; an encoder or decoder of stacked blocks is needed")
-        blocks = max(alike, key=lambda entry: sum(parameter.numel() for parameter in entry.parameters()))
+        blocks = max(alike, key=lambda entry: (len(entry) == depth, sum(parameter.numel() for parameter in entry.parameters())))
         if len(blocks) != depth:
             raise InputError(f"{key}: this {kind} has {len(blocks)} blocks for {depth} layers; one block per layer is needed")
         found.append(Stack(names[blocks], sum(stack.depth for stack in found), depth))

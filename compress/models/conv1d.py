@@ -1,4 +1,4 @@
-"""Converts GPT-2's `Conv1D`, a linear layer whose weight is stored transposed, [I, O], to `nn.Linear` and back.
+"""Converts GPT-2's `Conv1D`, a linear layer whose weight is stored transposed, [I, O], to `nn.Linear` and back; weight norm is folded too.
 
 Quantization, surgery and export work on `nn.Linear` with a weight [O, I]. Models are converted at the boundary to Transformers:
 `with_linears` right after a model was built or loaded, `stock_state` when it is saved. No other code needs to know about `Conv1D`. Modules
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from compress.models.experts import stacked_state
 from compress.models.meta import on_meta_device
+from compress.models.weight_norm import fold_weight_norm, unfolded
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,7 +29,8 @@ def is_conv1d(module: Any) -> bool:
 
 
 def with_linears(model: Model) -> Model:
-    """Replaces every `Conv1D` of a model with an equivalent `nn.Linear`, in place; returns the model."""
+    """Replaces every `Conv1D` of a model with an equivalent `nn.Linear`, and folds weight norm, in place; returns the model."""
+    fold_weight_norm(model)
     for name, module in list(model.named_modules()):
         if is_conv1d(module):
             conv1d: Any = module
@@ -50,4 +52,4 @@ def stock_state(model: Any) -> dict[str, Tensor]:
         stock = type(model)(model.config)
     transposed = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
     state = {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}
-    return stacked_state(model, state)
+    return unfolded(stock, stacked_state(model, state))

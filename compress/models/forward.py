@@ -16,7 +16,8 @@ def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
 
     Args:
         model: A loaded checkpoint.
-        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`; on any device.
+        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`, or
+            `input_values` float32 `[n, samples]` or `[n, frames, filters]`; on any device.
     """
     device = device_of(model)
     logits: Tensor = model(**{name: values.to(device) for name, values in features.items()}).logits

@@ -46,6 +46,7 @@ from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.shapes import auto_class, mark
 from compress.models.size import count
+from compress.models.sounds import settings_of, settle, sound_steps
 from compress.models.tokenizer import TrainedTokenizer
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
@@ -170,7 +171,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
         raise InputError(
             f"model.path: the model's labels are {some(labels)}, the data's are {some(data_labels)}; rename them, or give model.head: new"
         )
-    set_labels(found, config.task, labels or data_labels)
+    set_labels(settle(found), config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = load_weights(auto_class(config.task, found), source, found, torch.float32)
@@ -266,14 +267,19 @@ def _folder_digest(folder: Path) -> dict[str, str]:
 
 def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, tokenizer: str | TrainedTokenizer | None) -> Any:
     built = add_embedding(build_config(config, tokenizer), config, None)
-    set_labels(built, config.task, data_labels)
+    set_labels(settle(built), config.task, data_labels)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         return auto_class(config.task, built).from_config(with_class(built, config.task))
 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
-    """Saves the preprocessing files: the tokenizer, or the image processor's settings."""
+    """Saves the preprocessing files: the tokenizer, or the settings of the image processor or feature extractor."""
+    if TASKS[config.task].modality == "audio":
+        settings = settings_of(source, built, config.preprocessor)
+        sound_steps(settings, built, "model.preprocessor" if source is None else f"model.path: {source / IMAGE_FILES[0]}")
+        write_json(out / IMAGE_FILES[0], settings)
+        return
     if TASKS[config.task].modality == "image":
         if config.preprocessor is not None:
             write_json(out / IMAGE_FILES[0], config.preprocessor)

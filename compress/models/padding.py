@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 
@@ -19,8 +20,25 @@ def read_by_decoder(decoder_ids_bL: Tensor, pad: int) -> Tensor:
     return before_last_bL
 
 
+def mask_of(features: Mapping[str, Tensor], length: int) -> Tensor | None:
+    """Returns which of `length` tokens, or frames of a waveform, are not padding, bool `[b, L]`; None where a batch has no mask.
+
+    The mask of a waveform counts samples. Convolutions make fewer frames of them, evenly spaced: a frame is real where the sample at its
+    place is, so that one that ends in padding counts.
+
+    Args:
+        features: Features of the batch.
+        length: Tokens, or frames at any depth of the model.
+    """
+    mask = features.get("attention_mask")
+    if mask is None:
+        return None
+    mask_bL = mask.bool()
+    return mask_bL if mask_bL.shape[1] == length else mask_bL[:, torch.arange(length, device=mask.device) * mask_bL.shape[1] // length]
+
+
 def real_rows(x: Tensor, features: Mapping[str, Tensor], channel_axis: int = -1) -> Tensor:
-    """Returns the rows of [n, L, I] where `attention_mask` [n, L] is set, as [N, I]; all rows if `x` has another shape.
+    """Returns the rows of [n, L, I] where `attention_mask` is set (`mask_of`), as [N, I]; all rows if `x` has another shape.
 
     Args:
         x: The tensor.
@@ -29,6 +47,6 @@ def real_rows(x: Tensor, features: Mapping[str, Tensor], channel_axis: int = -1)
     """
     x = x.movedim(channel_axis, -1)
     mask = features.get("attention_mask")
-    if mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape:
-        return x[mask.bool()]
+    if mask is not None and x.dim() == 3 and (x.shape[:2] == mask.shape or ("input_values" in features and len(x) == len(mask))):
+        return x[mask_of(features, x.shape[1])]
     return x.reshape(-1, x.shape[-1])

@@ -24,7 +24,9 @@ from compress.models.library import REFUSED, model_class, task_classes
 from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.models.reader import THRESHOLD_KEY
+from compress.models.sounds import INPUT, SETTINGS, sound_steps
 from compress.standalone.preprocess import BadRow, Preprocessor
+from compress.standalone.sound import BadSound
 
 UNLIMITED = 10**30
 """Tokens of a model without a limit; Transformers writes this number."""
@@ -40,7 +42,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
     Args:
         checkpoint: A Transformers folder with config.json, and tokenizer.json or preprocessor_config.json.
         task: The task of the model.
-        max_length: Maximum tokens per row; unused for images.
+        max_length: Maximum tokens, or samples of a waveform, per row; unused for images and spectrograms.
         target: Provides the sequence lengths to pad to.
         stride: Tokens that two windows of a long context share; unused for tasks that do not find spans.
 
@@ -56,10 +58,25 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
                 raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
             image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
             return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
+        if TASKS[task].modality == "audio":
+            return _sound_preprocessor(checkpoint, config, task, max_length, target)
         made = _text_preprocessor(checkpoint, config, task, max_length, target)
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
-    except BadRow as error:
+    except (BadRow, BadSound) as error:
         raise InputError(f"{checkpoint}: {error}") from error
+
+
+def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
+    sound = sound_steps(_read_json(checkpoint / SETTINGS), read_config(checkpoint, "checkpoint"), str(checkpoint / SETTINGS))
+    masked, labels = sound.pop("return_attention_mask"), _names(checkpoint, config, task)
+    if sound["kind"] == "spectrogram":
+        return Preprocessor("audio", (INPUT,), labels, task, sound=sound)
+    buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
+    if buckets[0] < sound["least"]:
+        least = f"this {config.get('model_type')} reads {sound['least']} samples or more ({sound['sampling_rate']} a second)"
+        raise InputError(f"target.sequence_lengths: {buckets[0]} given; {least}")
+    names = (INPUT, "attention_mask") if masked else (INPUT,)
+    return Preprocessor("audio", names, labels, task, max_length, buckets, sound=sound)
 
 
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:

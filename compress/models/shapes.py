@@ -271,7 +271,10 @@ def _resize_per_head(model: Any, axes: Axes, attention: Attention, head_dim: int
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     hidden, layers = sizes_config(model.config).hidden_size, {id(module) for module in model.modules() if is_layer(module)}
     for weight, axis in axes.hidden:
-        length, owner = shapes[weight][axis], model.get_submodule(weight.rpartition(".")[0])
+        owner = model.get_submodule(weight.rpartition(".")[0])
+        if isinstance(owner, nn.Conv1d) and owner.groups > 1:  # a group of channels is no head; its weight may be under weight norm
+            continue
+        length = shapes[weight][axis]
         if length != hidden and id(owner) not in layers and (length * head_dim) % attention.head_dim == 0:
             _set_axis(model, (weight, axis), length * head_dim // attention.head_dim)
 

@@ -19,6 +19,7 @@ from compress.models.images import image_shape
 from compress.models.library import REFUSED, one_line, quiet, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
+from compress.models.sounds import INPUT, least_samples, spectrogram_shape
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def count(model: Any, task: Task, length: int) -> Counts:
     Args:
         model: A model (float or int8; only its config matters) or a Transformers config.
         task: The task.
-        length: Tokens of the row; ignored for images, which use the model's image size.
+        length: Tokens of the row, or samples of a waveform; ignored for images and spectrograms, whose size is the model's.
 
     Raises:
         InputError: Transformers cannot run this config.
@@ -93,6 +94,8 @@ def inputs_of(config: Any, task: Task, length: int, masked: bool = True) -> dict
     if TASKS[task].modality == "image":
         channels, height, width = image_shape(config)
         return {"pixel_values": torch.zeros(1, channels, height, width)}
+    if TASKS[task].modality == "audio":  # a mask changes no GEMM
+        return {INPUT: torch.zeros(1, *(spectrogram_shape(config) or (max(length, least_samples(config)),)))}
     ids = torch.zeros(1, length, dtype=torch.long)
     if TASKS[task].encoder_decoder:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}

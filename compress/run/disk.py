@@ -114,12 +114,11 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         numbers = Part.WORDS.stop
     if TASKS[context.task].tags:
         numbers *= context.max_length
-    images = TASKS[context.task].modality == "image"
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
-        tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
+        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * config.vocab_size if TASKS[context.task].modality == "text" else 0,
         prediction_bytes=labels.size * (8 + 4)
         if TASKS[context.task].generates
         else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),

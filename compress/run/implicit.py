@@ -135,10 +135,8 @@ def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any
 
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
-    """Returns the target shapes (batch, sequence) from small to large; the sequence is None for images."""
-    lengths: list[int | None] = [None]
-    if TASKS[task].modality == "text":
-        lengths = [*sorted(target.sequence_lengths)]
+    """Returns the target shapes (batch, sequence) from small to large; the sequence is None for rows of one size."""
+    lengths: list[int | None] = [*sorted(target.sequence_lengths)] if target.has_lengths(task) else [None]
     return [(batch, length) for batch in sorted(target.batch_sizes) for length in lengths]
 
 

@@ -25,6 +25,7 @@ from compress.models.library import some
 from compress.models.size import count
 from compress.models.tokenizer import resolve_tokenizer
 from compress.recipe import Recipe
+from compress.run.lengths import in_samples
 from compress.run.timer import Timer
 from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, is_model, teachers_named
@@ -47,6 +48,7 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
 
 def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
     """Returns the context of the first step on data that is loaded already; see `prepare`."""
+    recipe = in_samples(recipe)
     context = Context(
         task=recipe.model.task,
         data=data,

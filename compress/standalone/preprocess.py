@@ -1,7 +1,7 @@
-"""Preprocessing: turns rows (texts, pairs of texts, encoded images) into model inputs.
+"""Preprocessing: turns rows (texts, pairs of texts, encoded images or sounds) into model inputs.
 
-This single file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model. It
-therefore needs only numpy (1 or 2), tokenizers and Pillow.
+This file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model, for
+sounds with `sound.py` beside it. It therefore needs only numpy (1 or 2), tokenizers and Pillow.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
 longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Pairs of token ids
@@ -19,6 +19,7 @@ channels, patches); callers reject those.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -69,11 +70,17 @@ class OfTokens(Sized, Protocol):
 
 
 Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair | OfTokens
-"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L], a pair of such, or a window of a context."""
+"""A text, a pair of texts, an encoded image or sound, a block of token ids [L], a pair of such, or a window of a context."""
 
 
 class BadRow(ValueError):
     """A row cannot be prepared; the message says in one line which row, what was given, and what is allowed."""
+
+
+def _sounds(values: Mapping[str, Any], *settings: Any) -> Any:
+    """Returns what prepares sounds, from the file beside this one: in the package, or alone in a served model."""
+    beside = importlib.import_module(f"{__package__}.sound" if __package__ else "sound")
+    return beside.Sounds(beside.SoundSteps.build(values), *settings)
 
 
 def decode_image(data: bytes, draft: bool = False) -> Image.Image:
@@ -234,7 +241,7 @@ class Preprocessor:
     """Prepares rows for one checkpoint; immutable and safe to share between threads."""
 
     modality: str
-    """"text" or "image"."""
+    """"text", "image" or "audio"."""
     input_names: tuple[str, ...]
     """Names of the model's inputs, in the order of its graph."""
     labels: tuple[str, ...]
@@ -242,9 +249,9 @@ class Preprocessor:
     task: str
     """What the model was made for, as the recipe names it."""
     max_length: int = 0
-    """Maximum tokens per row; longer rows are truncated. 0 for images."""
+    """Maximum tokens, or samples of a waveform, per row; longer rows are truncated. 0 for images and spectrograms."""
     buckets: tuple[int, ...] = ()
-    """Lengths (tokens) that rows are padded to, ascending; the last is max_length. () for images."""
+    """Lengths that rows are padded to, ascending; the last is max_length. () for images and spectrograms."""
     pad_token_id: int = 0
     """Padding value of input_ids."""
     pad_token_type_id: int = 0
@@ -262,13 +269,19 @@ class Preprocessor:
     null_threshold: float | None = None
     """Above which lead of the score of no answer, over that of the best answer, there is none; None: there always is one."""
     image: Mapping[str, Any] | None = None
-    """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
+    """preprocessor_config.json with defaults filled in, and `num_channels`; None for other rows."""
+    sound: Mapping[str, Any] | None = None
+    """What makes a `SoundSteps`; None for other rows."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
-    """The tokenizer, set to truncate to max_length and not to pad; None for images."""
+    """The tokenizer, set to truncate to max_length and not to pad; None for images and sounds."""
     steps: ImageSteps | None = field(default=None, init=False, repr=False, compare=False)
     """The image steps, derived from `image`."""
+    sounds: Any = field(default=None, init=False, repr=False, compare=False)
+    """What prepares sounds, a `compress.standalone.sound.Sounds`, derived from `sound`."""
 
     def __post_init__(self) -> None:
+        if self.sound is not None:
+            object.__setattr__(self, "sounds", _sounds(self.sound, self.input_names, self.max_length, self.buckets))
         if self.image is not None:
             object.__setattr__(self, "steps", ImageSteps.build(self.image))
         if self.tokenizer is not None:
@@ -282,6 +295,12 @@ class Preprocessor:
     def generates(self) -> bool:
         """Whether the model predicts the next token: rows are blocks or pairs of token ids, and there are no labels."""
         return not self.labels
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of every row where all have one: (channels, height, width), or (frames, filters); None where rows have lengths."""
+        steps = self.steps if self.sounds is None else self.sounds.steps
+        return None if steps is None else steps.shape
 
     @property
     def per_token(self) -> bool:
@@ -325,6 +344,8 @@ class Preprocessor:
             "decoder_start_token_id": self.decoder_start_token_id,
             "image": dict(self.image) if self.image is not None else None,
         }
+        if self.sound is not None:
+            values["sound"] = dict(self.sound)
         if self.dimensions:  # other models have neither
             values |= {"prompt": self.prompt, "dimensions": self.dimensions}
         if not self.generates:
@@ -340,22 +361,29 @@ class Preprocessor:
 
         Args:
             rows: n rows of the model's modality.
-            length: Number of tokens to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits the
-                longest row. Ignored for images.
+            length: Tokens or samples to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits
+                the longest row. Ignored for images and spectrograms.
 
         Returns:
-            Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`.
+            Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`. Sounds: see `Sounds.encode`.
 
         Raises:
             BadRow: A row has the wrong type or is a damaged image.
+            BadSound: The same of a sound (`compress.standalone.sound`), also a ValueError.
             ValueError: A row is longer than `length`.
         """
+        if self.sounds is not None:
+            made: dict[str, np.ndarray] = self.sounds.encode(self.sounds.prepared(rows), length)
+            return made
         if self.steps is not None:
             return {self.input_names[0]: self._images(rows)}
         return self._pad(self.tokenized(rows), length)
 
     def groups(self, rows: Sequence[Row]) -> dict[int, list[int]]:
-        """Groups rows by the smallest bucket that fits them: bucket -> row indices, buckets ascending; `{0: all}` for images."""
+        """Groups rows by the smallest bucket that fits them: bucket -> row indices, buckets ascending; `{0: all}` without lengths."""
+        if self.sounds is not None:
+            groups: dict[int, list[int]] = self.sounds.groups(self.sounds.prepared(rows))
+            return groups
         if self.steps is not None:
             return {0: list(range(len(rows)))} if rows else {}
         return self._by_bucket(self.tokenized(rows))
@@ -365,6 +393,9 @@ class Preprocessor:
 
         For generation, `LOGIT_BYTES` limits the rows of a batch further: the logits have an entry for every token of the vocabulary.
         """
+        if self.sounds is not None:
+            yield from self.sounds.batches(rows, batch_size)
+            return
         tokens = self.tokenized(rows) if self.steps is None else None
         groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
         for bucket, members in groups.items():

@@ -108,8 +108,8 @@ def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
 
 
 def inputs_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
-    """Returns everything that determines the inputs of a row: tokens and input names, or the image transforms."""
-    return *tokens_of(preprocessor), preprocessor.input_names, preprocessor.image
+    """Returns everything that determines the inputs of a row: tokens and input names, or what is done to an image or a sound."""
+    return *tokens_of(preprocessor), preprocessor.input_names, preprocessor.image, preprocessor.sound
 
 
 @contextmanager

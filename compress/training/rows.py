@@ -24,7 +24,7 @@ MULTIPLE = 8
 WINDOW = 50
 CHUNK = 1024
 IMAGE_CACHE_BYTES = 2**30
-"""Preprocessed images up to this size stay in memory; otherwise they are preprocessed again for each batch."""
+"""Preprocessed images and sounds up to this size stay in memory; otherwise they are preprocessed again for each batch."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,20 @@ class Rows:
     preprocessor: Preprocessor
     """The preprocessor of the rows."""
     rows: Sequence[Any]
-    """The raw rows, used again only for images that do not fit in memory."""
+    """The raw rows, used again only for images and sounds that do not fit in memory."""
     lengths: NDArray[np.int64]
-    """Tokens of each row `[n]`; 0 for images."""
-    tokens: dict[str, NDArray[np.int32]]
-    """Text: the values of each input, with all rows concatenated; empty for images."""
+    """Tokens or samples of each row `[n]`; 0 for rows of one size."""
+    tokens: dict[str, NDArray[Any]]
+    """Texts, and waveforms that fit in memory: the values of each input, with all rows concatenated; else empty."""
     pixels: NDArray[np.float32] | None
-    """Images that fit in memory: float32 `[n, channels, H, W]`."""
+    """Images and spectrograms that fit in memory: float32 `[n, ...]`."""
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
-        """Tokenizes texts, takes blocks and pairs of tokens as they are, and preprocesses images if they fit in memory."""
-        if preprocessor.modality == "image":
+        """Tokenizes texts, takes blocks and pairs of tokens as they are, and preprocesses images and sounds if they fit in memory."""
+        if preprocessor.modality == "audio" and preprocessor.buckets:
+            return cls._waveforms(rows, preprocessor)
+        if preprocessor.modality != "text":
             size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
             pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
             return cls(preprocessor, rows, np.zeros(len(rows), np.int64), {}, pixels)
@@ -69,6 +71,21 @@ class Rows:
         lengths = np.array([row.shape[1] for row in tokenized])
         tokens = {name: np.concatenate([row[INPUTS.index(name)] for row in tokenized]) for name in preprocessor.input_names}
         return cls(preprocessor, rows, lengths, tokens, None)
+
+    @classmethod
+    def _waveforms(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+        """Decodes waveforms; keeps them if they fit in memory, else their lengths alone."""
+        kept: list[NDArray[np.float32]] = []
+        lengths: list[int] = []
+        for start in range(0, len(rows), CHUNK):
+            made = preprocessor.sounds.prepared(rows[start : start + CHUNK])
+            lengths += map(len, made)
+            kept = [*kept, *made] if 4 * sum(lengths) <= IMAGE_CACHE_BYTES else []
+        tokens: dict[str, NDArray[Any]] = {}
+        if kept:
+            values = np.concatenate(kept)
+            tokens = dict(zip(preprocessor.input_names, (values, np.ones(len(values), np.int32)), strict=False))
+        return cls(preprocessor, rows, np.array(lengths), tokens, None)
 
     @cached_property
     def by_length(self) -> ByLength:
@@ -81,23 +98,30 @@ class Rows:
         return np.cumsum(self.lengths) - self.lengths
 
     def batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Returns the features of some rows: int64 `[b, L]` each, or float32 `[b, channels, H, W]`."""
+        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`."""
         if not self.tokens:
-            name = self.preprocessor.input_names[0]
             if self.pixels is not None:
-                return {name: torch.from_numpy(self.pixels[indices])}
-            return {name: torch.from_numpy(self.preprocessor.encode([self.rows[i] for i in indices])[name])}
+                return {self.preprocessor.input_names[0]: torch.from_numpy(self.pixels[indices])}
+            length = self._width(int(self.lengths[indices].max())) if self.preprocessor.buckets else None
+            encoded = self.preprocessor.encode([self.rows[i] for i in indices], length)
+            return {name: torch.from_numpy(values) for name, values in encoded.items()}
         lengths = self.lengths[indices]
-        width = min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
+        width = self._width(int(lengths.max()))
         inside = np.arange(width) < lengths[:, None]
         flat = np.concatenate([np.arange(start, start + length) for start, length in zip(self.starts[indices], lengths, strict=True)])
         padding = self.preprocessor.padding
         features = {}
         for name, values in self.tokens.items():
-            padded = np.full(inside.shape, padding[name], np.int64)
+            padded = np.full(inside.shape, padding.get(name, 0), np.float32 if values.dtype == np.float32 else np.int64)
             padded[inside] = values[flat]
             features[name] = torch.from_numpy(padded)
         return features
+
+    def _width(self, longest: int) -> int:
+        """Returns the length that a batch is padded to: that of the server where a model cannot be told what is padding."""
+        if "attention_mask" not in self.preprocessor.input_names and self.preprocessor.modality == "audio":
+            return next(bucket for bucket in self.preprocessor.buckets if bucket >= longest)
+        return min(-(-longest // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
 
 
 def plan_pairs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:

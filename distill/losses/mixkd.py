@@ -129,9 +129,11 @@ def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, 
         second: Features of rows x_j, of the same shapes.
         share_b: l of each row, float32 `[b]`.
     """
-    if "pixel_values" in first:
-        share = share_b[:, None, None, None]
-        return {"pixel_values": share * first["pixel_values"] + (1 - share) * second["pixel_values"]}
+    numbers = [name for name in first if first[name].is_floating_point()]
+    if numbers:  # pixels, samples or energies
+        share = share_b.reshape(-1, *[1] * (first[numbers[0]].dim() - 1))
+        mixed = {name: share * first[name] + (1 - share) * second[name] for name in numbers}
+        return mixed | {name: first[name] | second[name] for name in first if name not in numbers}
     embed, share = model.get_input_embeddings(), share_b[:, None, None]  # type: ignore[operator]
     mask = first["attention_mask"].bool()
     mixed = {"inputs_embeds": share * embed(first["input_ids"]) + (1 - share) * embed(second["input_ids"])}

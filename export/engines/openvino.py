@@ -336,9 +336,9 @@ def comes_from(origin: str, node: str) -> bool:
 
 
 def _shape(features: Features) -> tuple[int, ...]:
-    """Returns (batch, sequence), or (batch,) for images."""
+    """Returns (batch, sequence), or (batch,) for rows of one size."""
     array = next(iter(features.values()))
-    return array.shape[:1] if "pixel_values" in features else array.shape[:2]
+    return array.shape[:1] if array.ndim > 2 else array.shape[:2]
 
 
 def _reshape(model: Any, shape: tuple[int, ...]) -> None:

@@ -81,8 +81,7 @@ class Torch:
         """Returns logits float32 [n, C], or [n, L, V]."""
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in features.items()}
-            if "pixel_values" in tensors:
-                tensors["pixel_values"] = tensors["pixel_values"].to(self._dtype)
+            tensors = {name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
             logits: Logits = forward(self._model, tensors).cpu().numpy()
         return logits
 

@@ -120,12 +120,14 @@ class Worker:
 
 
 def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> dict[str, np.ndarray]:
-    """Returns made-up rows of one shape: random tokens of the vocabulary, none of them padding, or random pixels."""
+    """Returns made-up rows of one shape: random tokens of the vocabulary, none of them padding, or random pixels, samples or energies."""
     generator = np.random.default_rng(0)
-    if preprocessor.modality == "image":
-        assert preprocessor.steps is not None
-        assert preprocessor.steps.shape is not None, "images of one size are needed"
-        return {"pixel_values": generator.standard_normal((batch, *preprocessor.steps.shape), dtype=np.float32)}
+    if preprocessor.modality != "text":
+        shape = preprocessor.shape or (sequence,)
+        assert shape != (None,), "images of one size are needed, and waveforms need a sequence"
+        values = generator.standard_normal((batch, *shape), dtype=np.float32)
+        mask = np.ones((batch, *shape), np.int64)
+        return dict(zip(preprocessor.input_names, (values, mask), strict=False))
     assert sequence is not None, "texts need a sequence"
     assert preprocessor.tokenizer is not None
     arrays = {

@@ -118,16 +118,16 @@ class _EncoderDecoder(nn.Module):
         return logits
 
 
-class _Image(nn.Module):
-    """Takes pixel values float [B, C, H, W]."""
+class _Numbers(nn.Module):
+    """Takes pixel values float [B, C, H, W], spectrograms float [B, frames, filters], or waveforms float [B, S] and their mask, if any."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...]) -> None:
         super().__init__()
         self.model = model
+        self.input_names = input_names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        (pixel_values,) = inputs
-        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        logits: Tensor = self.model(**dict(zip(self.input_names, inputs, strict=True))).logits
         return logits
 
 
@@ -140,7 +140,8 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
         out: The file to write. Weights of 2 GB and more go to `<out>.data` beside it.
 
     Returns:
-        `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W]; the output is `logits` float32
+        `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W], or `input_values`
+        float32 [batch, sequence] or [batch, frames, filters]; the output is `logits` float32
         [batch, num_labels], or [batch, sequence, vocabulary or tags].
     """
     with _quiet(), torch.no_grad():
@@ -151,10 +152,9 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             example = _text_rows(preprocessor, model.config.vocab_size, min(EXAMPLE_LENGTH, preprocessor.max_length))
             axes = ("batch", "sequence")
         else:
-            assert preprocessor.steps is not None
-            assert preprocessor.steps.shape is not None, f"{checkpoint}: images of one size are needed"
-            wrapper, example = _Image(model), (torch.zeros(2, *preprocessor.steps.shape),)
-        with nullcontext() if preprocessor.modality == "text" else _without_masks():
+            wrapper, example = _Numbers(model, preprocessor.input_names), _number_rows(preprocessor)
+            axes = axes if preprocessor.shape else ("batch", "sequence")
+        with nullcontext() if preprocessor.modality == "text" or len(example) > 1 else _without_masks():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
     return save(_tidy(graph, axes, axes if preprocessor.per_token else axes[:1]), out)
 
@@ -242,6 +242,17 @@ def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tupl
     return tuple(values[name] for name in preprocessor.input_names)
 
 
+def _number_rows(preprocessor: Preprocessor) -> tuple[Tensor, ...]:
+    """Returns two rows of numbers in the order of the model's inputs; of waveforms the second one is half padding."""
+    shape = preprocessor.shape
+    assert shape is not None or preprocessor.buckets, "images of one size are needed"
+    if shape is not None:
+        return (torch.zeros(2, *shape),)
+    mask_BS = torch.ones(2, preprocessor.max_length, dtype=torch.long)
+    mask_BS[1, (preprocessor.max_length + 1) // 2 :] = 0
+    return (torch.sin(torch.arange(mask_BS.numel())).reshape(mask_BS.shape) * mask_BS, mask_BS)[: len(preprocessor.input_names)]
+
+
 def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
     """Whether logits stay the same when the model gets the mask in additive form, tried at full length.
 
@@ -289,16 +300,17 @@ def _without_masks() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporter's remarks (torchvision is not installed, ...) beside those of Transformers."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences the exporter's remarks (torchvision is not installed, a list of axes is empty, ...) beside those of Transformers."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:

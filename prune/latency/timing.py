@@ -21,7 +21,6 @@ from torch import nn
 from compress.artifacts.artifact import digest, write_json, writing
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from compress.machine.environment import cache_folder
 from compress.measure.latency import Shape
 from compress.models.blocks import with_layers
@@ -150,10 +149,10 @@ def target_shape(context: Context, latency: LatencyTarget | None, key: str) -> S
     Raises:
         InputError: The target does not have that shape.
     """
-    target, images = context.target, TASKS[context.task].modality == "image"
+    target, fixed = context.target, not context.target.has_lengths(context.task)
     if latency is None:
-        return max(target.batch_sizes), None if images else max(target.sequence_lengths, default=context.max_length)
-    lengths = [None] if images else sorted({*target.sequence_lengths, context.max_length})
+        return max(target.batch_sizes), None if fixed else max(target.sequence_lengths, default=context.max_length)
+    lengths = [None] if fixed else sorted({*target.sequence_lengths, context.max_length})
     if latency.batch not in target.batch_sizes:
         raise InputError(f"{key}.batch: {latency.batch} given; give a batch size of the target: {_list(target.batch_sizes)}")
     if latency.sequence not in lengths:
@@ -185,4 +184,4 @@ def _keep(file: Path, contents: Mapping[str, Any]) -> None:
 
 
 def _list(values: Sequence[Any]) -> str:
-    return ", ".join("none (images have no length)" if value is None else str(value) for value in values)
+    return ", ".join("none (rows have one size)" if value is None else str(value) for value in values)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
+from tests import tiny_sounds
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.test_recipes import (
     SHRUNK,
+    audio_settings,
     embedding_settings,
     entity_settings,
     generation_settings,
@@ -69,6 +71,14 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         return by_answer[facts.answer](recipe, place)
     if recipe.data.path == "sklearn:digits":
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
+    if facts.modality == "audio":
+        place.mkdir(exist_ok=True)
+        found = audio_settings(recipe, place)
+        if recipe.model.path is None:
+            return found
+        model = json.dumps({**tiny_sounds.model(tiny_sounds.waveform_config(masked=True)), "path": None})
+        own = [] if local else found[:2]  # the page made sounds
+        return [f"model={model}", "data.max_seconds=0.3", "target.sequence_lengths=[2400]", *own]
     if facts.modality == "image":
         place.mkdir(exist_ok=True)
         if recipe.model.path is None:

@@ -36,7 +36,7 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "long_text", "windows", "response", "engine"):
+        for name in ("preprocess", "long_text", "windows", "response", "engine", "sound"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
@@ -44,11 +44,13 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "long_text", "windows", "response", "engine"):
-            monkeypatch.delitem(sys.modules, name)
+        for name in ("preprocess", "long_text", "windows", "response", "engine", "sound"):
+            monkeypatch.delitem(sys.modules, name, raising=name != "sound")
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
         model.initialize({"model_config": json.dumps(config)})
+        if preprocessor.sounds is not None:  # imported as the preprocessor was loaded
+            assert Path(sys.modules["sound"].__file__) == folder / "1" / "sound.py"
         return model
 
     return load
@@ -95,6 +97,25 @@ def test_images(serve):
     logits = tiny.expected(prepared, tiny.IMAGES)
     for index, response in enumerate(responses):
         check(response, logits[index : index + 1], prepared)
+
+
+def test_sounds(serve):
+    prepared = tiny.sound_preprocessor()
+    model, logits = serve(prepared, tiny.SOUNDS), tiny.expected(prepared, tiny.SOUNDS)
+    responses = model.execute([request(*tiny.SOUNDS[:3], name="AUDIO"), request(tiny.SOUNDS[3], name="AUDIO")])  # two lengths in a request
+    for response, part in zip(responses, (logits[:3], logits[3:]), strict=True):
+        check(response, part, prepared)
+
+
+def test_a_broken_sound_is_an_error_of_its_own_request(serve):
+    prepared = tiny.sound_preprocessor()
+    given = [tiny.SOUNDS[0], tiny.SOUNDS[1][:300], b"", b"ID3", tiny.SOUNDS[1]]
+    responses = serve(prepared, tiny.SOUNDS).execute([request(sound, name="AUDIO") for sound in given])
+    check(responses[0], tiny.expected(prepared, given[:1]), prepared)
+    check(responses[4], tiny.expected(prepared, given[4:]), prepared)
+    assert "row 0: a sound that ends too early" in str(responses[1].error)
+    assert ["row 0: not a readable sound" in str(response.error) for response in responses[2:4]] == [True, True]
+    assert {response.error.code for response in responses[1:4]} == {TritonError.INVALID_ARG}
 
 
 def test_regression_answers_the_value(serve):

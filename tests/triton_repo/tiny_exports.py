@@ -1,4 +1,4 @@
-"""Tiny export artifacts: OpenVINO networks of a few kilobytes, with preprocessors for text, pairs of texts and images."""
+"""Tiny export artifacts: OpenVINO networks of a few kilobytes, with preprocessors for text, pairs of texts, images and sounds."""
 
 import json
 from io import BytesIO
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from compress.artifacts.artifact import Artifact
 from compress.measure.answers import save_predictions
 from compress.standalone.preprocess import Preprocessor
+from tests.tiny_sounds import encoded, wave
 
 BUCKETS, SIDE = (8, 16), 6
 LABELS = ("bad", "good", "n\u00e4h")
@@ -42,6 +43,7 @@ def png(seed: int) -> bytes:
 
 
 IMAGES = [png(seed) for seed in range(4)]
+SOUNDS = [encoded(wave("noise", seconds, np.random.default_rng(0))) for seconds in (0.03, 0.05, 0.09, 0.2)]
 
 
 def text_preprocessor(task: str = "text-classification", buckets: tuple[int, ...] = BUCKETS) -> Preprocessor:
@@ -56,12 +58,23 @@ def image_preprocessor(**changes) -> Preprocessor:
     return Preprocessor("image", ("pixel_values",), LABELS, "image-classification", image={**IMAGE, **changes})
 
 
+def sound_preprocessor() -> Preprocessor:
+    sound = {"kind": "waveform", "sampling_rate": 16000, "do_normalize": True, "least": 80}
+    return Preprocessor("audio", ("input_values", "attention_mask"), LABELS, "audio-classification", 1600, (800, 1600), sound=sound)
+
+
 def network(preprocessor: Preprocessor) -> openvino.Model:
-    """Text: the sum of a random vector for every token that is no padding, or each of them. Images: the mean of each channel."""
+    """Text: the sum of a random vector for every token that is no padding, or each of them. Images: the mean of each channel. Sounds:
+    the mean size of samples, with a factor for each class."""
     classes = len(preprocessor.labels)
     if preprocessor.modality == "image":
         pixels = ops.parameter([-1, 3, SIDE, SIDE], np.float32, name="pixel_values")
         logits, inputs = ops.reduce_mean(pixels, ops.constant([2, 3]), False), [pixels]
+    elif preprocessor.modality == "audio":
+        waves, mask = ops.parameter([-1, -1], np.float32, name="input_values"), ops.parameter([-1, -1], np.int64, name="attention_mask")
+        kept, inputs = ops.multiply(ops.abs(waves), ops.convert(mask, "f32")), [waves, mask]
+        weights = np.random.default_rng(0).standard_normal((1, classes)).astype(np.float32)
+        logits = ops.multiply(ops.reduce_mean(kept, ops.constant([1]), True), ops.constant(weights))
     else:
         inputs = [ops.parameter([-1, -1], np.int64, name=name) for name in preprocessor.input_names]
         table = np.random.default_rng(0).standard_normal((len(WORDS), classes)).astype(np.float32)

@@ -24,8 +24,9 @@ from tritonclient.utils import InferenceServerException
 from compress.core.errors import InputError, nearest
 from compress.core.shown import reason, shown
 from compress.standalone.preprocess import Row
-from triton_repo.client import INPUTS_OF, tensors
-from triton_repo.config import CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR
+from compress.standalone.windows import Window
+from triton_repo.client import tensors
+from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of
 from triton_repo.load.generator import Failure, Kind
 
 Protocol = Literal["grpc", "http"]
@@ -33,6 +34,7 @@ MEASURED = {
     (TEXT,): "single texts",
     (TEXT, TEXT_PAIR): "pairs of texts",
     (IMAGE,): "encoded images",
+    (AUDIO,): "encoded sounds",
     (QUESTION, CONTEXT): "questions with contexts",
 }
 """Inputs of the models that can be measured, and what their rows are."""
@@ -60,7 +62,7 @@ class Model:
 
     name: str
     inputs: tuple[str, ...]
-    """TEXT, or TEXT and TEXT_PAIR, or QUESTION and CONTEXT, or IMAGE."""
+    """TEXT, or TEXT and TEXT_PAIR, or QUESTION and CONTEXT, or IMAGE, or AUDIO."""
 
 
 def address_of(url: str, protocol: str | None, option: str = "--server") -> Address:
@@ -190,7 +192,8 @@ def check_rows(rows: Sequence[Row], model: Model) -> None:
     """
     if not rows:
         raise InputError("no rows; give at least one")
-    wanted, found = MEASURED[model.inputs], sorted({MEASURED.get(INPUTS_OF.get(type(row), ()), "tokens") for row in rows})
+    wanted = MEASURED[model.inputs]
+    found = sorted({MEASURED[inputs_of(row)] if isinstance(row, str | tuple | bytes | Window) else "tokens" for row in rows})
     if found != [wanted]:
         raise InputError(f"--model {model.name}: reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
 
@@ -202,7 +205,7 @@ def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
         if set(inputs) == set(given) and all(about == ("BYTES", [-1, 1]) for about in given.values()):
             return inputs
     described = ", ".join(f"{key} {datatype} {shape}" for key, (datatype, shape) in given.items()) or "none"
-    allowed = "TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, or IMAGE are measured, BYTES [-1, 1] each"
+    allowed = "TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
     raise InputError(f"--model {name}: its inputs are {described}; {allowed}")
 
 

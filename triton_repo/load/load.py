@@ -51,13 +51,13 @@ def load_test(
     Args:
         address: The server.
         model: The model, from `examine`.
-        rows: n rows to send: texts, pairs of texts or encoded images, as the model reads them.
+        rows: n rows to send: texts, pairs of texts encoded images or sounds, as the model reads them.
         loads: The loads.
         said: Called with the figures of each as it ends.
 
     Returns:
         For each load its figures (`triton_repo.load.figures.figures`), `prepared` (different requests that were sent in turn) and
-        `row_bytes` (p50, p90 and max of the UTF-8 or image bytes of a row).
+        `row_bytes` (p50, p90 and max of the UTF-8, image or sound bytes of a row).
 
     Raises:
         InputError: The rows do not fit the model, or the server does not answer a first request.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.data.splits import Data
+from compress.standalone.sound import is_sound
 
 
 @dataclass(frozen=True)
@@ -30,4 +31,4 @@ class RowFlips:
 
 def readable(row: Any) -> Any:
     """Returns a row as JSON shows it."""
-    return f"image of {len(row)} bytes" if isinstance(row, bytes) else row
+    return f"{'sound' if is_sound(row) else 'image'} of {len(row)} bytes" if isinstance(row, bytes) else row

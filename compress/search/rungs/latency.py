@@ -28,6 +28,7 @@ from compress.models.checkpoint import load, save
 from compress.models.shapes import remade
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
+from compress.run.lengths import in_samples
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
@@ -158,7 +159,7 @@ def _engines(recipe: Recipe) -> list[Any]:
 
 
 def _shapes(recipe: Recipe) -> list[Shape]:
-    return shapes(recipe.model.task, recipe.target)
+    return shapes(recipe.model.task, in_samples(recipe).target)
 
 
 def _shape(row: dict[str, Any]) -> Shape:

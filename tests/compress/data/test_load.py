@@ -240,7 +240,7 @@ def test_whole_floats_and_integers_are_the_same_label(tmp_path: Path) -> None:
         ({"path": "owner/name", "files": {"train": "train.tsv"}}, "owner/name: no such file or folder"),
         ({"files": {"train": "train.tsv"}}, "no labelled test or validation split"),
         ({"path": "sklearn:digits"}, "images, and model.task is text-classification"),
-        ({"files": {"train": "train.tar.gz"}}, "images, and model.task is text-classification"),
+        ({"files": {"train": "train.tar.gz"}}, "images or sounds, and model.task is text-classification"),
     ],
 )
 def test_places_that_lead_nowhere(tmp_path: Path, change: dict[str, Any], message: str) -> None:
