@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
@@ -25,6 +27,7 @@ from compress.run.lengths import in_samples
 from compress.schemes.int8 import Int8Linear
 from compress.schemes.int8_convolution import Int8Convolution
 from tests import tiny_sounds, without_clocks
+from tests.docs.clients import ask
 from tests.report_keys import undocumented
 
 TASK = "audio-classification"
@@ -113,6 +116,9 @@ def test_a_served_model_answers_as_its_engine(kind: str, tmp_path: Path, monkeyp
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
     assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
     assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
+    shutil.copyfile(sorted((tmp_path / "data").rglob("*.wav"))[0], tmp_path / "sound.wav")
+    with serve(tmp_path / "run") as server:
+        ask("docs/tutorials/audio.md", server, tmp_path)
 
 
 def test_answers_do_not_depend_on_the_rest_of_the_batch_nor_on_padding_with_a_mask(tmp_path: Path) -> None:
