@@ -6,7 +6,7 @@
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
         1/  model.py  settings.json  preprocess.py  long_text.py  windows.py  preprocess.json  tokenizer.json  response.py
-            (for sounds: sound.py)  engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
+            (image.py | sound.py)  engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
@@ -30,7 +30,7 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
-from compress.standalone import long_text, preprocess, response, sound, windows
+from compress.standalone import image, long_text, preprocess, response, sound, windows
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES
 from triton_repo.config import (
@@ -250,8 +250,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    sounds = [sound.__file__] if preprocessor.sounds is not None else []
-    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *sounds):
+    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *beside(preprocessor)):
         shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
@@ -261,6 +260,11 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     for name, row in rows.items():
         for column in settings.inputs:
             (warm_up / f"{name}.{column}").write_bytes(serialized([SHORT.get(column, row)]))
+
+
+def beside(preprocessor: Preprocessor) -> list[Any]:
+    """Returns the paths of the files that preprocess.py needs beside it for rows of this kind."""
+    return [module.__file__ for module, used in ((image, preprocessor.image), (sound, preprocessor.sound)) if used is not None]
 
 
 def _files(file: Path) -> Iterator[tuple[Path, str]]:

@@ -18,7 +18,7 @@ from compress.core.errors import InputError
 from compress.core.files import open_plain, read_plain
 from compress.core.shown import reason
 from compress.data.compressed import Limit, open_gzip
-from compress.standalone.preprocess import MAX_IMAGE_BYTES, decode_image
+from compress.standalone.image import MAX_IMAGE_BYTES, decode_image
 from compress.standalone.sound import MAX_SOUND_BYTES, read_sound
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")

@@ -25,6 +25,7 @@ from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.sounds import INPUT, SETTINGS, sound_steps
+from compress.standalone.image import BadImage
 from compress.standalone.preprocess import BadRow, Preprocessor
 from compress.standalone.sound import BadSound
 
@@ -62,7 +63,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
             return _sound_preprocessor(checkpoint, config, task, max_length, target)
         made = _text_preprocessor(checkpoint, config, task, max_length, target)
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
-    except (BadRow, BadSound) as error:
+    except (BadRow, BadImage, BadSound) as error:
         raise InputError(f"{checkpoint}: {error}") from error
 
 

@@ -6,6 +6,7 @@ candidates of a search read the same bits. Nothing else is lost with the file: i
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from compress.training.rows import Rows
 
 BATCH_SIZE = 64
 FILE = "logits.safetensors"
+SHA256 = "sha256"
 
 
 def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], context: Context, label: str) -> Tensor:
@@ -37,7 +39,7 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], co
         context: Progress, folders, and the processes that share the work: each computes every `size`-th batch; the first one writes.
         label: Label of the progress bar.
     """
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     team, device = context.team, device_of(model)
     few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
@@ -47,14 +49,36 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], co
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = (context.shared or context.scratch) / f"teacher-{digest(identity)[:16]}"
     with _held(folder, context):
-        if team.broadcast((folder / FILE).exists()):
+        known = _read(folder / FILE, context) if team.is_first else None
+        if team.broadcast(known is not None):
             context.progress.log(f"  {label}: reading cached teacher logits from {folder}")
-            return dict(team.spread(load_file(folder / FILE) if team.is_first else {}))["logits"]
+            return dict(team.spread({} if known is None else {"logits": known}))["logits"]
         logits = _computed(model, rows, autocast, context, label)
         if team.is_first:
             with writing(folder) as temporary:
-                save_file({"logits": logits}, temporary / FILE)
+                save_file({"logits": logits}, temporary / FILE, metadata={SHA256: _sha256(logits)})
     return logits
+
+
+def _read(file: Path, context: Context) -> Tensor | None:
+    """Returns the logits in a file; None where there is none, or with a warning where its bytes are not those that were written."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, "pt") as given:
+            logits: Tensor = given.get_tensor("logits")
+            if (given.metadata() or {}).get(SHA256) == _sha256(logits):
+                return logits
+    except SafetensorError:
+        pass
+    context.progress.warn(f"{file}: damaged, so the teacher runs again")
+    return None
+
+
+def _sha256(logits: Tensor) -> str:
+    return hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _held(folder: Path, context: Context) -> AbstractContextManager[None]:

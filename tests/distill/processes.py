@@ -18,9 +18,8 @@ from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training import train
+from compress.training import teacher_logits, train
 from compress.training.finetune import Finetune
-from distill import teacher
 from distill.distill import Distill
 from distill.injected import Injected
 from prune.prune import Prune
@@ -108,7 +107,7 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
     """Runs one stage in float32; returns its figures, the norm of the gradient of every step as `norms`, and `rows`: how many it took."""
     context = context_of(folder, kind, scratch, team, parallel)
     out.mkdir(parents=True, exist_ok=True)
-    train.autocast_dtype = teacher.autocast_dtype = lambda device: torch.float32
+    train.autocast_dtype = teacher_logits.autocast_dtype = lambda device: torch.float32
     norms, clip, backward, rows = [], train._Loop._clip, train._Loop._backward, [0]
 
     def noted(self: Any) -> float:

@@ -15,9 +15,8 @@ from compress.core.target import Checkpointing, Parallel
 from compress.machine.parallel import ALONE
 from compress.models.checkpoint import load
 from compress.stage.stage import Stage
-from compress.training import train
+from compress.training import teacher_logits, train
 from compress.training.finetune import Finetune
-from distill import teacher
 from distill.distill import Distill
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
@@ -52,7 +51,7 @@ def trained(
     runs = [0]
     original, backward = train._Loop._look, torch.Tensor.backward
     dtype = torch.bfloat16 if half else torch.float32
-    for place in (train, teacher):
+    for place in (train, teacher_logits):
         monkeypatch.setattr(place, "autocast_dtype", lambda device: dtype)
 
     def look(self: Any, *arguments: Any) -> None:

@@ -57,7 +57,7 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "still").symlink_to(checkpoint("bert", **still))
     (folder / "dropping").symlink_to(checkpoint("bert"))
-    patched = processes.train.autocast_dtype, processes.teacher.autocast_dtype
+    patched = processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype
     try:
         if part == "quick":
             processes.killed_alone(folder)
@@ -65,7 +65,7 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
         assert finished.returncode == 0, finished.stderr[-3000:]
         ours = processes.alone(folder, part) | (processes.moved_to_one(folder) if part == "quick" else {})
     finally:
-        processes.train.autocast_dtype, processes.teacher.autocast_dtype = patched
+        processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype = patched
     return folder, ours, json.loads((folder / "results.json").read_text())
 
 

@@ -58,6 +58,20 @@ def test_another_teacher_has_a_file_of_its_own(known: tuple[Any, Rows, Context],
     assert torch.allclose((one - other).abs(), torch.ones_like(one), atol=1e-5)
 
 
+@pytest.mark.parametrize("place", [0, -1], ids=["header", "numbers"])
+def test_a_damaged_file_is_told_and_made_again(place: int, known: tuple[Any, Rows, Context], told: Any) -> None:
+    model, rows, context = known
+    assert context.shared is not None
+    first = teacher_logits(model, rows, {"teacher": "a"}, context, "distill")
+    [file] = context.shared.glob(f"teacher-*/{FILE}")
+    whole = bytearray(file.read_bytes())
+    whole[place] ^= 0x55
+    file.write_bytes(bytes(whole))
+    assert torch.equal(teacher_logits(model, rows, {"teacher": "a"}, context, "distill"), first)
+    assert torch.equal(load_file(file)["logits"], first)
+    assert any("damaged, so the teacher runs again" in line for line in told.warnings)
+
+
 def test_without_a_store_they_lie_in_the_folder_of_the_stage(known: tuple[Any, Rows, Context]) -> None:
     model, rows, context = known
     teacher_logits(model, rows, {"teacher": "a"}, replace(context, shared=None), "distill")

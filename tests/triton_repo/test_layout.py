@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import long_text, preprocess, response, windows
+from compress.standalone import image, long_text, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -104,7 +104,7 @@ def test_warm_up_rows_fill_their_buckets(tmp_path, pairs):
 def test_warm_up_image_can_be_decoded():
     [(name, data)] = layout.warm_up_rows(tiny.image_preprocessor(), False)
     assert name == "image"
-    assert preprocess.decode_image(data).size == (tiny.SIDE, tiny.SIDE)
+    assert image.decode_image(data).size == (tiny.SIDE, tiny.SIDE)
 
 
 def test_images_without_a_fixed_size_are_refused():

@@ -47,6 +47,7 @@ from triton_repo.gpu.configs import Names, Serving, configurations, warm_up_file
 from triton_repo.gpu.measure_plans import features_of
 from triton_repo.gpu.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, graph_digest, rows_text
 from triton_repo.gpu.settings import Gpu
+from triton_repo.layout import beside
 
 ONNX, FUSED, RIVAL = "model.onnx", "model_fused.onnx", "rival.onnx"
 README = "readme.md"
@@ -240,7 +241,7 @@ def _write_warm_up(folder: Path, arrays: dict[str, NDArray[Any]], spec: dict[str
 def _write_python(version: Path, template: str, preprocessor: Preprocessor) -> None:
     version.mkdir(parents=True)
     shutil.copyfile(Path(__file__).with_name(template), version / "model.py")
-    for file in (preprocess.__file__, long_text.__file__, response.__file__):
+    for file in (preprocess.__file__, long_text.__file__, response.__file__, *beside(preprocessor)):
         shutil.copyfile(file, version / Path(file).name)
     preprocessor.save(version)
 

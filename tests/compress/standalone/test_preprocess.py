@@ -26,8 +26,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.preprocessor import preprocessor
-from compress.standalone import preprocess
-from compress.standalone.preprocess import BadRow, Preprocessor, decode_image
+from compress.standalone import image, preprocess
+from compress.standalone.image import BadImage, decode_image
+from compress.standalone.preprocess import BadRow, Preprocessor
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("a", "good", "bad", "film", "##s", "##ing", ",", ".", "caf", "##e", "b", "##a", "##b", "e")
@@ -322,8 +323,8 @@ def test_broken_images_are_refused_by_number(tmp_path: Path, name: str) -> None:
 
 
 def test_a_file_of_too_many_bytes_is_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preprocess, "MAX_IMAGE_BYTES", 100)
-    with pytest.raises(BadRow, match="at most 100 are allowed"):
+    monkeypatch.setattr(image, "MAX_IMAGE_BYTES", 100)
+    with pytest.raises(BadImage, match="at most 100 are allowed"):
         decode_image(IMAGES["rgb"])
 
 
@@ -342,7 +343,7 @@ def test_damaged_bytes_give_an_image_or_a_bad_row(position: int, damage: bytes, 
     problem = ""
     try:
         assert decode_image(bytes(data)).size[0] > 0
-    except BadRow as error:
+    except BadImage as error:
         problem = str(error)
     assert "\n" not in problem
 
