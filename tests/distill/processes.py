@@ -62,12 +62,12 @@ USUAL = Parallel()
 SHARDED = Parallel(strategy="fsdp2")
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, tuple(case for case in CASES if case not in ("pruned inside", "lamb"))),
-        "fsdp2": (SHARDED, ("finetune", "answers", "inside", "int8", "zeros")),
+        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
+        "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
     },
     "slow": {
-        "ddp": (USUAL, ("pruned inside",)),
-        "fsdp2": (SHARDED, ("pruned", "pruned in steps", "pruned inside")),
+        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside")),
+        "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside")),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
         "lamb": (SHARDED, ("lamb",)),

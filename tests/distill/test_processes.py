@@ -176,7 +176,7 @@ def test_a_checkpoint_of_a_divided_model_is_the_stock_one(results: Any) -> None:
 
     folder, _, both = results
     assert both["ranks"] == [0.0, 1.0]
-    names = [sorted(path.name for path in (folder / place / "inside").iterdir()) for place in ("alone", "ddp", "fsdp2")]
+    names = [sorted(path.name for path in (folder / place / "answers").iterdir()) for place in ("alone", "ddp", "fsdp2")]
     assert names[0] == names[1] == names[2]
     model: nn.Module = AutoModelForSequenceClassification.from_pretrained(folder / "fsdp2" / "finetune")
     assert type(model).__name__ == json.loads((folder / "fsdp2" / "finetune" / "config.json").read_text())["architectures"][0]

@@ -68,7 +68,7 @@ def test_a_refusal_names_what_to_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize("projection", ["pca", "learned"])
 def test_a_narrower_student_finds_the_neighbours_of_its_teacher(projection: str, tmp_path: Path) -> None:
     losses = [{"name": "projected", "projection": projection}]
-    stage = {"student": {"hidden": 16}, "losses": losses, "epochs": 6, "learning_rate": 5e-3, "hard_weight": 0}
+    stage = {"student": {"hidden": 16}, "losses": losses, "epochs": 20, "learning_rate": 5e-3, "hard_weight": 0}
     outcome = run(recipe(tmp_path, stage), tmp_path / "run", progress=ConsoleProgress("silent"))
     (teacher, labels), (student, _) = (
         load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors"))) for name in ("baseline", "distill")
@@ -80,4 +80,4 @@ def test_a_narrower_student_finds_the_neighbours_of_its_teacher(projection: str,
     unit = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (teacher, student)]
     above = np.triu_indices(len(labels), 1)
     before, after = ((vectors @ vectors.T)[above] for vectors in unit)
-    assert np.corrcoef(before, after)[0, 1] > 0.5
+    assert np.corrcoef(before, after)[0, 1] > 0.65  # 0.46 to 0.49 before the training
