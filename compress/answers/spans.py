@@ -9,7 +9,12 @@ import numpy as np
 
 from compress.answers.answer import Answer, Array
 from compress.core import spans
+from compress.standalone.response import LONGEST
+from compress.standalone.tolerance import MEDIAN_LIMIT
 
+NEAR_TIE = 3 * 2 * MEDIAN_LIMIT / 0.6745
+"""How far two spans may be apart, in standard deviations of the logits, for an engine that rounds elsewhere to choose the other one: three
+standard deviations of the difference of two sums of two logits, each of which is off by `MEDIAN_LIMIT` in the median."""
 LEAST_SHARE = 1e-6
 """Probability that all other tokens have at least: below it float32 does not tell."""
 
@@ -22,12 +27,33 @@ class Spans(Answer):
     DISAGREEMENT: ClassVar[str] = "1 - F1 against the answers of the float model on {n} windows of selection"
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
-        """Windows with another answer; differences of the logits of the first token and of those that are kept of both."""
+        """Windows with another answer; differences of the logits of the first token and of those that are kept of both.
+
+        There are hundreds of spans in a window, and many lie close together: another one counts where it is more than `NEAR_TIE` worse to
+        the reference.
+        """
         ours, theirs = spans.sides_of(reference), spans.sides_of(answers)
         same = _same(ours, theirs)
         apart = np.abs(theirs.logits[:, :, None].astype(np.float64) - ours.logits[..., None])[same]
         first = np.abs(theirs.first.astype(np.float64) - ours.first).reshape(-1)
-        return (spans.choices(reference) != spans.choices(answers)).any(axis=1), np.concatenate([first, apart])
+        changed = (spans.choices(reference) != spans.choices(answers)).any(axis=1)
+        changed &= ~self._tied(reference, answers, changed)
+        return changed, np.concatenate([first, apart])
+
+    def unit(self, labels: Array, reference: Array) -> float:
+        """The standard deviation of the kept logits of the reference: those of two heads differ by orders of magnitude."""
+        return _deviation(reference)
+
+    def _tied(self, reference: Array, answers: Array, changed: Array) -> Array:
+        """Returns in which of the changed windows the other span is almost as good to the reference, bool `[n]`."""
+        limit, tied = NEAR_TIE * _deviation(reference), np.zeros(len(reference), bool)
+        for row in np.flatnonzero(changed & ~_none(reference) & ~_none(answers)):
+            known, other = (spans.sides_of(of[row : row + 1]) for of in (reference, answers))
+            start, end = _best(other)
+            here = [known.logits[0, side][known.places[0, side] == place] for side, place in enumerate((start, end))]
+            if all(len(found) for found in here):
+                tied[row] = float(reference[row, spans.Part.SCORE]) - sum(float(found[0]) for found in here) <= limit
+        return tied
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
         """The mean over start and end of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than that of
@@ -53,6 +79,21 @@ class Spans(Answer):
     def as_labels(self, labels: Array, answers: Array) -> Array:
         """The answers of the model as the true ones."""
         return spans.with_answers(labels, answers)
+
+
+def _deviation(reference: Array) -> float:
+    sides = spans.sides_of(reference)
+    return max(float(np.std(sides.logits[sides.places != spans.NO_PLACE].astype(np.float64))), 1e-12)
+
+
+def _best(sides: spans.Sides) -> tuple[float, float]:
+    """Returns the first and the last token of the best span among the kept ones of a window."""
+    starts, ends = sides.places[0]
+    sums = sides.logits[0, 0][:, None].astype(np.float64) + sides.logits[0, 1]
+    lengths = ends - starts[:, None]
+    allowed = (starts[:, None] != spans.NO_PLACE) & (ends != spans.NO_PLACE) & (lengths >= 0) & (lengths < LONGEST)
+    first, last = np.unravel_index(np.argmax(np.where(allowed, sums, -np.inf)), sums.shape)
+    return float(starts[first]), float(ends[last])
 
 
 def _same(ours: spans.Sides, theirs: spans.Sides) -> Array:

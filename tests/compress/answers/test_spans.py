@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.answers.spans import Spans
+from compress.answers.spans import NEAR_TIE, Spans
 from compress.core import spans
 from compress.standalone.windows import Read
 
@@ -68,3 +68,34 @@ def test_disagreement_is_1_less_the_f1_of_both_answers() -> None:
     assert Spans().disagreement(kept(before), kept(after)) == pytest.approx((0 + 1 - 2 * 2 / (2 + 3)) / 2)
     after[1, 0] = 50.0
     assert Spans().disagreement(kept(before), kept(after, 0.0)) == pytest.approx(0.5)  # no answer
+
+
+@pytest.mark.parametrize(("behind", "counts"), [(0.5, False), (2.0, True)])
+def test_another_span_counts_where_it_is_clearly_worse(behind: float, counts: bool) -> None:
+    before = logits(3, 0.5)
+    before[:, 10, 0] = before[:, 12, 1] = 6.0
+    limit = NEAR_TIE * Spans().unit(np.empty(0), kept(before))
+    before[:, 14, 1] = 6.0 - behind * limit  # the second best span ends later
+    after = before.copy()
+    after[5, 14, 1] = 6.0 + 0.01
+    changed, _ = Spans().differences(kept(before), kept(after))
+    assert np.flatnonzero(changed).tolist() == ([5] if counts else [])
+
+
+def test_no_answer_in_place_of_one_always_counts() -> None:
+    before = np.zeros((1, PADDED, 2), np.float32)
+    before[:, 10, 0] = before[:, 11, 1] = 9.0
+    after = before.copy()
+    after[0, 0] = 9.0
+    after[0, 0, 0] += 0.001
+    changed, _ = Spans().differences(kept(before, 0.0), kept(after, 0.0))
+    assert changed.tolist() == [True]
+
+
+def test_a_span_of_tokens_that_the_reference_does_not_keep_counts() -> None:
+    before = logits(4)
+    after = before.copy()
+    lowest = 9 + int(np.argmin(before[2, 9:39, 0]))
+    after[2, lowest] = 50.0
+    changed, _ = Spans().differences(kept(before), kept(after))
+    assert changed[2]
