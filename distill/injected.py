@@ -20,7 +20,6 @@ from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from distill.distill import Distill
 from distill.steps import Steps
-from distill.teacher import freeze
 
 
 class _InjectedStage(Distill):
@@ -78,7 +77,7 @@ class Injected:
         stage = self._stage(distillation.settings, distillation.keys, distillation.origin is not None)
         stage = stage.model_copy(update={"teacher": context.teacher.id})  # for error messages
         steps, split = Steps(stage, distillation.source, context, distillation.origin), context.data.train
-        teachers, prepared = [freeze(distillation.teacher)], distillation.prepared
+        teachers, prepared = [distillation.teacher.eval().requires_grad_(False)], distillation.prepared
         return steps.objective(distillation.model, teachers, prepared, [distillation.theirs], split, len(split))
 
     def _stage(self, settings: DistillationSettings, keys: SettingKeys, part: bool) -> _InjectedStage:

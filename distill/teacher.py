@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.core.errors import InputError
 from compress.models.forward import on_device
@@ -117,11 +117,6 @@ def about(key: str) -> Iterator[None]:
     except InputError as error:
         problems = [re.sub(r"; (rename them, or )?give model\.head: new.*", FITTING, problem) for problem in error.problems]
         raise InputError(*(problem.replace("model.path", key) for problem in problems)) from error
-
-
-def freeze(model: nn.Module) -> nn.Module:
-    """Returns the model in evaluation mode, with gradients disabled for its parameters."""
-    return model.eval().requires_grad_(False)
 
 
 class InputMatch(NamedTuple):

@@ -28,6 +28,18 @@ from quantize.quantize import Quantize
 from tests.distill.conftest import LABELS, sentences
 from tests.told import Told
 
+RECIPE = """
+name: tiny
+model:
+  config: {model_type: vit, image_size: 8, patch_size: 4, num_channels: 1, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
+    intermediate_size: 64}
+  init: random
+  task: image-classification
+  head: new
+data: {path: "sklearn:digits"}
+parallel: {strategy: STRATEGY}
+stages:"""
+"""Of runs of two processes, without their stages."""
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
 STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}

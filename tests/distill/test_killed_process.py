@@ -15,20 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.distill.processes import RECIPE as BEGINNING
+
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = """
-name: tiny
-model:
-  config: {model_type: vit, image_size: 8, patch_size: 4, num_channels: 1, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
-    intermediate_size: 64}
-  init: random
-  task: image-classification
-  head: new
-data: {path: "sklearn:digits"}
-parallel: {strategy: STRATEGY}
-stages:
+RECIPE = (
+    BEGINNING
+    + """
   - finetune: {epochs: 3, learning_rate: 1.0e-3}
 """
+)
 OFTEN = "from compress.training.train import TrainConfig; TrainConfig.model_fields['checkpoint_seconds'].default = 0.0; " + (
     "TrainConfig.model_rebuild(force=True); from cli import app; app()"
 )

@@ -182,22 +182,15 @@ def test_a_checkpoint_of_a_divided_model_is_the_stock_one(results: Any) -> None:
     assert type(model).__name__ == json.loads((folder / "fsdp2" / "finetune" / "config.json").read_text())["architectures"][0]
 
 
-RECIPE = """
-name: tiny
-model:
-  config: {model_type: vit, image_size: 8, patch_size: 4, num_channels: 1, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
-    intermediate_size: 64}
-  init: random
-  task: image-classification
-  head: new
-data: {path: "sklearn:digits"}
-parallel: {strategy: STRATEGY}
-stages:
+RECIPE = (
+    processes.RECIPE
+    + """
   - finetune: {epochs: 0.1, learning_rate: 1.0e-3}
   - distill: {student: {layers: 2}, epochs: 0.1}
   - prune: {sparsity: 0.3, schedule: cubic, iterations: 2, recover: {epochs: 0.2, loss: pkd}}
   - quantize: {mode: qat, qat: {epochs: 0.1}}
 """
+)
 
 
 @pytest.mark.slow
