@@ -16,6 +16,7 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.core.problems import explain
+from compress.models.forward import freeze
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from distill.distill import Distill
@@ -77,7 +78,7 @@ class Injected:
         stage = self._stage(distillation.settings, distillation.keys, distillation.origin is not None)
         stage = stage.model_copy(update={"teacher": context.teacher.id})  # for error messages
         steps, split = Steps(stage, distillation.source, context, distillation.origin), context.data.train
-        teachers, prepared = [distillation.teacher.eval().requires_grad_(False)], distillation.prepared
+        teachers, prepared = [freeze(distillation.teacher)], distillation.prepared
         return steps.objective(distillation.model, teachers, prepared, [distillation.theirs], split, len(split))
 
     def _stage(self, settings: DistillationSettings, keys: SettingKeys, part: bool) -> _InjectedStage:

@@ -1,4 +1,4 @@
-"""The forward pass of a model (features in, logits out), its linear layers and its device."""
+"""The forward pass of a model (features in, logits out), its linear layers, its device, and a model that only teaches."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Returns all float linear layers by module name, in model order: encoder, pooler, head."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Returns the model itself, in evaluation mode and without gradients of its parameters: a teacher."""
+    return model.eval().requires_grad_(False)
 
 
 def device_of(model: nn.Module) -> torch.device:

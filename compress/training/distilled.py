@@ -22,7 +22,7 @@ from compress.core.tasks import TASKS, Task
 from compress.machine.device import computing_device
 from compress.machine.parallel import shard, without_gradients
 from compress.models.blocks import blocks_of
-from compress.models.forward import forward
+from compress.models.forward import forward, freeze
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
@@ -95,7 +95,7 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
         context: The processes of the stage.
         key: Key path of the teacher, for messages.
     """
-    teacher.eval().requires_grad_(False)
+    freeze(teacher)
     if not context.team.shards:
         return teacher.to(computing_device())
     return shard(teacher, blocks_of(teacher, key).values(), context.parallel.offload)
@@ -152,7 +152,7 @@ class Distilled(nn.Module):
         logits: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is not a submodule
+        self.teacher = (freeze(teacher),)  # in a tuple, so that it is not a submodule
         self.losses, self.temperature, self.soft_weight, self.rows = losses_of(task), temperature, soft_weight, rows
         # a buffer, so that a resumed training reads the same logits: recomputed in another batch they differ in the last bits
         unknown = torch.full((num_rows, num_logits), torch.nan) if logits is None and _fits(num_rows, num_logits) else None

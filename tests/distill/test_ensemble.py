@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
-from compress.models.forward import forward
+from compress.models.forward import forward, freeze
 from compress.stage.context import Context
 from compress.training.losses.classes import ClassLoss
 from compress.training.losses.value import ValueLoss
@@ -83,7 +83,6 @@ def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, c
     """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
     from compress.models.preprocessor import preprocessor
     from distill.steps import Steps
-    from distill.teacher import freeze
 
     context, other = make_context(), checkpoint("bert", num_labels=2, num_hidden_layers=3)
     folder = context.baseline.path

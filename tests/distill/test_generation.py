@@ -16,7 +16,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
-from compress.models.forward import forward
+from compress.models.forward import forward, freeze
 from compress.stage.context import Context
 from compress.training.rows import Rows
 from compress.training.train import Batch
@@ -26,7 +26,7 @@ from distill.losses.loss import Setting, Shape
 from distill.losses.soft_target import SoftTarget
 from distill.objective import Objective
 from distill.student import take_layers
-from distill.teacher import Pair, Teacher, freeze
+from distill.teacher import Pair, Teacher
 from tests.compress import tiny_gpt
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import Task
+from compress.models.forward import freeze
 from compress.models.preprocessor import preprocessor
 from compress.training.rows import Rows
 from compress.training.train import Batch
@@ -32,7 +33,7 @@ from distill.objective import Objective, check_covered
 from distill.presets import PRESETS
 from distill.schedules import Ramp, value_at
 from distill.student import take_layers
-from distill.teacher import Pair, Teacher, freeze
+from distill.teacher import Pair, Teacher
 from tests.soft_target import soft_target
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -17,7 +17,7 @@ from compress.core.target import Target
 from compress.data.splits import Data, Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
-from compress.models.forward import forward
+from compress.models.forward import forward, freeze
 from compress.stage.context import Context
 from compress.standalone.preprocess import TokenPair
 from compress.training.rows import Rows
@@ -29,7 +29,7 @@ from distill.losses.soft_target import SoftTarget
 from distill.objective import Objective
 from distill.on_policy import OnPolicy, Sampling
 from distill.student import take_layers
-from distill.teacher import Pair, Teacher, freeze
+from distill.teacher import Pair, Teacher
 from tests.compress import tiny_gpt
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, preprocessor, sources
 

@@ -192,9 +192,9 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
     context = make_context()
 
     def objective(stage: Distill) -> Any:
+        from compress.models.forward import freeze
         from compress.models.preprocessor import preprocessor
         from distill.steps import Steps
-        from distill.teacher import freeze
 
         folder = context.baseline.path
         student, teacher = load(folder), freeze(load(folder))
