@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from our_engine import answers_of_engine, built
-from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
+from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8, ordinary_export
 
 from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
@@ -160,7 +160,7 @@ def engines(checkpoints: Mapping[str, Path], floating: Path, recipe: Recipe, dat
         if computes_bf16():
             specs[f"{name}, rest bf16"] = replace(openvino, float_precision="bf16")
     folder = out / "engines" / "float"
-    openvino, onnx = built(floating, folder, recipe), folder / "model.onnx"
+    openvino, onnx = built(floating, folder, recipe), ordinary_export(floating, folder, folder / "ordinary.onnx")
     rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
     by_nncf, dynamic = nncf_int8(onnx, folder, rows, folder / "nncf.xml"), onnxruntime_dynamic_int8(onnx, folder / "dynamic.onnx")
     static = onnxruntime_static_int8(onnx, folder, rows, folder / "static.onnx")

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from compress.standalone.preprocess import Preprocessor, Row
+
+
+def ordinary_export(checkpoint: Path, folder: Path, out: Path) -> Path:
+    """Writes the float ONNX model that peers get: exporters compute all tokens of the last layer, whatever the head reads.
+
+    Args:
+        checkpoint: Transformers folder.
+        folder: Where its preprocess.json lies.
+        out: The .onnx file to write.
+    """
+    from export.graph.onnx import export_float
+
+    with patch("export.graph.onnx.drop_unread_tokens", lambda graph: 0):
+        return export_float(checkpoint, Preprocessor.load(folder), out)
 
 
 def nncf_int8(onnx: Path, folder: Path, rows: Sequence[Row], out: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from our_engine import answers_of_engine
-from peer_engines import nncf_int8, onnxruntime_dynamic_int8
+from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
@@ -83,7 +83,9 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     float_static, float_dynamic = spec(floating, "openvino", "static"), spec(floating, "openvino", "dynamic")
     folder = exported.path / floating["folder"]
     baseline = ours.variants["baseline"].path
-    onnx = exported.path / floating["onnx"]
+    onnx = ordinary_export(baseline, folder, out / "ordinary.onnx")
+    ours_float, onnxruntime = float_static, replace(spec(floating, "onnxruntime", "dynamic"), path=str(onnx))
+    float_static, float_dynamic = replace(float_static, path=str(onnx)), replace(float_dynamic, path=str(onnx))
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
     nncf = nncf_int8(onnx, folder, data.calibration(CALIBRATION_ROWS, recipe.seed).rows, out / "nncf.xml")
     nncf_static, ours_static = replace(float_static, path=str(nncf), precision="int8"), spec(int8, "openvino", "static")
@@ -94,15 +96,16 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     return {
         "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
         "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
-        "onnxruntime fp32": spec(floating, "onnxruntime", "dynamic"),
+        "onnxruntime fp32": onnxruntime,
         "onnxruntime int8, dynamic quantization": replace(
-            spec(floating, "onnxruntime", "dynamic"), path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8"
+            onnxruntime, path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8"
         ),
         "openvino fp32, dynamic": float_dynamic,
         "openvino fp32, static": float_static,
         "openvino bf16, static": replace(float_static, precision="bf16", float_precision="bf16"),
         "openvino int8 by NNCF, dynamic": replace(float_dynamic, path=str(nncf), precision="int8"),
         "openvino int8 by NNCF, static": nncf_static,
+        "ours: openvino bf16, static": replace(ours_float, precision="bf16", float_precision="bf16"),
         "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
         "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
         "ours: openvino int8, static": ours_static,

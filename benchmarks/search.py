@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from our_engine import answers_of_engine
-from peer_engines import nncf_int8
+from peer_engines import nncf_int8, ordinary_export
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.artifacts.store import share
@@ -115,7 +115,7 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
     if nncf:
         entry = next(entry for entry in build["engines"] if (entry["engine"], entry["mode"]) == ("openvino", "static"))
         rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
-        made = nncf_int8(exported.path / build["onnx"], folder, rows, out / "nncf.xml")
+        made = nncf_int8(ordinary_export(baseline.path, folder, out / "ordinary.onnx"), folder, rows, out / "nncf.xml")
         specs[NNCF] = replace(spec_of(exported.path, build, entry, recipe.target), path=str(made), precision="int8")
     return specs
 
@@ -131,7 +131,8 @@ def olive(torch: EngineSpec, run: Run, recipe: Recipe, data: Data, arguments: ar
     splits = {"calibration": data.calibration(CALIBRATION_ROWS, recipe.seed), "selection": data.selection}
     rows = {f"{kind}/{name}": values for kind, split in splits.items() for name, values in processor.encode(split.rows, length).items()}
     np.savez(folder / "rows.npz", labels=data.selection.labels, **rows)
-    command = [arguments.olive, Path(__file__).with_name("olive_worker.py"), exported.path / build["onnx"], folder / "rows.npz", folder]
+    onnx = ordinary_export(next(iter(run.variants.values())).path, exported.path / build["folder"], folder / "ordinary.onnx")
+    command = [arguments.olive, Path(__file__).with_name("olive_worker.py"), onnx, folder / "rows.npz", folder]
     options = ["--minutes", f"{minutes:.1f}", "--threads", str(recipe.target.num_threads)]
     subprocess.run([*map(str, command), *options], check=True, env={**os.environ, "OLIVE_DISABLE_TELEMETRY": "1"})
     front = json.loads((folder / "olive.json").read_text(encoding="utf-8"))

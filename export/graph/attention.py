@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from export.graph.halves import LARGEST
-from export.graph.onnx import prune_initializers
+from export.graph.nodes import replace_nodes
 
 OPSET: Final = 23
 IR_VERSION: Final = 11
@@ -108,7 +108,7 @@ def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float], but: Ma
         replaced[pv.name] = _written(name, pv, pattern, graph, (producer, types))
         products[name] = (pattern.qk.name, pv.name)
     nodes = [new for node in graph.node for new in replaced.get(node.name, [node])]
-    _replace_nodes(graph, nodes)
+    replace_nodes(graph, nodes)
     if products:
         (entry,) = made.opset_import
         entry.version, made.ir_version = max(entry.version, OPSET), max(made.ir_version, IR_VERSION)
@@ -233,7 +233,7 @@ def _write_heads(model: onnx.ModelProto) -> None:
                 node.input[1] = told.output[0]
                 nodes.append(told)
         nodes.append(node)
-    _replace_nodes(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _sides(node: onnx.NodeProto, producer: Mapping[str, onnx.NodeProto]) -> tuple[str, str]:
@@ -277,15 +277,3 @@ def _is_scalar(tensor: str, values: Mapping[str, TensorProto]) -> bool:
 
 def _is_single(item: TensorProto) -> bool:
     return bool(np.prod(item.dims) == 1) and item.data_type in (*_HALVES, TensorProto.FLOAT)
-
-
-def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Puts these nodes in, but for those that nothing reads any more."""
-    used, kept = {value.name for value in graph.output}, []
-    for node in reversed(nodes):
-        if any(name in used for name in node.output):
-            used |= set(node.input)
-            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-    prune_initializers(graph)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.graph.onnx import prune_initializers
+from export.graph.nodes import prune_initializers
 
 
 def integer_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:

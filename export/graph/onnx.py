@@ -11,6 +11,7 @@ layers again:
   norm merged into it after the convolution; the two products of
   attention are `<module>/qk` and `<module>/pv`. Engines report these node names, and `export.graph.qdq` and `export.graph.macs` look for
   them;
+- what no head reads is not computed (`export.graph.unread_tokens`): of the last layer of most classifiers, all tokens but the first;
 - shapes of intermediate tensors, stack traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
 
 Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.graph.qdq` makes it
@@ -51,6 +52,8 @@ from compress.models.shapes import auto_class
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
+from export.graph.nodes import prune_initializers
+from export.graph.unread_tokens import drop_unread_tokens
 
 OPSET = 20
 MODULE = "module"
@@ -194,14 +197,6 @@ def module_of(node: onnx.NodeProto) -> str | None:
     return next((entry.value for entry in node.metadata_props if entry.key == MODULE), None)
 
 
-def prune_initializers(graph: onnx.GraphProto) -> None:
-    """Removes the initializers of a flat graph that no node reads."""
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-
-
 def _load(checkpoint: Path, task: Task) -> Any:
     config = read_config(checkpoint, "checkpoint")
     if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
@@ -316,6 +311,7 @@ def _quiet() -> Iterator[None]:
 def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:
     graph = model.graph
     assert not model.functions, [function.name for function in model.functions]
+    drop_unread_tokens(graph)
     del graph.value_info[:]
     del model.metadata_props[:]
     del graph.metadata_props[:]

@@ -29,7 +29,8 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
 from compress.schemes.sites import load_sites
-from export.graph.onnx import GEMMS, module_of, prune_initializers, save
+from export.graph.nodes import prune_initializers
+from export.graph.onnx import GEMMS, module_of, save
 from export.graph.qdq_products import insert_sites
 
 ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"

@@ -44,7 +44,8 @@ from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import LOW, Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, DynamicScales
 from compress.schemes.scales import SMALLEST_SCALE, Scales
-from export.graph.onnx import prune_initializers, save
+from export.graph.nodes import prune_initializers
+from export.graph.onnx import save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
 
 Array = npt.NDArray[Any]

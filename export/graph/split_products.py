@@ -21,7 +21,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from export.graph.onnx import MODULE, module_of, prune_initializers
+from export.graph.nodes import prune_initializers
+from export.graph.onnx import MODULE, module_of
 
 
 @dataclass(frozen=True)

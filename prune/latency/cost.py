@@ -29,7 +29,8 @@ class LatencyCost:
         """Returns the latency of all blocks, or of the given ones, in milliseconds."""
         sizes = sizes or self.structure.sizes
         numbers = range(len(sizes.heads)) if blocks is None else blocks
-        return sum(self.table.block(sizes.key_value_heads[number], sizes.ffn[number]) for number in numbers)
+        end = len(sizes.ffn) - 1
+        return sum(self.table.block(sizes.key_value_heads[number], sizes.ffn[number], number == end) for number in numbers)
 
     def unit(self, number: int, what: Component, sizes: Sizes) -> float:
         """Returns the mean latency of one head group or FFN neuron of a block, in milliseconds."""
@@ -39,7 +40,8 @@ class LatencyCost:
     def prices(self, number: int, what: Component) -> tuple[float, ...]:
         """Returns the latency that 0, 1, 2, ... head groups or FFN neurons add to the rest of the block."""
         curve = self.table.heads if what == "heads" else self.table.ffn
-        return tuple(curve.at(count) for count in range(count_of(self.structure.sizes, number, what) + 1))
+        share = self._share(number, what)
+        return tuple(share * curve.at(count) for count in range(count_of(self.structure.sizes, number, what) + 1))
 
     def expected(self, counts: Mapping[tuple[int, Component], Tensor], hidden: Tensor | int, present_L: Tensor) -> Tensor:
         """Returns the expected latency of all blocks in milliseconds, float32 `[]`; see `prune.cost.CostModel`."""
@@ -48,8 +50,13 @@ class LatencyCost:
             cost: Tensor = present_L[number] * self.table.block_ms
             whats: tuple[tuple[Component, Any], ...] = (("heads", self.table.heads), ("ffn", self.table.ffn))
             for what, curve in whats:
-                given = counts.get((number, what))
-                cost = cost + present_L[number] * (curve.at(count_of(sizes, number, what)) if given is None else curve.expected(given))
+                given, share = counts.get((number, what)), self._share(number, what)
+                ms = curve.at(count_of(sizes, number, what)) if given is None else curve.expected(given)
+                cost = cost + present_L[number] * share * ms
             costs.append(cost)
         total: Tensor = sum(costs[1:], costs[0])
         return total
+
+    def _share(self, number: int, what: Component) -> float:
+        """Returns how much of its milliseconds a component takes in a block of the whole model: less than all in the last one."""
+        return self.table.shares(number == self.structure.depth - 1)[0 if what == "heads" else 1]

@@ -1,12 +1,16 @@
 """The latency table: milliseconds of one block by its heads and FFN neurons, on one engine at one input shape.
 
-T(d; h, f) is the latency of a model of d equal blocks with h head groups and f FFN neurons; H and F are the counts of the largest block:
+T(d; h, f) is the latency of a model of d blocks with h head groups and f FFN neurons; H and F are the counts of the largest block, h1
+and f1 the smallest. The last block is measured beside it: engines whose head reads the first token compute little else in it
+(`export.graph.unread_tokens`), so that its neurons cost next to nothing.
 
-    block(H, F) = (T(d2; H, F) - T(d1; H, F)) / (d2 - d1)              two depths: embeddings, pooler and head cancel out
-    rest        = T(d2; H, F) - d2 block(H, F)
-    block(h, F), block(H, f)  =  (T(d2; ...) - rest) / d2              on a coarse grid of counts each
-    block(h, f) = block(h, F) + block(H, f) - block(H, F)              attention and FFN add up
-    latency     = rest + sum over blocks of block(h, f)
+    block(H, F) = (T(d2; H, F) - T(d1; H, F)) / (d2 - d1)              two depths: embeddings, last block, pooler and head cancel out
+    last_h      = what h1 heads in the last block save / what they save in each other block, of 0 to 1; last_f likewise
+    heads(h)    = (T(d2; h, F) - T(d2; h1, F)) / (d2 - 1 + last_h)     on a coarse grid of counts; ffn(f) likewise
+    block(h, f) = heads(h) + ffn(f) + block(H, F) - heads(H) - ffn(F)  attention and FFN add up
+    last(h, f)  = block(h, f) - (1 - last_h) heads(h) - (1 - last_f) ffn(f)
+    rest        = T(d2; H, F) - (d2 - 1) block(H, F) - last(H, F)
+    latency     = rest + sum over blocks of block(h, f), of the last one last(h, f)
 
 Latency is interpolated linearly between grid points. Isotonic regression removes noise that would make a smaller part slower. A table of
 measured latencies by structure: Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.2. Limitations: attention and FFN are
@@ -29,8 +33,8 @@ from compress.models.structure import Sizes
 DEPTHS = (2, 6)
 POINTS = 6
 """Most points of each grid."""
-Point = tuple[int, int, int]
-"""Depth, head groups, FFN neurons."""
+Point = tuple[int, int, int, int, int]
+"""Depth, head groups, FFN neurons; head groups and FFN neurons of the last block."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class LatencyTable:
     """Milliseconds that additional head groups add to it."""
     ffn: Curve
     """Milliseconds that additional FFN neurons add to it."""
+    last: tuple[float, float] = (1.0, 1.0)
+    """Share of these milliseconds that additional head groups and FFN neurons of the last block take."""
 
     @classmethod
     def of(cls, measured: Mapping[Point, float], heads: Sequence[int], ffn: Sequence[int]) -> LatencyTable:
@@ -89,31 +95,47 @@ class LatencyTable:
         """
         few, many = DEPTHS
         most_heads, most_ffn = heads[-1], ffn[-1]
-        slope = (measured[many, most_heads, most_ffn] - measured[few, most_heads, most_ffn]) / (many - few)
-        whole = min(max(0.0, slope), measured[many, most_heads, most_ffn] / many)  # noise must make neither part negative
-        rest = measured[many, most_heads, most_ffn] - many * whole
-        of_heads = Curve.of(heads, [(measured[many, count, most_ffn] - rest) / many for count in heads])
-        of_ffn = Curve.of(ffn, [(measured[many, most_heads, count] - rest) / many for count in ffn])
-        return cls(rest, max(0.0, whole - of_heads.ms[-1] - of_ffn.ms[-1]), of_heads, of_ffn)
+        most = most_heads, most_ffn
+        full = measured[many, *most, *most]
+        by_heads = [measured[many, count, most_ffn, count, most_ffn] for count in heads]
+        by_ffn = [measured[many, most_heads, count, most_heads, count] for count in ffn]
+        last = (
+            _share(full - by_heads[0], full - measured[many, *most, heads[0], most_ffn]),
+            _share(full - by_ffn[0], full - measured[many, *most, most_heads, ffn[0]]),
+        )
+        of_heads = Curve.of(heads, [ms / (many - 1 + last[0]) for ms in by_heads])
+        of_ffn = Curve.of(ffn, [ms / (many - 1 + last[1]) for ms in by_ffn])
+        saved = (1 - last[0]) * of_heads.ms[-1] + (1 - last[1]) * of_ffn.ms[-1]
+        slope = (full - measured[few, *most, *most]) / (many - few)
+        whole = min(max(0.0, slope), (full + saved) / many)  # noise must make neither part negative
+        return cls(full - many * whole + saved, max(0.0, whole - of_heads.ms[-1] - of_ffn.ms[-1]), of_heads, of_ffn, last)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> LatencyTable:
         """Reads a table that `as_json` wrote."""
         curves = {name: Curve(tuple(values[name]["counts"]), tuple(values[name]["ms"])) for name in ("heads", "ffn")}
-        return cls(values["rest_ms"], values["block_ms"], **curves)
+        return cls(values["rest_ms"], values["block_ms"], **curves, last=tuple(values["last"]))
 
     def as_json(self) -> dict[str, Any]:
         """Returns the table as JSON types."""
         plain = asdict(self)
-        return {**plain, **{name: {key: list(values) for key, values in plain[name].items()} for name in ("heads", "ffn")}}
+        curves = {name: {key: list(values) for key, values in plain[name].items()} for name in ("heads", "ffn")}
+        return {**plain, **curves, "last": list(self.last)}
 
-    def block(self, heads: float, ffn: float) -> float:
+    def shares(self, last: bool) -> tuple[float, float]:
+        """Returns how much of their milliseconds heads and neurons of a block take: all, but in the last block."""
+        return self.last if last else (1.0, 1.0)
+
+    def block(self, heads: float, ffn: float, last: bool = False) -> float:
         """Returns the predicted milliseconds of one block."""
-        return self.block_ms + self.heads.at(heads) + self.ffn.at(ffn)
+        of_heads, of_ffn = self.shares(last)
+        return self.block_ms + of_heads * self.heads.at(heads) + of_ffn * self.ffn.at(ffn)
 
     def predict(self, sizes: Sizes) -> float:
         """Returns the predicted milliseconds of a model."""
-        return self.rest_ms + sum(map(self.block, sizes.key_value_heads, sizes.ffn))
+        end = len(sizes.ffn) - 1
+        blocks = enumerate(zip(sizes.key_value_heads, sizes.ffn, strict=True))
+        return self.rest_ms + sum(self.block(*counts, last=number == end) for number, counts in blocks)
 
 
 def grid(most: int, step: int) -> tuple[int, ...]:
@@ -126,5 +148,15 @@ def grid(most: int, step: int) -> tuple[int, ...]:
 def points(heads: Sequence[int], ffn: Sequence[int]) -> list[Point]:
     """Returns the points to measure, largest first."""
     few, many = DEPTHS
-    whole = [(many, heads[-1], ffn[-1]), (few, heads[-1], ffn[-1])]
-    return [*whole, *((many, count, ffn[-1]) for count in heads[:-1]), *((many, heads[-1], count) for count in ffn[:-1])]
+    most = heads[-1], ffn[-1]
+    equal = [most, *((count, ffn[-1]) for count in heads[:-1]), *((heads[-1], count) for count in ffn[:-1])]
+    last = [(heads[0], ffn[-1])] if len(heads) > 1 else []
+    last += [(heads[-1], ffn[0])] if len(ffn) > 1 else []
+    deep: list[Point] = [(many, *counts, *counts) for counts in equal]
+    return [deep[0], (few, *most, *most), *deep[1:], *((many, *most, *counts) for counts in last)]
+
+
+def _share(all_blocks: float, last_block: float) -> float:
+    """Returns what the last block saves as a share of what each other one of the deep model saves, within 0 and 1."""
+    each = (all_blocks - last_block) / (DEPTHS[1] - 1)
+    return min(max(last_block / each, 0.0), 1.0) if each > 0 else 1.0

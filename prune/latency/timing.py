@@ -111,17 +111,17 @@ class Timing:
         place = {"engine": self.context.target.engines[0], "precision": self.precision, "batch": batch, "sequence": sequence}
         return table, {**place, **cached["table"], "points": cached["points"]}
 
-    def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, key: str) -> Any:
-        """Returns the config of a model of `depth` equal blocks."""
+    def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> Any:
+        """Returns the config of a model of `depth` blocks, equal but for the last."""
         from compress.models.shapes import with_sizes
 
         group = sizes.heads[0] // sizes.key_value_heads[0]
         block = min(range(len(sizes.heads)), key=lambda number: -sizes.key_value_heads[number])
         equal = replace(
             sizes.of_layers([block] * depth),
-            heads=(group * heads,) * depth,
-            key_value_heads=(heads,) * depth,
-            ffn=(ffn,) * depth,
+            heads=(*[group * heads] * (depth - 1), group * last_heads),
+            key_value_heads=(*[heads] * (depth - 1), last_heads),
+            ffn=(*[ffn] * (depth - 1), last_ffn),
         )
         return with_sizes(with_layers(self.model.config, [block] * depth), equal, key)
 

@@ -4,6 +4,7 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -56,6 +57,14 @@ def exported(family: str) -> tuple[Path, Path]:
     """Writes and exports each family once for all tests, which leave the files alone: (checkpoint, ONNX file)."""
     folder = Path(_SCRATCH.name) / family
     return folder, export_float(folder, write(folder, family), folder / "onnx" / "model.onnx")
+
+
+@cache
+def whole(family: str) -> Path:
+    """Exports a family with all tokens of its last layer, as torch computes them."""
+    folder, _ = exported(family)
+    with patch("export.graph.onnx.drop_unread_tokens", lambda graph: 0):
+        return export_float(folder, preprocessor(family), folder / "whole" / "model.onnx")
 
 
 def write(folder: Path, family: str) -> Preprocessor:

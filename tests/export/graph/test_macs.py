@@ -15,9 +15,13 @@ pytestmark = pytest.mark.whole
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 2), (1, 32), (3, 17)])
 def test_bert_formula(batch, sequence):
     gemms = count_macs(tiny.exported("bert")[1], batch, sequence)
-    layers, hidden, wide, labels = 2, 16, 24, 3
-    weights = layers * sequence * (4 * hidden * hidden + 2 * hidden * wide) + hidden * hidden + hidden * labels
-    attention = layers * 2 * sequence * sequence * hidden
+    hidden, wide, labels = 16, 24, 3
+    first = sequence * (4 * hidden * hidden + 2 * hidden * wide)
+    last = (
+        2 * sequence * hidden * hidden + 2 * hidden * hidden + 2 * hidden * wide
+    )  # keys and values of all tokens, the rest of the first one
+    weights = first + last + hidden * hidden + hidden * labels
+    attention = 2 * sequence * sequence * hidden + 2 * sequence * hidden
     assert sum(gemm.macs for gemm in gemms if gemm.kind == "weight") == batch * weights
     assert sum(gemm.macs for gemm in gemms if gemm.kind == "attention") == batch * attention
 
@@ -26,7 +30,8 @@ def test_names_and_kinds():
     gemms = {gemm.name: gemm for gemm in count_macs(tiny.exported("bert")[1], 1, 8)}
     assert len(gemms) == 2 * 8 + 2
     assert gemms["bert.encoder.layer.1.intermediate.dense"].kind == "weight"
-    assert gemms["bert.encoder.layer.1.intermediate.dense"].macs == 8 * 16 * 24
+    assert gemms["bert.encoder.layer.0.intermediate.dense"].macs == 8 * 16 * 24
+    assert gemms["bert.encoder.layer.1.intermediate.dense"].macs == 16 * 24
     assert gemms["bert.encoder.layer.0.attention.self/qk"].kind == "attention"
     assert gemms["bert.encoder.layer.0.attention.self/pv"].macs == 8 * 8 * 16
     assert gemms["classifier"].node == "classifier/Gemm"
@@ -41,9 +46,10 @@ def test_image_model_and_its_patch_embedding():
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_total_is_that_of_the_torch_model(family):
-    folder, path = tiny.exported(family)
+    """Where all tokens of the last layer are computed."""
+    folder, _ = tiny.exported(family)
     task = tiny.preprocessor(family).task
-    total = sum(gemm.macs for gemm in count_macs(path, 1, None if family in tiny.IMAGES else 19))
+    total = sum(gemm.macs for gemm in count_macs(tiny.whole(family), 1, None if family in tiny.IMAGES else 19))
     assert total == count(tiny.load(folder, family), task, 19).macs
 
 

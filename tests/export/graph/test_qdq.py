@@ -152,6 +152,8 @@ def test_codes_of_every_layer_equal_the_integer_model(family, make):
         for name, found in zip(layers, codes, strict=True):
             layer = reference.get_submodule(name)
             steps, wanted = layer.steps.numpy(), layer.codes.numpy()
+            if found.ndim == wanted.ndim:  # of the last layer, what the head reads
+                steps, wanted = steps[:, : found.shape[1]], wanted[:, : found.shape[1]]
             assert found.dtype == np.int8
             different = found.reshape(wanted.shape) != wanted
             boundary = np.abs(np.abs(steps - np.floor(steps)) - 0.5) < 1e-3
@@ -194,10 +196,10 @@ def test_weights_are_stored_as_int8_only(family):
 
 def test_layers_that_read_one_tensor_share_its_codes():
     codes = codes_of(onnx.load(made("bert")[2]))
-    for layer in range(2):
+    for layer, parts in ((0, ("query", "key", "value")), (1, ("key", "value"))):  # the last query is that of the first token
         prefix = f"bert.encoder.layer.{layer}.attention.self"
-        assert len({codes[f"{prefix}.{part}"] for part in ("query", "key", "value")}) == 1
-    assert len(set(codes.values())) == len(codes) - 4
+        assert len({codes[f"{prefix}.{part}"] for part in parts}) == 1
+    assert len(set(codes.values())) == len(codes) - 3
 
 
 def test_different_scales_for_one_tensor_are_kept_apart(tmp_path):

@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from prune.latency.table import DEPTHS, POINTS, Curve, LatencyTable, grid, points
 
 
-def latency(depth: int, heads: int, ffn: int) -> float:
-    """An engine whose parts add up: 0.7 ms of embeddings and head; blocks of 0.2 ms, steps of attention, a line of neurons."""
-    return 0.7 + depth * (0.2 + 0.05 * heads**0.5 + 0.001 * ffn)
+def block(heads: int, ffn: int, of_heads: float = 1.0, of_ffn: float = 1.0) -> float:
+    """0.2 ms, steps of attention, a line of neurons."""
+    return 0.2 + of_heads * 0.05 * (heads**0.5 - 1) + of_ffn * 0.001 * (ffn - 32)
 
 
-def test_a_table_of_times_that_add_up_is_exact_at_its_points() -> None:
+@pytest.mark.parametrize("last", [(1.0, 1.0), (0.5, 0.0), (0.0, 0.3), (0.0, 0.0)])
+def test_a_table_of_times_that_add_up_is_exact_at_its_points(last: tuple[float, float]) -> None:
+    """Of an engine with 0.7 ms of embeddings and head whose last block computes all of it, or less."""
     heads, ffn = grid(12, 1), grid(1536, 32)
-    table = LatencyTable.of({point: latency(*point) for point in points(heads, ffn)}, heads, ffn)
+    engine = {point: 0.7 + (point[0] - 1) * block(*point[1:3]) + block(*point[3:], *last) for point in points(heads, ffn)}
+    table = LatencyTable.of(engine, heads, ffn)
     assert table.rest_ms == pytest.approx(0.7)
+    assert table.last == pytest.approx(last)
     for count in heads:
         for neurons in ffn:
-            assert table.block(count, neurons) == pytest.approx(latency(1, count, neurons) - 0.7)
+            assert table.block(count, neurons) == pytest.approx(block(count, neurons))
+            assert table.block(count, neurons, last=True) == pytest.approx(block(count, neurons, *last))
     middle = (heads[1] + heads[2]) / 2
     assert table.heads.at(middle) == pytest.approx((table.heads.at(heads[1]) + table.heads.at(heads[2])) / 2)
     assert LatencyTable.read(table.as_json()) == table
@@ -32,7 +37,7 @@ def test_a_table_of_times_that_add_up_is_exact_at_its_points() -> None:
     st.integers(1, 16),
     st.integers(1, 300),
     st.sampled_from([1, 8, 32]),
-    st.lists(st.floats(0.01, 50), min_size=2 * POINTS + 2, max_size=2 * POINTS + 2),
+    st.lists(st.floats(0.01, 50), min_size=2 * POINTS + 4, max_size=2 * POINTS + 4),
 )
 def test_no_table_says_that_less_takes_longer_or_less_than_no_time(most: int, neurons: int, step: int, noise: list[float]) -> None:
     heads, ffn = grid(most, 1), grid(neurons, step)
@@ -55,7 +60,8 @@ def test_grids_hold_what_may_be_kept(most: int, step: int) -> None:
     assert list(found) == sorted(set(found))
     assert found[0] == min(step, most)
     assert all(count % step == 0 for count in found[:-1])
-    assert len(points(found, found)) == len(set(points(found, found))) == 2 * len(found)
+    lasts = 2 if len(found) > 1 else 0
+    assert len(points(found, found)) == len(set(points(found, found))) == 2 * len(found) + lasts
     assert {point[0] for point in points(found, found)} == set(DEPTHS)
 
 

@@ -125,9 +125,9 @@ def test_a_table_is_measured_once_on_a_machine(
     context = replace(make_context(), measure_latency=engine)
     stage = Prune(**QUICK, speedup=2.0)
     first = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "a"), tmp_path / "first")[1]
-    assert [number for number, *_ in engine.asked] == [10, 1, 2]
+    assert [number for number, *_ in engine.asked] == [12, 1, 2]
     again = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "again")[1]
-    assert [number for number, *_ in engine.asked] == [10, 1, 2, 1, 2]
+    assert [number for number, *_ in engine.asked] == [12, 1, 2, 1, 2]
     assert again["latency"] == first["latency"]
     after_a_kill = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "third")[1]
     assert len(engine.asked) == 5
@@ -136,9 +136,9 @@ def test_a_table_is_measured_once_on_a_machine(
     file.write_text('{"table": {"rest_ms"')  # cut off by a kill
     other = replace(context, scratch=tmp_path / "c", fingerprint={"hardware": {"cpu": "another"}})
     pruned(stage, checkpoint("bert"), other, tmp_path / "other")
-    assert engine.asked[5][0] == 10
+    assert engine.asked[5][0] == 12
     pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "d"), tmp_path / "repaired")
-    assert engine.asked[8][0] == 10
+    assert engine.asked[8][0] == 12
 
 
 def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
