@@ -1,6 +1,6 @@
 """Compares this project's int8 with what a user would reach for instead, in one run: accuracy, latency, and their ratios.
 
-    python benchmarks/peers.py --model FOLDER --data FOLDER [--out FOLDER]
+    python benchmarks/peers.py --model FOLDER --data FOLDER [--run RUN] [--out FOLDER]
 
 FOLDER holds MiniLM fine-tuned on SST-2, and the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names; without them the recipe's Hub
 ids are used. Peers: torch fp32 and bf16, ONNX Runtime fp32 and dynamic int8, OpenVINO fp32 and bf16 and int8 by NNCF, the latter calibrated
@@ -39,14 +39,15 @@ CALIBRATION_ROWS = 512
 
 
 def main() -> None:
-    """Runs the recipe up to its engines, builds the peers, measures all of them, prints."""
+    """Runs the recipe up to its engines, or takes a finished run, builds the peers, measures all of them, prints."""
     arguments = parse()
     settings = [f"stages={arguments.stages}", "target.engines=[openvino, onnxruntime]"]
     settings += [f"model.path={arguments.model}"] if arguments.model else []
     settings += [f"data.path={arguments.data}"] if arguments.data else []
     recipe = read(ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", settings)
     progress = ConsoleProgress()
-    ours = open_run(run(recipe, arguments.out / "run", progress=progress).folder)
+    ours = open_run(arguments.run or run(recipe, arguments.out / "run", progress=progress).folder)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     specs = engines(ours, recipe, arguments.out)
     rows = measure(list(specs.values()), SHAPES, progress)
     accuracy = evaluate(specs, recipe)
@@ -65,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="fine-tuned checkpoint; the recipe's Hub id where absent")
     parser.add_argument("--data", type=Path, help="SST-2 folder; the recipe's Hub id where absent")
     parser.add_argument("--stages", default="[{quantize: {mode: ptq}}, {export: {}}]", help="what is done to the model before it is ours")
+    parser.add_argument("--run", type=Path, help="a finished run of a recipe on the same model and data, instead of --stages")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="where to work")
     return parser.parse_args()
 

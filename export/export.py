@@ -56,7 +56,7 @@ COMPRESSED = "compressed-tensors"
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 7
+    VERSION: ClassVar[int] = 8
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 
