@@ -1,9 +1,9 @@
-"""The folders of a quantized checkpoint that is divided over ranks, one for each, and the model of a rank.
+"""The folders of a checkpoint that is divided over ranks, one for each, and the model of a rank.
 
     DIR/rank-0-of-2/
       config.json                  the sizes of what this rank holds
       rank.safetensors             codes of quantized layers (int8, or two int4 a byte), and all other weights as they are
-      quantization.json            scheme and layers, as beside every quantized checkpoint
+      quantization.json            scheme and layers, as beside every quantized checkpoint; none where it is not quantized
       quantization.safetensors     scales of what this rank holds
       division.json                rank, number of ranks, and the layers after which ranks add up
       tokenizer.json, ...          copies
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -36,10 +37,10 @@ from compress.models.config import read_config
 from compress.models.conv1d import with_linears
 from compress.models.experts import is_stacked, with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
-from compress.models.library import quiet, task_of, with_class
+from compress.models.library import one_line, quiet, task_of, with_class
 from compress.models.shapes import auto_class, mark, on_meta, with_sizes
 from compress.models.structure import Structure
-from compress.schemes.checkpoint import QUANTIZATION_JSON, SHORT_FLOATS, load_quantization, save_quantization, unusable
+from compress.schemes.checkpoint import QUANTIZATION_JSON, SHORT_FLOATS, load_quantization, save_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import apply_sites, load_sites, save_sites
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
@@ -80,7 +81,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
     """Writes the folders of all ranks; returns them, in order of rank.
 
     Args:
-        checkpoint: A quantized checkpoint.
+        checkpoint: A checkpoint, quantized or not.
         out: Folder to write into; made, with its parents.
         ranks: Number of ranks.
         key: Key path in the recipe, for messages.
@@ -91,7 +92,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
     types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint, "checkpoint").values()}
     dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
     whole = load_float(checkpoint, dtype or torch.float32)
-    structure, (layers, floating) = Structure.of(whole, key), load_quantization(checkpoint)
+    structure, (layers, floating) = Structure.of(whole, key), _quantization(checkpoint)
     _refuse(ranks, lambda n: refusal(structure, n) or cut_group(layers, _held(whole, structure, 0, n)), key)
     config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks), key)
     folders = [folder_of(out, rank, ranks) for rank in range(ranks)]
@@ -106,8 +107,9 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
         with quiet():
             config.save_pretrained(folder)
         mark(folder)
-        save_quantization(folder, own, floating)
-        save_sites(folder, load_sites(checkpoint))
+        if own:
+            save_quantization(folder, own, floating)
+            save_sites(folder, load_sites(checkpoint))
         write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows)})
         copy_files(checkpoint, folder, TEXT_FILES + IMAGE_FILES)
     return folders
@@ -126,7 +128,7 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
         InputError: The folder is damaged.
     """
     division, config = read_division(folder), read_config(folder, "rank")
-    layers, _ = load_quantization(folder)
+    layers, _ = _quantization(folder)
     task = task_of(config)
     with quiet():
         model: nn.Module = with_linears(auto_class(task, config).from_config(with_class(config, task), dtype=dtype))
@@ -134,13 +136,14 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
     _quantize(model, layers)
     try:
         missing, unexpected = model.load_state_dict(load_file(folder / WEIGHTS), strict=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise unusable(folder, error) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{folder}: {WEIGHTS} cannot be used ({one_line(error)}); divide the checkpoint again") from error
     lost = set(missing) - _repeated(model) - set(_scale_names(model, layers))
     if lost or unexpected:
         raise InputError(f"{folder}: {WEIGHTS} does not fit its config.json ({min([*lost, *unexpected])}); divide the checkpoint again")
     with_rows(model, list(division.rows), ranks)
-    apply_sites(model, folder)
+    if layers:
+        apply_sites(model, folder)
     placed: nn.Module = model.to(device).eval()
     return placed
 
@@ -159,6 +162,11 @@ def read_division(folder: Path) -> Division:
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{folder}: {DIVISION} cannot be used ({problem}); divide the checkpoint again") from error
+
+
+def _quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
+    """Returns the scales by layer and the reasons of float layers; none where a folder is not quantized."""
+    return load_quantization(folder) if (folder / QUANTIZATION_JSON).exists() else ({}, {})
 
 
 def _refuse(ranks: int, refused: Any, key: str) -> None:

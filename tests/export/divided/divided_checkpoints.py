@@ -13,8 +13,10 @@ import transformers
 from torch import Tensor, nn
 
 from compress.models.checkpoint import load
-from compress.models.experts import stacked_state, with_separate_experts
+from compress.models.conv1d import stock_state
+from compress.models.experts import with_separate_experts
 from compress.models.forward import forward
+from compress.models.library import quiet
 from compress.schemes.attention_products import ProductScales, attention_modules
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.fp8 import Fp8Scales
@@ -78,34 +80,45 @@ def blocks_linears(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def scales_of(scheme: str, weight: Tensor, largest: float, smooth: Tensor | None = None) -> Scales:
+def scales_of(scheme: str, weight: Tensor, largest: float, smooth: Tensor | None = None, group: int = GROUP) -> Scales:
     made: dict[str, Callable[[], Scales]] = {
         "w8a8": lambda: LayerScales(weight_scale(weight, levels(BITS)), torch.tensor(largest / 127), BITS),
         "w8a8, smooth": lambda: LayerScales(weight_scale(weight, levels(BITS)), torch.tensor(largest / 127), BITS, smooth),
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, levels(BITS)), BITS, smooth),
         "w8a16": lambda: WeightScales(weight_scale(weight, 127)),
-        "w4a16": lambda: Int4Scales(group_scale(weight, GROUP), GROUP),
-        "w4a16, zero points": lambda: Int4Scales(group_range(weight, GROUP).scale, GROUP, group_range(weight, GROUP).zero_point),
+        "w4a16": lambda: Int4Scales(group_scale(weight, group), group),
+        "w4a16, zero points": lambda: Int4Scales(group_range(weight, group).scale, group, group_range(weight, group).zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), torch.tensor(largest / 448)),
     }
     return made[scheme]()
 
 
 @cache
-def quantized(family: str, scheme: str, sites: bool = False) -> Path:
+def quantized(family: str, scheme: str, sites: bool = False, group: int = GROUP) -> Path:
     """Writes a quantized checkpoint once for all tests, which leave it alone; random scales of smoothing."""
     config, auto = FAMILIES[family]
     torch.manual_seed(0)
-    model = auto.from_config(config())
+    with quiet():
+        model = auto.from_config(config())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter) if parameter.ndim > 1 else parameter + 0.2 * torch.randn_like(parameter))
-    folder = Path(_SCRATCH.name) / f"{family}-{scheme}-{sites}"
-    model.save_pretrained(folder)
-    return requantize(folder, scheme, inputs(family), sites)
+    folder = Path(_SCRATCH.name) / f"{family}-{scheme}-{sites}-{group}"
+    with quiet():
+        model.save_pretrained(folder)
+    return requantize(folder, scheme, inputs(family), sites, group)
 
 
-def requantize(folder: Path, scheme: str, features: dict[str, Tensor], sites: bool = False) -> Path:
+def requantize(folder: Path, scheme: str, features: dict[str, Tensor], sites: bool = False, group: int = GROUP) -> Path:
+    """Quantizes a float checkpoint in place, every linear layer of its blocks, with input scales of what these rows bring.
+
+    Args:
+        folder: The checkpoint.
+        scheme: What `scales_of` knows.
+        features: Rows.
+        sites: Whether attention and residuals are int8 too.
+        group: Inputs that share a scale in int4.
+    """
     model = with_separate_experts(load(folder))
     ranges: dict[str, float] = {}
     handles = [
@@ -119,11 +132,10 @@ def requantize(folder: Path, scheme: str, features: dict[str, Tensor], sites: bo
     scales = {}
     for name, layer in blocks_linears(model).items():
         smooth = 0.5 + torch.rand(layer.in_features)
-        scales[name] = scales_of(scheme, layer.weight.detach(), 2 * ranges.get(name, 1.0), smooth)
+        scales[name] = scales_of(scheme, layer.weight.detach(), 2 * ranges.get(name, 1.0), smooth, group)
         layer.weight.data = scales[name].on_grid(layer.weight.detach())
-    from compress.models.conv1d import stock_state
-
-    model.save_pretrained(folder, state_dict=stacked_state(model, stock_state(model)))
+    with quiet():
+        model.save_pretrained(folder, state_dict=stock_state(model))
     save_quantization(folder, scales, {})
     if sites:
         third = torch.tensor(0.03)
