@@ -83,8 +83,9 @@ class Export(Stage):
     """For language models: how engines that answer prompts keep keys and values, and how their answers are checked."""
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that share each layer of the last variant: writes a folder for each, with what it holds of every layer, and checks that together
-    they give the answers of the undivided model. Has to divide attention heads and FFN neurons, and cuts no group of int4. 1: not divided."""
+    """Devices that share each layer of the last variant: writes a folder for each, with what it holds of every layer, and checks that
+    together they give the answers of the undivided model. Has to divide attention heads and FFN neurons, and may cut no group of int4.
+    1: not divided."""
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:

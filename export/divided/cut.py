@@ -5,8 +5,8 @@
     whole    embeddings, norms, routers, pooler, head        every rank has all of it
 
 A rank has heads / N query heads with the keys and values that they read, and F / N neurons, of every expert where there are several. Where
-there are fewer heads of keys than ranks, N / key-value heads ranks hold copies of one. Between a column layer and the row layer behind it no
-rank needs anything of another: one sum for each row layer is all that they exchange (`export.divided.row_linear`).
+there are fewer heads of keys than ranks, several ranks hold copies of one. Between a column layer and the row layer behind it no rank needs
+anything of another: one sum for each row layer is all that they exchange (`export.divided.row_linear`).
 
 Of the numbers of a quantized layer go
 

@@ -32,8 +32,8 @@ def prove(checkpoint: Path, folders: Sequence[Path], split: Split, preprocessor:
         task: The task.
 
     Returns:
-        `rows`; `equal`, whether all bits of all answers are the same; `disagreements`, `median_abs` and `max_abs` of the rank that is furthest
-        from the undivided model, as for engines.
+        `rows`; `equal`, whether all bits of all answers are the same; `disagreements`, `median_abs` and `max_abs` of the rank that is
+        furthest from the undivided model, as for engines.
 
     Raises:
         ParityError: A rank does not agree with the undivided model, within the limits that engines are held to.

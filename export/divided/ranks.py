@@ -3,7 +3,7 @@
     Processes   one process a rank, connected by `torch.distributed`: gloo between CPUs, NCCL between GPUs
     Meeting     one thread a rank in this process: for checks, without a network
 
-Both give every rank the same bits: gloo and NCCL add up each element in one place and hand the sum out, and a `Meeting` adds in order of rank.
+Both give every rank the same bits: gloo and NCCL add up each element in one place and hand the sum out, a `Meeting` adds in order of rank.
 """
 
 from __future__ import annotations

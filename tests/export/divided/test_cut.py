@@ -155,7 +155,8 @@ def test_what_cannot_be_divided_is_told_with_what_can() -> None:
 def test_axes_of_experts() -> None:
     """Stacked [E, O, I], or [E, I, O] where transposed; a bias is [E, O]."""
     one, two = torch.tensor([1]), torch.tensor([2])
-    assert of_experts({("up", 1): one, ("up_bias", 1): two, ("q.weight", 0): one}, {"up": False, "up_bias": False}, {"up": 2, "up_bias": 2}) == {
+    held = {("up", 1): one, ("up_bias", 1): two, ("q.weight", 0): one}
+    assert of_experts(held, {"up": False, "up_bias": False}, {"up": 2, "up_bias": 2}) == {
         ("up.0.weight", 0): one, ("up.1.weight", 0): one, ("up.0.bias", 0): two, ("up.1.bias", 0): two, ("q.weight", 0): one
     }  # fmt: skip
     assert list(of_experts({("down", 1): one}, {"down": True}, {"down": 1})) == [("down.0.weight", 1)]
