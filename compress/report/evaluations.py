@@ -57,6 +57,13 @@ def builds(run: Run) -> list[dict[str, Any]]:
     return list(document["builds"])
 
 
+def divided(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns what the export stage says of a variant that it divided over devices, by variant; empty where it divided none."""
+    exported = run.of_kind("engine")
+    found = None if exported is None else artifact.read_json(exported.path / EXPORTED).get("divided")
+    return {} if found is None else {str(found["variant"]): {key: value for key, value in found.items() if key != "variant"}}
+
+
 def main_builds(run: Run) -> dict[str, dict[str, Any]]:
     """Returns the build that represents each exported variant: its int8 build if there is one, else its float build."""
     chosen: dict[str, dict[str, Any]] = {}

@@ -162,6 +162,13 @@ KEYS: tuple[Key, ...] = tuple(
             "to its distance from float activations.",
         ),
         ("variants[].parity.differs", "text", "Quantity of the differences: `logit` or `nll`."),
+        (
+            "variants[].divided.*",
+            "map",
+            "Of a variant that `export.tensor_parallel` divided: `ranks`, `folder`, `bytes` of each rank, and how their answers to `rows` "
+            "selection rows compare with the undivided model: `equal` (to the last bit), `disagreements`, `median_abs`, `max_abs`; null for "
+            "others.",
+        ),
         ("variants[].answers[].engine", "text", "An engine that answers prompts."),
         ("variants[].answers[].mode", "text", "`paged`: many requests at once; `stateful`: one after the other."),
         ("variants[].answers[].precision", "text", "Precision of its build."),

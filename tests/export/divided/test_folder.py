@@ -78,7 +78,7 @@ def test_int8_codes_are_equal(family: str, ranks: int, tmp_path: Path) -> None:
 
 
 def recorded(model: nn.Module) -> dict[str, Tensor]:
-    """Returns a dictionary that gets the codes of all inputs of every int8 layer when the model runs, by its name in the undivided model."""
+    """Returns a dictionary that gets the codes of all inputs of every int8 layer when the model runs, by its name in the whole model."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for name, module in model.named_modules():
         if isinstance(module, Int8Linear):
