@@ -166,8 +166,8 @@ KEYS: tuple[Key, ...] = tuple(
             "variants[].divided.*",
             "map",
             "Of a variant that `export.tensor_parallel` divided: `ranks`, `folder`, `bytes` of each rank, and how their answers to `rows` "
-            "selection rows compare with the undivided model: `equal` (to the last bit), `disagreements`, `median_abs`, `max_abs`; null for "
-            "others.",
+            "selection rows compare with the undivided model: `equal` (to the last bit), `disagreements`, `median_abs`, `max_abs`; null "
+            "for others.",
         ),
         ("variants[].answers[].engine", "text", "An engine that answers prompts."),
         ("variants[].answers[].mode", "text", "`paged`: many requests at once; `stateful`: one after the other."),
