@@ -279,9 +279,9 @@ class _Loop:
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
         self.masks = ZeroMasks(model)
-        self.engine = Engine(objective, model, trained, team)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
+        self.engine = Engine(objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows

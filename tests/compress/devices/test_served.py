@@ -167,7 +167,7 @@ def by_hand(name: str, tensor: int = 1, pipeline: int = 1) -> float:
 
 
 CELLS = {
-    # in fp16 each device takes, undivided: BERT-large 0.97 GB, 7B 31.3 GB, 70B 149.7 GB, Mixtral 98.4 GB; 21.6 or 72 GB of it may be used
+    # in fp16 each device takes, undivided: BERT-large 0.97 GB, 7B 31.3 GB, 70B 150.2 GB, Mixtral 98.4 GB; 21.6 or 72 GB of it may be used
     "bert-large": {"1x24GB": (1, 1), "4x24GB": (4, 1), "8x24GB": (8, 1), "1x80GB": (1, 1), "4x80GB": (4, 1), "8x80GB": (8, 1)},
     "7B": {"1x24GB": None, "4x24GB": (2, 2), "8x24GB": (4, 2), "1x80GB": (1, 1), "4x80GB": (4, 1), "8x80GB": (8, 1)},
     "70B": {"1x24GB": None, "4x24GB": None, "8x24GB": (1, 8), "1x80GB": None, "4x80GB": (1, 4), "8x80GB": (2, 4)},
