@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run
+from compress.artifacts.run_folder import PROFILES, Run
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
@@ -62,6 +62,12 @@ def divided(run: Run) -> dict[str, dict[str, Any]]:
     exported = run.of_kind("engine")
     found = None if exported is None else artifact.read_json(exported.path / EXPORTED).get("divided")
     return {} if found is None else {str(found["variant"]): {key: value for key, value in found.items() if key != "variant"}}
+
+
+def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
+    """Returns the profiles of the trainings of a stage, by name; empty where none were asked for."""
+    folder = run.folder / PROFILES / run.artifacts[stage].path.name
+    return [artifact.read_json(file) for file in sorted(folder.glob("*.json"))]
 
 
 def main_builds(run: Run) -> dict[str, dict[str, Any]]:

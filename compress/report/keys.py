@@ -259,6 +259,7 @@ KEYS: tuple[Key, ...] = tuple(
         ),
         ("variants[].sparsity.*", "map", "Figures of the stage `sparsify`: zeros of each layer; null for others."),
         ("stages[].id", "text", "Id of a step of the run, including implicit ones (evaluation, latency)."),
+        ("stages[].profiles[].*", "map", "With `profile: true` the figures of each of its trainings (`compress.training.profile`)."),
         ("stages[].stage", "text", "Kind of the step."),
         ("stages[].seconds", "number", "Duration of the run that made it."),
         ("stages[].cached", "boolean", "Whether this run took it from the cache."),

@@ -23,6 +23,7 @@ from compress.report.sections.choice import choice
 from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
 from compress.report.sections.generation import generation
+from compress.report.sections.profile import profiles
 from compress.report.sections.prune import pruning
 from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
@@ -72,6 +73,7 @@ def render(report: Report) -> str:
         parity=parity(whole),
         divided=divided(whole),
         stages=_stages(whole),
+        profiles=profiles(whole),
         environment=_environment_rows(whole),
         recipe=whole.get("recipe"),
         commands=whole["commands"],

@@ -249,6 +249,7 @@ def _stage(run: Run, stage: Any) -> dict[str, Any]:
         "seconds": stage["seconds"],
         "cached": stage["cached"],
         "peak_memory_bytes": manifest["peak_memory_bytes"],
+        "profiles": evaluations.profiles(run, stage["id"]),
     }
 
 
