@@ -87,7 +87,7 @@ def served(run: Run) -> list[dict[str, Any]]:
 def for_gpus(run: Run) -> list[dict[str, Any]]:
     """Returns the models of the additional repositories for GPUs, which no server has run; empty where there is none."""
     told = _triton(run)
-    return [told[key] for key in ("gpu", "kernels") if key in told]
+    return [told[key] for key in ("gpu", "kernels", "ranks") if key in told]
 
 
 def tuned(run: Run) -> dict[str, Any]:

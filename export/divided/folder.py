@@ -1,4 +1,4 @@
-"""The folders of a checkpoint that is divided over ranks, one for each, and the model of a rank.
+"""The folders of a checkpoint that is divided over ranks, one for each; `export.divided.rank` loads them.
 
     DIR/rank-0-of-2/
       config.json                  the sizes of what this rank holds
@@ -17,15 +17,12 @@ Left out: models that do not fit into the memory of the host, which are read as 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import write_json
@@ -33,38 +30,16 @@ from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
 from compress.models.axes import Axis
 from compress.models.checkpoint import load_float
-from compress.models.config import read_config
-from compress.models.conv1d import with_linears
 from compress.models.experts import is_stacked, with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
-from compress.models.library import one_line, quiet, task_of, with_class
-from compress.models.shapes import auto_class, mark, on_meta, with_sizes
+from compress.models.library import quiet
+from compress.models.shapes import mark, on_meta, with_sizes
 from compress.models.structure import Structure
-from compress.schemes.checkpoint import QUANTIZATION_JSON, SHORT_FLOATS, load_quantization, save_quantization
+from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
 from compress.schemes.scales import Scales
-from compress.schemes.sites import apply_sites, load_sites, save_sites
+from compress.schemes.sites import load_sites, save_sites
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
-from export.divided.ranks import Ranks
-from export.divided.row_linear import with_rows
-
-WEIGHTS, DIVISION = "rank.safetensors", "division.json"
-
-
-@dataclass(frozen=True)
-class Division:
-    """What division.json says."""
-
-    rank: int
-    """This rank, from 0."""
-    ranks: int
-    """Number of ranks."""
-    rows: tuple[str, ...]
-    """Names of the layers that are divided along their inputs, after which the ranks add up."""
-
-
-def folder_of(out: Path, rank: int, ranks: int) -> Path:
-    """Returns the folder of one rank."""
-    return out / f"rank-{rank}-of-{ranks}"
+from export.divided.rank import DIVISION, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
 
 
 def check_division(config: Any, ranks: int, key: str) -> None:
@@ -92,7 +67,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
     types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint, "checkpoint").values()}
     dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
     whole = load_float(checkpoint, dtype or torch.float32)
-    structure, (layers, floating) = Structure.of(whole, key), _quantization(checkpoint)
+    structure, (layers, floating) = Structure.of(whole, key), quantization_of(checkpoint)
     _refuse(ranks, lambda n: refusal(structure, n) or cut_group(layers, _held(whole, structure, 0, n)), key)
     config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks), key)
     folders = [folder_of(out, rank, ranks) for rank in range(ranks)]
@@ -102,7 +77,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
         own = {name: cut_scales(scales, name, held) for name, scales in layers.items()}
         model = _cut_model(whole, structure, config, rank, ranks)
         rows = tuple(name for name, module in model.named_modules() if isinstance(module, nn.Linear) and (f"{name}.weight", 1) in held)
-        _quantize(model, own)
+        quantize(model, own)
         save_file(_weights(model, own), folder / WEIGHTS, metadata={"format": "pt"})
         with quiet():
             config.save_pretrained(folder)
@@ -113,60 +88,6 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
         write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows)})
         copy_files(checkpoint, folder, TEXT_FILES + IMAGE_FILES)
     return folders
-
-
-def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads the model of one rank in evaluation mode. Its forward pass is that of the undivided model; all ranks have to run it together.
-
-    Args:
-        folder: A folder of `write`.
-        ranks: Adds up over the ranks.
-        device: Where it computes.
-        dtype: What its float part computes in.
-
-    Raises:
-        InputError: The folder is damaged.
-    """
-    division, config = read_division(folder), read_config(folder, "rank")
-    layers, _ = _quantization(folder)
-    task = task_of(config)
-    with quiet():
-        model: nn.Module = with_linears(auto_class(task, config).from_config(with_class(config, task), dtype=dtype))
-    with_separate_experts(model)
-    _quantize(model, layers)
-    try:
-        missing, unexpected = model.load_state_dict(load_file(folder / WEIGHTS), strict=False)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{folder}: {WEIGHTS} cannot be used ({one_line(error)}); divide the checkpoint again") from error
-    lost = set(missing) - _repeated(model) - set(_scale_names(model, layers))
-    if lost or unexpected:
-        raise InputError(f"{folder}: {WEIGHTS} does not fit its config.json ({min([*lost, *unexpected])}); divide the checkpoint again")
-    with_rows(model, list(division.rows), ranks)
-    if layers:
-        apply_sites(model, folder)
-    placed: nn.Module = model.to(device).eval()
-    return placed
-
-
-def read_division(folder: Path) -> Division:
-    """Returns what division.json of a folder says.
-
-    Raises:
-        InputError: It is missing or damaged.
-    """
-    try:
-        found = json.loads((folder / DIVISION).read_text(encoding="utf-8"))
-        if found["schema"] != 1 or not 0 <= found["rank"] < found["ranks"]:
-            raise ValueError(f"schema {found['schema']}, rank {found['rank']} of {found['ranks']}")
-        return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{folder}: {DIVISION} cannot be used ({problem}); divide the checkpoint again") from error
-
-
-def _quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
-    """Returns the scales by layer and the reasons of float layers; none where a folder is not quantized."""
-    return load_quantization(folder) if (folder / QUANTIZATION_JSON).exists() else ({}, {})
 
 
 def _refuse(ranks: int, refused: Any, key: str) -> None:
@@ -201,25 +122,7 @@ def _cut_model(whole: nn.Module, structure: Structure, config: Any, rank: int, r
     return with_separate_experts(model)
 
 
-def _quantize(model: nn.Module, layers: Mapping[str, Scales]) -> None:
-    """Replaces the layers of these names by quantized ones, in place."""
-    for name, scales in layers.items():
-        owner, _, child = name.rpartition(".")
-        layer: Any = model.get_submodule(name)
-        setattr(model.get_submodule(owner), child, scales.module(name, layer))
-
-
 def _weights(model: nn.Module, layers: Mapping[str, Scales]) -> dict[str, Tensor]:
     """Returns the weights of a rank to store: tied ones once, and no scales, which have a file of their own."""
-    left_out = _repeated(model) | set(_scale_names(model, layers))
+    left_out = repeated(model) | set(scale_names(layers))
     return {name: value.contiguous() for name, value in model.state_dict().items() if name not in left_out}
-
-
-def _scale_names(model: nn.Module, layers: Mapping[str, Scales]) -> list[str]:
-    return [f"{name}.{key}" for name, scales in layers.items() for key in scales.tensors()]
-
-
-def _repeated(model: nn.Module) -> set[str]:
-    """Returns the further names of tied weights."""
-    first = {value.data_ptr(): name for name, value in reversed(list(model.named_parameters(remove_duplicate=False)))}
-    return {name for name, value in model.named_parameters(remove_duplicate=False) if first[value.data_ptr()] != name}

@@ -14,7 +14,7 @@ from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load as load_whole
 from compress.standalone.preprocess import Preprocessor
-from export.divided.folder import load
+from export.divided.rank import load
 from export.divided.ranks import Meeting
 from export.parity.parity import ParityError
 

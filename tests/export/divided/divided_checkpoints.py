@@ -25,8 +25,9 @@ from compress.schemes.int8 import DynamicScales, LayerScales, levels, weight_bit
 from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, save_sites
-from export.divided.folder import folder_of, write
-from export.divided.folder import load as load_rank
+from export.divided.folder import write
+from export.divided.rank import folder_of
+from export.divided.rank import load as load_rank
 from export.divided.ranks import Meeting
 
 GROUP = 8

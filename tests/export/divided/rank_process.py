@@ -12,7 +12,7 @@ import torch
 
 from compress.machine.parallel import joined, leave
 from compress.models.forward import forward
-from export.divided.folder import folder_of, load
+from export.divided.rank import folder_of, load
 from export.divided.ranks import Processes
 
 

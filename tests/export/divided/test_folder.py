@@ -19,6 +19,7 @@ from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
 from compress.schemes.int8 import quantize as codes_of
 from compress.schemes.scales import SMALLEST_SCALE
 from export.divided import folder as divided
+from export.divided import rank as rank_of
 from export.divided.ranks import Meeting
 from tests.export.divided.divided_checkpoints import FAMILIES, answers, divided_answers, inputs, quantized
 
@@ -66,10 +67,10 @@ def test_int8_codes_are_equal(family: str, ranks: int, tmp_path: Path) -> None:
         forward(whole, features)
     folders = divided.write(checkpoint, tmp_path / "out", ranks, KEY)
     meeting = Meeting(ranks)
-    models = [divided.load(folder, meeting.of(rank)) for rank, folder in enumerate(folders)]
+    models = [rank_of.load(folder, meeting.of(rank)) for rank, folder in enumerate(folders)]
     seen = [recorded(model) for model in models]
     meeting.together([lambda model=model: forward(model, features) for model in models])
-    rows = set(divided.read_division(folders[0]).rows)
+    rows = set(rank_of.read_division(folders[0]).rows)
     assert len(rows) >= 4
     for name, codes in expected.items():
         parts = [one[name] for one in seen]
@@ -135,7 +136,7 @@ def test_a_rank_stores_its_share_in_codes(family: str, scheme: str, tmp_path: Pa
     """int8: one byte a weight of its share; int4: half of one. What is not divided is there as it is."""
     checkpoint = quantized(family, scheme)
     folder = divided.write(checkpoint, tmp_path / "out", 2, KEY)[1]
-    stored = load_file(folder / divided.WEIGHTS)
+    stored = load_file(folder / rank_of.WEIGHTS)
     down = stored["model.layers.1.mlp.down_proj.weight"]
     assert (down.dtype, tuple(down.shape)) == (torch.int8, (32, 32 if scheme == "w8a8" else 16))
     whole = load_file(checkpoint / "model.safetensors")
@@ -146,7 +147,7 @@ def test_a_rank_stores_its_share_in_codes(family: str, scheme: str, tmp_path: Pa
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    stored = load_file(divided.write(quantized("qwen3", "w4a16"), tmp_path / "out", 2, KEY)[0] / divided.WEIGHTS)
+    stored = load_file(divided.write(quantized("qwen3", "w4a16"), tmp_path / "out", 2, KEY)[0] / rank_of.WEIGHTS)
     assert ("model.embed_tokens.weight" in stored) + ("lm_head.weight" in stored) == 1
 
 
@@ -188,17 +189,17 @@ def test_a_folder_of_a_rank_is_no_checkpoint(tmp_path: Path) -> None:
 def test_damaged_folders_are_told(damage: str, tmp_path: Path) -> None:
     folder = divided.write(quantized("llama", "w8a8"), tmp_path / "out", 2, KEY)[0]
     if damage == "division":
-        (folder / divided.DIVISION).write_text(json.dumps({"schema": 1, "rank": 2, "ranks": 2, "rows": []}))
+        (folder / rank_of.DIVISION).write_text(json.dumps({"schema": 1, "rank": 2, "ranks": 2, "rows": []}))
     elif damage == "weights":
-        (folder / divided.WEIGHTS).write_bytes(b"no")
+        (folder / rank_of.WEIGHTS).write_bytes(b"no")
     else:
         from safetensors.torch import save_file
 
-        tensors = load_file(folder / divided.WEIGHTS)
+        tensors = load_file(folder / rank_of.WEIGHTS)
         del tensors["model.norm.weight"]
-        save_file(tensors, folder / divided.WEIGHTS)
+        save_file(tensors, folder / rank_of.WEIGHTS)
     with pytest.raises(InputError, match=str(folder.name)) as caught:
-        divided.load(folder, Meeting(1).of(0))
+        rank_of.load(folder, Meeting(1).of(0))
     assert len(caught.value.problems) == 1
 
 

@@ -11,7 +11,7 @@ from compress.core.errors import InputError
 from compress.models.config import read_config
 from compress.report.sections.divided import divided as section
 from export.divided import proof
-from export.divided.folder import folder_of
+from export.divided.rank import folder_of
 from export.export import Export
 from export.parity.parity import ParityError
 from tests.export import sentiment
