@@ -115,8 +115,8 @@ _README = """\
 # Model repository for Triton Inference Server: `{name}` on {ranks} devices
 
 One Python model that starts {ranks} processes, one for each device. Each holds its part of every layer; they answer every batch together
-and add up after the attention and the FFN of every block: by NCCL where there are {ranks} GPUs, by gloo on the CPU otherwise. It returns what
-the undivided model returns.
+and add up after the attention and the FFN of every block: by NCCL where there are {ranks} GPUs, by gloo on the CPU otherwise. It returns
+what the undivided model returns.
 
 In a Triton container with the Python backend:
 
