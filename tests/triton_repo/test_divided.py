@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from compress.artifacts.artifact import Artifact
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
@@ -21,7 +23,8 @@ from export.divided.frames import ANSWER, HEADER, receive, send
 from export.divided.served import Engine
 from tests.export import sentiment
 from triton_repo.config import SETTINGS, Scheduling, from_text
-from triton_repo.divided import ROOT, files, write_divided_repository
+from triton_repo.divided import NOT_RUN, ROOT, files, write_divided_repository
+from triton_repo.triton_repo import TritonRepo
 
 NAME = "quantize-tensor-parallel-2"
 DIVIDED = {"variant": "quantize", "ranks": 2, "folder": NAME}
@@ -93,6 +96,23 @@ def test_a_killed_rank_fails_one_batch_and_comes_back(tmp_path: Path, monkeypatc
         np.testing.assert_array_equal(engine.predict(features), first)
     finally:
         engine.close()
+
+
+def test_the_stage_writes_it_for_what_the_export_has_divided(tmp_path: Path) -> None:
+    version = written(tmp_path)
+    context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
+    parent = Artifact(tmp_path, {"id": "export", "stage": "export"})
+    document: dict[str, Any] = {"builds": [{**BUILD, "engines": []}], "compressed_tensors": None}
+    (tmp_path / "export.json").write_text(json.dumps(document))
+    stage = TritonRepo(max_batch_size=4, max_queue_delay_us=700)
+    assert stage._write_ranks(parent, context, tmp_path / "none") is None
+    (tmp_path / "export.json").write_text(json.dumps({**document, "divided": DIVIDED}))
+    told = stage._write_ranks(parent, context, tmp_path / "ranks")
+    assert told is not None
+    assert (told["model"], told["metrics"], told["reason"]) == (NAME, {}, NOT_RUN)
+    ours = tmp_path / "ranks" / NAME
+    assert (ours / "config.pbtxt").read_text() == (version.parent / "config.pbtxt").read_text()
+    assert stage._write_ranks(parent, replace(context, task="text-generation"), tmp_path / "language") is None
 
 
 def test_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
