@@ -61,7 +61,7 @@ def write_divided_repository(
     rows = dict(warm_up_rows(preprocessor, pairs))
     settings = ModelSettings(
         name=name,
-        modality=preprocessor.modality,
+        modality=preprocessor.modality,  # type: ignore[arg-type]
         pairs=pairs,
         width=len(preprocessor.labels),
         response=preprocessor.response,

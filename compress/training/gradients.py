@@ -54,7 +54,7 @@ def hook_of(gradients: Gradients, rank: int, num_steps: int, summed: Callable[[T
 
     if gradients == "fp16":
         return lambda bucket: _times_processes(default_hooks.fp16_compress_hook(None, bucket))  # type: ignore[arg-type]
-    state = powerSGD_hook.PowerSGDState(  # type: ignore[no-untyped-call]
+    state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=rank,
         start_powerSGD_iter=whole_steps(num_steps),

@@ -101,7 +101,7 @@ def _refuse(ranks: int, refused: Any, key: str) -> None:
 def _held(whole: nn.Module, structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
     """Returns the indices that a rank holds by axis, experts one by one."""
     stacked = {
-        f"{path}.{name}": (bool(module.is_transposed), int(module.num_experts))  # type: ignore[arg-type]
+        f"{path}.{name}": (bool(module.is_transposed), int(module.num_experts))
         for path, module in whole.named_modules()
         if is_stacked(module)
         for name in module._parameters
