@@ -54,6 +54,7 @@ def test_steps_hold_the_implicit_ones(recipe: Recipe) -> None:
     assert ids == ["model", "finetune", "evaluate-finetune", "quantize", "evaluate-quantize", "export", "latency"]
 
 
+@pytest.mark.slow
 def test_a_profile_lies_beside_the_stages_and_is_no_part_of_the_key(finished: Outcome, tmp_path: Path) -> None:
     raw = {**RAW, "profile": True, "stages": RAW["stages"][:1]}
     profiled = run(check(raw), tmp_path / "tiny", progress=ConsoleProgress("silent"))
