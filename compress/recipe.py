@@ -73,6 +73,9 @@ class Recipe(Config):
     """Deployment target: device, engines and shapes."""
     parallel: Parallel = Parallel()
     """Training with several processes; see `docs/how-to/several-processes.md`."""
+    profile: bool = False
+    """Profile every training that runs: a trace for Perfetto in the folder `profiles`, and tokens a second, utilisation, communication and
+    memory in the report. Changes no result, and costs a few slower steps of each training."""
     search: Search | None = None
     """What `compress search` may change, and what counts; see `docs/how-to/search.md`. Has no effect on a run."""
     stages: tuple[Any, ...] = ()

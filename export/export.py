@@ -16,6 +16,7 @@ Every engine runs in a process of its own, in the configuration that is timed an
 evaluation split, so what is built, left out or recommended does not depend on evaluation rows. Halves are compared but not held
 to it: of an int8 build the same graph is, with its float part in fp32. A cache of keys and values in less
 than float is not held to it either: the engine is with a float cache, and what less costs is recorded (`export.generation.float_cache`).
+With `tensor_parallel` the last variant is divided over ranks, too (`export.divided`).
 `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
@@ -26,11 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from numpy.typing import NDArray
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, digest, write_json
+from compress.core.config import as_given
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.named import one_of
@@ -48,9 +51,12 @@ from export.generation.proposals import with_proposals
 from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
 from export.half_graphs import HalfGraphs
+from export.parity.rows import gate_rows
 
 EXPORTED = "export.json"
 COMPRESSED = "compressed-tensors"
+DIVIDED_ROWS = 64
+"""Rows that the ranks of a divided model are checked with."""
 
 
 class Export(Stage):
@@ -76,6 +82,16 @@ class Export(Stage):
     generation: Generation = Generation()
     """For language models: how engines that answer prompts keep keys and values, and how their answers are checked."""
 
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices that share each layer of the last variant: writes a folder for each, with what it holds of every layer, and checks that
+    together they give the answers of the undivided model. Has to divide attention heads and FFN neurons, and may cut no group of int4.
+    1: not divided."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that exports without it keep their cache keys."""
+        return as_given(self, whole, ("tensor_parallel",))
+
     def depends(self, context: Context) -> Any:
         """The digest of the questions, where a file of them is given."""
         return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
@@ -88,6 +104,10 @@ class Export(Stage):
         """
         self._check_precision(context)
         _check_cache(config, context)
+        if self.tensor_parallel > 1:
+            from export.divided.folder import check_division
+
+            check_division(config, self.tensor_parallel, self._key("tensor_parallel"))
         if self.generation.questions is not None:
             read_questions(self.generation.questions)
             if not TASKS[context.task].generates or config.is_encoder_decoder:
@@ -95,7 +115,7 @@ class Export(Stage):
 
     def _check_precision(self, context: Context) -> None:
         _check_target(context)
-        key, typed = f"stages.{self.id or self.NAME}.float_precision", has_half_graphs(context)
+        key, typed = self._key("float_precision"), has_half_graphs(context)
         if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
             raise InputError(f"{key}: bf16 given; this processor has no bf16: give auto or fp32")
         able = [name for name, row in ENGINES.items() if row.half_graph or row.fp16_float_part]
@@ -106,7 +126,8 @@ class Export(Stage):
         """Writes one folder for each build, and `export.json`.
 
         Returns:
-            `builds`: `name`, and the metrics and int8 share of each of its engines; `compressed_tensors`: the folder, or None.
+            `builds`: `name`, and the metrics and int8 share of each of its engines; `compressed_tensors`: the folder, or None; `divided`,
+            where that was asked for.
 
         Raises:
             InputError: An engine of the target does not run on its device, the format compressed-tensors was asked for and cannot
@@ -125,8 +146,9 @@ class Export(Stage):
             entries.append(Exporter(build, context, out, self.float_precision, answers, agreement, graphs).run())
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
-        write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed})
-        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}
+        divided = {} if self.tensor_parallel == 1 else {"divided": self._divided(context, out)}
+        write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed, **divided})
+        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed, **divided}
 
     def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
         """Yields the builds, and last those in halves; which half that is in half graphs is read off the fp32 build, made by then."""
@@ -147,7 +169,7 @@ class Export(Stage):
         fits = precision_of(artifact.path) != "fp32" and is_decoder(artifact.path)
         reason = obstacle(artifact.path) if fits else f"{variant} is no quantized decoder"
         if self.compressed_tensors is True and reason is not None:
-            raise InputError(f"stages.{self.id or self.NAME}.compressed_tensors: {reason}")
+            raise InputError(f"{self._key('compressed_tensors')}: {reason}")
         if self.compressed_tensors is False or reason is not None:
             if fits and self.compressed_tensors == "auto":
                 context.progress.warn(f"not written as compressed-tensors: {reason}")
@@ -155,6 +177,30 @@ class Export(Stage):
         write(artifact.path, out / f"{variant}-{COMPRESSED}")
         context.progress.log(f"  {variant}-{COMPRESSED}: load it with transformers.AutoModelForCausalLM.from_pretrained")
         return f"{variant}-{COMPRESSED}"
+
+    def _divided(self, context: Context, out: Path) -> dict[str, Any]:
+        """Divides the last variant over `tensor_parallel` ranks and checks them.
+
+        Returns:
+            `variant`, `ranks`, `folder`, `bytes` of the files of each rank, and what `export.divided.proof.prove` found.
+        """
+        from export.divided.folder import write
+        from export.divided.proof import prove
+
+        variant, artifact = list(context.checkpoints.items())[-1]
+        name = f"{variant}-tensor-parallel-{self.tensor_parallel}"
+        folders = write(artifact.path, out / name, self.tensor_parallel, self._key("tensor_parallel"))
+        rows = gate_rows(context.data)
+        rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
+        found = prove(artifact.path, folders, rows, context.preprocessor(artifact.path), context.task)
+        sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
+        same = "equal to the last bit" if found["equal"] else f"at most {found['max_abs']:.2g} apart"
+        context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found['rows']} rows {same}")
+        return {"variant": variant, "ranks": self.tensor_parallel, "folder": name, "bytes": sizes, **found}
+
+    def _key(self, name: str) -> str:
+        """Returns the key path of a setting, for messages."""
+        return f"stages.{self.id or self.NAME}.{name}"
 
 
 def _check_target(context: Context) -> None:

@@ -54,6 +54,21 @@ def test_steps_hold_the_implicit_ones(recipe: Recipe) -> None:
     assert ids == ["model", "finetune", "evaluate-finetune", "quantize", "evaluate-quantize", "export", "latency"]
 
 
+@pytest.mark.slow
+def test_a_profile_lies_beside_the_stages_and_is_no_part_of_the_key(finished: Outcome, tmp_path: Path) -> None:
+    raw = {**RAW, "profile": True, "stages": RAW["stages"][:1]}
+    profiled = run(check(raw), tmp_path / "tiny", progress=ConsoleProgress("silent"))
+    (stage,) = (stage for stage in profiled.report["stages"] if stage["id"] == "finetune")
+    (found,) = stage["profiles"]
+    assert found["rows_per_s"] > 0
+    folder = Path(open_run(profiled.folder).artifacts["finetune"].path).name
+    assert (profiled.folder / "profiles" / folder / found["trace"]).is_file()
+    assert open_run(finished.folder).artifacts["finetune"].key == open_run(profiled.folder).artifacts["finetune"].key
+    assert "Training profiles" in (profiled.folder / "report.html").read_text()
+    assert all(stage["profiles"] == [] for stage in finished.report["stages"])
+    assert verify(profiled.folder, log=lambda line: None) == []
+
+
 def test_report_follows_the_schema(finished: Outcome) -> None:
     report = json.loads((finished.folder / "report.json").read_text())
     assert report == json.loads(json.dumps(finished.report))

@@ -13,6 +13,7 @@ within the limits of `compress.standalone.tolerance`; otherwise the stage fails.
 are in triton.json, with the logits next to it.
 
 For a GPU target `triton_repo.gpu.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
+That of a divided model (`export.tensor_parallel`) is written by `triton_repo.divided`, for where its devices are.
 The repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
 """
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 KERNEL_REPOSITORY = "model_repository_kernels"
+RANKS_REPOSITORY = "model_repository_ranks"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
@@ -202,6 +204,8 @@ class TritonRepo(Stage):
                 results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
         if kernels := self._write_kernels(parent, context, out / KERNEL_REPOSITORY):
             results["kernels"] = kernels
+        if ranks := self._write_ranks(parent, context, out / RANKS_REPOSITORY):
+            results["ranks"] = ranks
         write_json(out / RESULTS, results)
         return _summary(results)
 
@@ -339,6 +343,28 @@ class TritonRepo(Stage):
             batch_sizes=context.target.batch_sizes,
             max_batch_size=self._largest_batch(context),
             scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
+        )
+        return told | _unmeasured(NOT_SERVED)
+
+    def _write_ranks(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
+        """Writes the repository of a model that the export has divided; returns its entry, None without one; vLLM divides decoders."""
+        from triton_repo.divided import NOT_RUN as NOT_SERVED
+        from triton_repo.divided import write_divided_repository
+        from triton_repo.layout import EXPORTED
+
+        document = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))
+        divided = document.get("divided")
+        if divided is None or TASKS[context.task].generates:
+            return None
+        told = write_divided_repository(
+            folder,
+            parent.path,
+            divided,
+            next(build for build in reversed(document["builds"]) if build["variant"] == divided["variant"]),
+            pairs=isinstance(context.data.evaluation.rows[0], tuple),
+            max_batch_size=self._largest_batch(context),
+            scheduling=Scheduling(1, self.max_queue_delay_us, self.queue),
+            threads=context.target.num_threads,
         )
         return told | _unmeasured(NOT_SERVED)
 

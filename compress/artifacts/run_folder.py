@@ -28,6 +28,8 @@ LOCK_FILE = "recipe.lock.yaml"
 MOST_BYTES = 10_000_000
 """Bytes of that file."""
 REPOSITORY = "model_repository"
+PROFILES = "profiles"
+"""Folder of a run for profiles of its trainings, one folder for each artifact."""
 UNFINISHED = ".unfinished"
 JUDGE = ".judge"
 """Holds the rows that the run is judged on, where these are not the evaluation rows."""

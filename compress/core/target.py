@@ -13,6 +13,7 @@ from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
 
 Checkpointing = Literal["none", "full", "selective"]
+Gradients = Literal["float32", "fp16", "powersgd"]
 
 
 class Target(Config):
@@ -74,6 +75,19 @@ class Parallel(Config):
     offload: bool = False
     """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
+
+    gradients: Gradients = "float32"
+    """With ddp: what processes send each other of their gradients, where the link is slow. fp16: half of the bytes. powersgd: of every
+    matrix two narrow ones, whose product is near it; what is left out goes into the next step. Both change the result. Has no effect
+    without a launcher."""
+    powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
+    """Width of the matrices that powersgd sends: wider is nearer to the gradient, and more to send."""
+
+    @model_validator(mode="after")
+    def _compresses_sums(self) -> Self:
+        if self.gradients != "float32" and self.strategy != "ddp":
+            raise ValueError(f"gradients: {self.gradients} given with strategy: {self.strategy}, which sends shards: give strategy: ddp")
+        return self
 
     @model_validator(mode="after")
     def _offloads_shards(self) -> Self:

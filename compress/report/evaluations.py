@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run
+from compress.artifacts.run_folder import PROFILES, Run
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
@@ -57,6 +57,19 @@ def builds(run: Run) -> list[dict[str, Any]]:
     return list(document["builds"])
 
 
+def divided(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns what the export stage says of a variant that it divided over devices, by variant; empty where it divided none."""
+    exported = run.of_kind("engine")
+    found = None if exported is None else artifact.read_json(exported.path / EXPORTED).get("divided")
+    return {} if found is None else {str(found["variant"]): {key: value for key, value in found.items() if key != "variant"}}
+
+
+def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
+    """Returns the profiles of the trainings of a stage, by name; empty where none were asked for."""
+    folder = run.folder / PROFILES / run.artifacts[stage].path.name
+    return [artifact.read_json(file) for file in sorted(folder.glob("*.json"))]
+
+
 def main_builds(run: Run) -> dict[str, dict[str, Any]]:
     """Returns the build that represents each exported variant: its int8 build if there is one, else its float build."""
     chosen: dict[str, dict[str, Any]] = {}
@@ -74,7 +87,7 @@ def served(run: Run) -> list[dict[str, Any]]:
 def for_gpus(run: Run) -> list[dict[str, Any]]:
     """Returns the models of the additional repositories for GPUs, which no server has run; empty where there is none."""
     told = _triton(run)
-    return [told[key] for key in ("gpu", "kernels") if key in told]
+    return [told[key] for key in ("gpu", "kernels", "ranks") if key in told]
 
 
 def tuned(run: Run) -> dict[str, Any]:

@@ -162,6 +162,13 @@ KEYS: tuple[Key, ...] = tuple(
             "to its distance from float activations.",
         ),
         ("variants[].parity.differs", "text", "Quantity of the differences: `logit` or `nll`."),
+        (
+            "variants[].divided.*",
+            "map",
+            "Of a variant that `export.tensor_parallel` divided: `ranks`, `folder`, `bytes` of each rank, and how their answers to `rows` "
+            "selection rows compare with the undivided model: `equal` (to the last bit), `disagreements`, `median_abs`, `max_abs`; null "
+            "for others.",
+        ),
         ("variants[].answers[].engine", "text", "An engine that answers prompts."),
         ("variants[].answers[].mode", "text", "`paged`: many requests at once; `stateful`: one after the other."),
         ("variants[].answers[].precision", "text", "Precision of its build."),
@@ -252,6 +259,7 @@ KEYS: tuple[Key, ...] = tuple(
         ),
         ("variants[].sparsity.*", "map", "Figures of the stage `sparsify`: zeros of each layer; null for others."),
         ("stages[].id", "text", "Id of a step of the run, including implicit ones (evaluation, latency)."),
+        ("stages[].profiles[].*", "map", "With `profile: true` the figures of each of its trainings (`compress.training.profile`)."),
         ("stages[].stage", "text", "Kind of the step."),
         ("stages[].seconds", "number", "Duration of the run that made it."),
         ("stages[].cached", "boolean", "Whether this run took it from the cache."),

@@ -20,8 +20,10 @@ from compress.report import goals, phrases
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
 from compress.report.sections.choice import choice
+from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
 from compress.report.sections.generation import generation
+from compress.report.sections.profile import profiles
 from compress.report.sections.prune import pruning
 from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
@@ -69,7 +71,9 @@ def render(report: Report) -> str:
         layers=layers(whole),
         quantization=quantization(whole),
         parity=parity(whole),
+        divided=divided(whole),
         stages=_stages(whole),
+        profiles=profiles(whole),
         environment=_environment_rows(whole),
         recipe=whole.get("recipe"),
         commands=whole["commands"],

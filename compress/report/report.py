@@ -141,6 +141,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "vectors": _vectors(task, reference, mine),
         "parity": build.get("parity") if build else None,
+        "divided": evaluations.divided(run).get(name),
         "answers": answers(run, name),
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
@@ -248,6 +249,7 @@ def _stage(run: Run, stage: Any) -> dict[str, Any]:
         "seconds": stage["seconds"],
         "cached": stage["cached"],
         "peak_memory_bytes": manifest["peak_memory_bytes"],
+        "profiles": evaluations.profiles(run, stage["id"]),
     }
 
 

@@ -67,7 +67,8 @@ def _found_or_made(
     context.progress.log(f"{step.id}: running")
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
-    context = replace(context, scratch=folder / "stages" / scratch, team=step.team(team))
+    profiles = None if context.profiles is None else context.profiles / destination.name
+    context = replace(context, scratch=folder / "stages" / scratch, team=step.team(team), profiles=profiles)
     if not team.is_first:
         return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
     if force:  # a checkpoint within the stage belongs to an earlier attempt

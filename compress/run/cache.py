@@ -30,6 +30,8 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         "max_length": context.max_length,
         "threads": context.target.num_threads,
     }
+    if context.parallel.gradients != "float32" and step.team(context.team).size > 1:
+        contents["gradients"] = [context.parallel.gradients, context.parallel.powersgd_rank]
     if context.stride:
         contents["stride"] = context.stride
     if step.PRODUCES != "checkpoint":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import Artifact
+from compress.artifacts.run_folder import PROFILES
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, INPUT
@@ -63,6 +64,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         losses=Injected(),
         team=team,
         parallel=recipe.parallel,
+        profiles=folder / PROFILES if recipe.profile else None,
         fingerprint=environment.fingerprint(),
     )
     return replace(

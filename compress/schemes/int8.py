@@ -314,9 +314,13 @@ class DynamicInt8Linear(QuantizedLinear):
     def __init__(self, name: str, weight_OI: Tensor, scales: DynamicScales, bias_O: Tensor | None) -> None:
         super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_smooth": scales.input_smooth})
 
+    def divided(self, x: Tensor) -> Tensor:
+        """Returns an input [..., I] divided by the smoothing vector: what is quantized."""
+        return _divided(x, self.input_smooth)
+
     def codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the int8 codes of an input [..., I], and the scale of each token, float32 [..., 1]."""
-        x = _divided(x, self.input_smooth)
+        x = self.divided(x)
         scale = token_scale(x)
         return quantize(x, scale, -ACTIVATION_HIGH, ACTIVATION_HIGH), scale
 

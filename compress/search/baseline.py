@@ -49,7 +49,8 @@ def recipe_of_baseline(setup: Setup) -> Recipe:
 
 def _alone(export: Export) -> Export:
     """Returns the stage without what it takes from other stages."""
-    return export.model_copy(update={"generation": export.generation.model_copy(update={"draft": None}), "compressed_tensors": False})
+    generation = export.generation.model_copy(update={"draft": None})
+    return export.model_copy(update={"generation": generation, "compressed_tensors": False, "tensor_parallel": 1})
 
 
 def baseline(setup: Setup) -> Baseline:

@@ -99,6 +99,8 @@ class Context:
     """Folder `stages` of the run, for what several stages, and all runs that share the store, compute alike; None outside a run."""
     parallel: Parallel = field(default_factory=Parallel)
     """How trainings use devices and their memory."""
+    profiles: Path | None = None
+    """Folder for profiles of trainings, of the whole run or of this stage; None: none are made."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 

@@ -49,6 +49,8 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     check_lora(settings.lora, config, key)
     check_optimizer(settings.optimizer, context.team, key)
     if context.team.shards:
+        if context.parallel.gradients != "float32":
+            raise InputError(f"parallel.gradients: {context.parallel.gradients} given with fsdp2, which sends shards: give ddp, or float32")
         blocks_of(on_meta(with_class(config, context.task)), f"parallel.strategy: fsdp2 given for {key}")
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:

@@ -12,7 +12,8 @@ ran. The model itself stays unwrapped: losses, captures and evaluation use it as
     unused parameters   `find_unused_parameters` looks at the graph of the losses in every step, because phases of a distillation change
                         which parts are used. A parameter without a gradient in all processes keeps none: the optimizer skips it, as in one
                         process. The buckets are then never rebuilt, so a resumed training adds in the same order: bit-equal.
-    sum, not mean       losses are already divided by the rows of the whole batch; the hook `summed` replaces the division
+    sum, not mean       losses are already divided by the rows of the whole batch; the hook `summed` replaces the division, and so do those
+                        that compress (`compress.training.gradients`)
     frozen parts        (LoRA, teachers) have no hooks
     micro-batches       accumulate without communication (`no_sync`, `set_requires_gradient_sync`) until the last one of a step. With fsdp2
                         that holds the whole gradient.
@@ -29,7 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.core.target import Parallel
 from compress.machine.parallel import Team, is_sharded
+from compress.training.gradients import hook_of
 
 Objective = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
@@ -62,13 +65,17 @@ class Engine:
         model: The model, sharded if the team shards.
         trained: Model and objective, as far as they are trained.
         team: The training processes.
+        parallel: How gradients travel.
+        num_steps: Steps of the training.
     """
 
-    def __init__(self, objective: Objective, model: nn.Module, trained: nn.Module, team: Team) -> None:
+    def __init__(
+        self, objective: Objective, model: nn.Module, trained: nn.Module, team: Team, parallel: Parallel | None = None, num_steps: int = 1
+    ) -> None:
         whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
         self.step = WholeStep(objective, model, whole)
         self.sharded: Any = model if team.shards else None
-        self.reduced = _reduced(self.step) if team.size > 1 and whole else None
+        self.reduced = _reduced(self.step, parallel or Parallel(), num_steps) if team.size > 1 and whole else None
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:
         """Returns the loss terms of a batch by name, float `[b]` each; call it and backward within `micro_batch`."""
@@ -90,7 +97,7 @@ class Engine:
             yield
 
 
-def _reduced(step: nn.Module) -> nn.parallel.DistributedDataParallel:
+def _reduced(step: nn.Module, parallel: Parallel, num_steps: int) -> nn.parallel.DistributedDataParallel:
     """Returns the step in `DistributedDataParallel`, which sums gradients; its weights must be equal in all processes."""
     reduced = nn.parallel.DistributedDataParallel(
         step,
@@ -99,8 +106,10 @@ def _reduced(step: nn.Module) -> nn.parallel.DistributedDataParallel:
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
     )
+    gradients = "float32" if parallel.strategy != "ddp" else parallel.gradients  # with shards few gradients are summed here
+    hook = hook_of(gradients, parallel.powersgd_rank, num_steps, lambda buffer: summed(buffer))
     # a lambda, because DDP compares annotations of a hook with classes, and ours are strings
-    reduced.register_comm_hook(None, lambda _, bucket: summed(bucket.buffer()))
+    reduced.register_comm_hook(None, lambda _, bucket: hook(bucket))
     return reduced
 
 

@@ -18,6 +18,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,6 +172,8 @@ class Training:
     """Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match."""
     parallel: Parallel = field(default_factory=Parallel)
     """How the training uses devices and their memory."""
+    profiles: Path | None = None
+    """Folder for a profile of its first steps; None: none is made."""
     team: Team = ALONE
     """The training processes; all of them call `train` with the same arguments. Only the first one evaluates on the selection split (all of
     them if the model is sharded) and writes to `scratch`."""
@@ -185,6 +188,7 @@ class Training:
             "progress": context.progress,
             "team": context.team,
             "parallel": context.parallel,
+            "profiles": context.profiles,
             "higher_is_better": primary(context.task).higher_is_better,
         }
         return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})
@@ -233,7 +237,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     again = recomputed(model, training.parallel.checkpointing, training.label)
     with seeded(training.seed + RANK_SEED * team.rank), again:
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress, training.seed)
-        loop.run(lambda state: write_state(scratch, settings, state), progress)
+        loop.run(lambda state: write_state(scratch, settings, state), progress, training.profiles)
     return loop.finish()
 
 
@@ -279,16 +283,18 @@ class _Loop:
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
         self.masks = ZeroMasks(model)
-        self.engine = Engine(objective, model, trained, team)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
+        self.engine = Engine(objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
         self.seen = 0  # rows of this epoch
 
-    def run(self, write: Callable[[State], None], progress: Progress) -> None:
-        """Runs all remaining steps; the first process writes checkpoints."""
+    def run(self, write: Callable[[State], None], progress: Progress, profiles: Path | None) -> None:
+        """Runs all remaining steps; the first process writes checkpoints, and a profile where a folder for it is given."""
+        left = self.num_steps - self.history.steps
+        profiler = None if profiles is None or not self.team.is_first else self._profiler(profiles, left)
         self.trained.train()
         batches: list[NDArray[np.int64]] = []
         if self.config.look_first and self.select is not None and not self.history.selection:
@@ -301,7 +307,8 @@ class _Loop:
                 epoch, position = divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
                     batches = self.plan(self.rows.lengths, self.config.batch_size, self.seed, epoch)
-                self._step(batches[position])
+                with profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext():
+                    self._step(batches[position])
                 self._look(epoch, progress)
                 advance(1)
                 now = time.monotonic()
@@ -311,6 +318,12 @@ class _Loop:
                     if self.team.is_first:
                         write(state)
                     saved = time.monotonic()
+
+    def _profiler(self, folder: Path, left: int) -> Any:
+        """Returns what profiles the steps that are left."""
+        from compress.training.profile import Profiler, macs_of
+
+        return Profiler(folder, self.label, self.device, self.autocast, self.team.size, macs_of(self.model), left)
 
     def _step(self, indices: NDArray[np.int64]) -> None:
         """Takes one optimizer step on the rows `indices`."""

@@ -146,6 +146,57 @@ def test_choices(name: str, precision: Precision, given: str, expected: Division
         assert found.reasons[-1].startswith(("it does not fit", "it fits on none"))
 
 
+def by_hand(name: str, tensor: int = 1, pipeline: int = 1) -> float:
+    """Bytes on the fullest device in fp16 under `CHAT` or `ROWS`, from published sizes alone.
+
+    Blocks: 4 h^2 + 2 h i weights in BERT; 2 h^2 + 2 h k + 3 h i in Llama and Mixtral (of each expert), k being the width of keys. Keys and
+    values: 2 k a layer and token. Work: 4 h + 2 i numbers a token, and the logits of a step in float32.
+    """
+    layers, h, k, i, experts, words, rest = {
+        "bert-large": (24, 1024, 1024, 4096, 1, 30522 + 512 + 2, weights_of(config("bert-large")).rest),
+        "7B": (32, 4096, 4096, 11008, 1, 2 * 32000, 65 * 4096),
+        "70B": (80, 8192, 1024, 28672, 1, 2 * 32000, 161 * 8192),
+        "mixtral": (32, 4096, 1024, 14336, 8, 2 * 32000, 32 * 8 * 4096 + 65 * 4096),
+    }[name]
+    block = 4 * h**2 + 2 * h * i if name == "bert-large" else 2 * h**2 + 2 * h * k + 3 * experts * h * i
+    held, tokens = -(-layers // pipeline), 32 * 384 if name == "bert-large" else 8192
+    weights = 2 * (block * held / tensor + words * h / (tensor * pipeline) + rest)
+    keys = 0 if name == "bert-large" else 2 * 2 * held * (k / tensor) * 8 * 4096
+    logits = 0 if name == "bert-large" else 4 * 8 * 32000
+    return weights + keys + 2 * tokens * (4 * h + 2 * i / tensor) + logits
+
+
+CELLS = {
+    # in fp16 each device takes, undivided: BERT-large 0.97 GB, 7B 31.3 GB, 70B 150.2 GB, Mixtral 98.4 GB; 21.6 or 72 GB of it may be used
+    "bert-large": {"1x24GB": (1, 1), "4x24GB": (4, 1), "8x24GB": (8, 1), "1x80GB": (1, 1), "4x80GB": (4, 1), "8x80GB": (8, 1)},
+    "7B": {"1x24GB": None, "4x24GB": (2, 2), "8x24GB": (4, 2), "1x80GB": (1, 1), "4x80GB": (4, 1), "8x80GB": (8, 1)},
+    "70B": {"1x24GB": None, "4x24GB": None, "8x24GB": (1, 8), "1x80GB": None, "4x80GB": (1, 4), "8x80GB": (2, 4)},
+    "mixtral": {"1x24GB": None, "4x24GB": None, "8x24GB": (1, 8), "1x80GB": None, "4x80GB": (2, 2), "8x80GB": (4, 2)},
+}
+"""Replicas, and devices that share each replica; None: does not fit."""
+
+
+@pytest.mark.parametrize("link", ["nvlink", "pcie"])
+@pytest.mark.parametrize(("name", "given"), [(name, given) for name in CELLS for given in CELLS[name]])
+def test_every_cell_by_hand(name: str, given: str, link: str) -> None:
+    """The first division, of 1, 2, 4, 8 devices a replica, whose bytes by hand fit is the one that is chosen, with those bytes."""
+    expected = CELLS[name][given]
+    found = decided(name, f"{given},{link}")
+    usable, count = 0.9 * devices(given).memory, devices(given).count
+    fits = {n: by_hand(name, **{"tensor" if link == "nvlink" else "pipeline": n}) for n in (1, 2, 4, 8) if n <= count}
+    first = next((n for n, size in fits.items() if size <= usable), None)
+    assert (None if first is None else (count // first, first)) == expected
+    if expected is None or first is None:
+        assert found.division is None
+        return
+    division = found.division
+    assert division is not None
+    assert (division.replicas, division.devices) == expected
+    assert (division.tensor if link == "pcie" else division.pipeline) == 1
+    assert division.experts == (first if name == "mixtral" and link == "nvlink" else 1)
+    assert found.bytes.total == pytest.approx(fits[first], rel=1e-6)
+
+
 def test_what_would_fit_is_said() -> None:
     assert "in int4 it would: 1 replica of 1 device" in decided("70B", "1x80GB").reasons[-1]
     assert "it fits on none of these devices" in decided("70B", "1x24GB").reasons[-1]

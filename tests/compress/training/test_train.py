@@ -63,8 +63,8 @@ def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any =
     model = load(folder)
     prepared = preprocessor(folder, "text-classification", 32, TARGET)
     select = changes.pop("select", None)
-    seed = changes.pop("seed", 0)
-    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select)
+    seed, profiles = changes.pop("seed", 0), changes.pop("profiles", None)
+    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select, profiles=profiles)
     history = train(model, objective or supervised("text-classification"), training)
     return model, history
 
@@ -99,6 +99,19 @@ def test_a_killed_run_continues_to_equal_bits(at: int, tiny_bert: Path, sentence
     assert f"resumed after step {at} of 18" in "".join(told.lines)
     assert_equal(whole, resumed)
     assert (history.losses, history.selection, history.best_step) == (expected.losses, expected.selection, expected.best_step)
+
+
+def test_a_profile_changes_no_bit_and_counts_tokens(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    plain, _ = run(tiny_bert, sentences, told, tmp_path / "a")
+    profiled, _ = run(tiny_bert, sentences, told, tmp_path / "b", profiles=tmp_path / "profiles")
+    assert_equal(plain, profiled)
+    assert sorted(file.name for file in (tmp_path / "profiles").iterdir()) == ["train.json", "train.trace.json.gz"]
+    found = json.loads((tmp_path / "profiles" / "train.json").read_text())
+    lengths = Rows.prepare(sentences[0], preprocessor(tiny_bert, "text-classification", 32, TARGET)).lengths
+    assert found["timed_steps"] + found["traced_steps"] == 13  # of 18, the first 3 and the last 2 are let be
+    mean = float(lengths.mean())
+    assert 0.7 * mean < found["tokens_per_s"] / found["rows_per_s"] < 1.3 * mean
+    assert found["utilisation"] > 0
 
 
 def test_another_seed_gives_other_weights(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""The folders of a checkpoint that is divided over ranks, one for each; `export.divided.rank` loads them.
+
+    DIR/rank-0-of-2/
+      config.json                  the sizes of what this rank holds
+      rank.safetensors             codes of quantized layers (int8, or two int4 a byte), and all other weights as they are
+      quantization.json            scheme and layers, as beside every quantized checkpoint; none where it is not quantized
+      quantization.safetensors     scales of what this rank holds
+      division.json                rank, number of ranks, and the layers after which ranks add up
+      tokenizer.json, ...          copies
+    DIR/rank-1-of-2/ ...
+
+A rank reads its own folder only: the bytes of its weights are those that it holds, and nothing is quantized again. The weights are not
+called model.safetensors, because a part of a model is no checkpoint: what loads checkpoints says so.
+
+Left out: models that do not fit into the memory of the host, which are read as a whole to be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from compress.artifacts.artifact import write_json
+from compress.artifacts.safetensors import headers
+from compress.core.errors import InputError
+from compress.models.axes import Axis
+from compress.models.checkpoint import load_float
+from compress.models.experts import is_stacked, with_separate_experts
+from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from compress.models.library import quiet
+from compress.models.shapes import mark, on_meta, with_sizes
+from compress.models.structure import Structure
+from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
+from compress.schemes.scales import Scales
+from compress.schemes.sites import load_sites, save_sites
+from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
+from export.divided.rank import DIVISION, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
+
+
+def check_division(config: Any, ranks: int, key: str) -> None:
+    """Checks a division of the model of a config; reads no weights.
+
+    Raises:
+        InputError: Some block cannot be divided so; the message says over how many ranks it can.
+    """
+    structure = Structure.of(on_meta(config), key)
+    _refuse(ranks, lambda n: refusal(structure, n), key)
+
+
+def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
+    """Writes the folders of all ranks; returns them, in order of rank.
+
+    Args:
+        checkpoint: A checkpoint, quantized or not.
+        out: Folder to write into; made, with its parents.
+        ranks: Number of ranks.
+        key: Key path in the recipe, for messages.
+
+    Raises:
+        InputError: The model cannot be divided so.
+    """
+    types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint, "checkpoint").values()}
+    dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
+    whole = load_float(checkpoint, dtype or torch.float32)
+    structure, (layers, floating) = Structure.of(whole, key), quantization_of(checkpoint)
+    _refuse(ranks, lambda n: refusal(structure, n) or cut_group(layers, _held(whole, structure, 0, n)), key)
+    config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks), key)
+    folders = [folder_of(out, rank, ranks) for rank in range(ranks)]
+    for rank, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        held = _held(whole, structure, rank, ranks)
+        own = {name: cut_scales(scales, name, held) for name, scales in layers.items()}
+        model = _cut_model(whole, structure, config, rank, ranks)
+        rows = tuple(name for name, module in model.named_modules() if isinstance(module, nn.Linear) and (f"{name}.weight", 1) in held)
+        quantize(model, own)
+        save_file(_weights(model, own), folder / WEIGHTS, metadata={"format": "pt"})
+        with quiet():
+            config.save_pretrained(folder)
+        mark(folder)
+        if own:
+            save_quantization(folder, own, floating)
+            save_sites(folder, load_sites(checkpoint))
+        write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows)})
+        copy_files(checkpoint, folder, TEXT_FILES + IMAGE_FILES)
+    return folders
+
+
+def _refuse(ranks: int, refused: Any, key: str) -> None:
+    problem = refused(ranks)
+    if problem is not None:
+        other = nearest(ranks, refused)
+        allowed = f"give {other}, the nearest number that fits" if other > 1 else "no number of ranks near it fits: leave it out"
+        raise InputError(f"{key}: {ranks} given, but {problem}; {allowed}")
+
+
+def _held(whole: nn.Module, structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
+    """Returns the indices that a rank holds by axis, experts one by one."""
+    stacked = {
+        f"{path}.{name}": (bool(module.is_transposed), int(module.num_experts))
+        for path, module in whole.named_modules()
+        if is_stacked(module)
+        for name in module._parameters
+    }
+    held = held_by(structure, rank, ranks)
+    return of_experts(held, {name: turned for name, (turned, _) in stacked.items()}, {name: count for name, (_, count) in stacked.items()})
+
+
+def _cut_model(whole: nn.Module, structure: Structure, config: Any, rank: int, ranks: int) -> nn.Module:
+    """Returns the float model that a rank holds, experts one by one; its buffers have no values."""
+    held = held_by(structure, rank, ranks)
+    model, source = on_meta(config), whole.state_dict()
+    sliced = {name: cut(source[name], name, held) for name in model.state_dict()}
+    for name, wanted in model.state_dict().items():
+        if sliced[name].shape != wanted.shape:
+            raise InputError(f"{name} of this {config.model_type} has {list(sliced[name].shape)} and not {list(wanted.shape)} on each rank")
+    model.load_state_dict(sliced, assign=True)
+    return with_separate_experts(model)
+
+
+def _weights(model: nn.Module, layers: Mapping[str, Scales]) -> dict[str, Tensor]:
+    """Returns the weights of a rank to store: tied ones once, and no scales, which have a file of their own."""
+    left_out = repeated(model) | set(scale_names(layers))
+    return {name: value.contiguous() for name, value in model.state_dict().items() if name not in left_out}

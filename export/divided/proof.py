@@ -1,0 +1,52 @@
+"""Whether the ranks of a divided model give the answers of the undivided one: all of them run in this process, a thread each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.core.tasks import Task
+from compress.data.splits import Split
+from compress.measure.agreement import compare_predictions, shortfall
+from compress.measure.predictions import predict
+from compress.models.checkpoint import load as load_whole
+from compress.standalone.preprocess import Preprocessor
+from export.divided.rank import load
+from export.divided.ranks import Meeting
+from export.parity.parity import ParityError
+
+BATCH_SIZE = 32
+
+
+def prove(checkpoint: Path, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> dict[str, Any]:
+    """Compares what every rank answers with what the undivided model answers.
+
+    Args:
+        checkpoint: The undivided checkpoint.
+        folders: Those of its ranks, in order.
+        split: Rows to answer, with their labels.
+        preprocessor: That of the checkpoint.
+        task: The task.
+
+    Returns:
+        `rows`; `equal`, whether all bits of all answers are the same; `disagreements`, `median_abs` and `max_abs` of the rank that is
+        furthest from the undivided model, as for engines.
+
+    Raises:
+        ParityError: A rank does not agree with the undivided model, within the limits that engines are held to.
+    """
+    expected = predict(load_whole(checkpoint), preprocessor, split.rows, BATCH_SIZE)
+    meeting = Meeting(len(folders))
+    models = [load(folder, meeting.of(rank)) for rank, folder in enumerate(folders)]
+    answers = meeting.together([lambda model=model: predict(model, preprocessor, split.rows, BATCH_SIZE) for model in models])  # type: ignore[misc]
+    found = [compare_predictions(task, expected, answer, split.labels) for answer in answers]
+    for rank, compared in enumerate(found):
+        reason = shortfall(compared, "the undivided model")
+        if reason is not None:
+            raise ParityError(f"{folders[rank].name}: {reason}")
+    worst = max(found, key=lambda compared: (compared["disagreements"], compared["max_abs"]))
+    equal = all(np.array_equal(expected, answer) for answer in answers)
+    return {"rows": len(split), "equal": equal, **{key: worst[key] for key in ("disagreements", "median_abs", "max_abs")}}

@@ -1,0 +1,57 @@
+"""`export.tensor_parallel`: what the stage writes, checks, tells and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.core.errors import InputError
+from compress.models.config import read_config
+from compress.report.sections.divided import divided as section
+from export.divided import proof
+from export.divided.rank import folder_of
+from export.export import Export
+from export.parity.parity import ParityError
+from tests.export import sentiment
+
+
+def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
+    found = Export(tensor_parallel=2)._divided(context, tmp_path)
+    assert {key: found[key] for key in ("variant", "ranks", "folder", "equal", "disagreements", "max_abs")} == {
+        "variant": "quantize", "ranks": 2, "folder": "quantize-tensor-parallel-2", "equal": True, "disagreements": 0, "max_abs": 0.0
+    }  # fmt: skip
+    assert found["rows"] == 40
+    folder = folder_of(tmp_path / found["folder"], 1, 2)
+    assert found["bytes"][1] == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert (folder / "tokenizer.json").is_file()
+    (told,) = section({"variants": [{"id": "baseline"}, {"id": "quantize", "divided": found}]})
+    assert told["id"] == "quantize"
+    assert told["told"].endswith("compared with the undivided model on 40 rows: the same answers to the last bit")
+
+
+def test_ranks_that_answer_otherwise_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank reads the weights of rank 0: heads 0 and 1 twice."""
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
+    first, load = folder_of(tmp_path / "quantize-tensor-parallel-2", 0, 2), proof.load
+    monkeypatch.setattr(proof, "load", lambda _, ranks: load(first, ranks))
+    with pytest.raises(ParityError, match=r"rank-0-of-2: .* predictions differ from the undivided model"):
+        Export(tensor_parallel=2)._divided(context, tmp_path)
+
+
+def test_it_is_refused_before_the_run(tmp_path: Path) -> None:
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
+    config = read_config(sentiment.checkpoint(), "model")
+    with pytest.raises(
+        InputError, match=r"^stages.export.tensor_parallel: 3 given, but block 0 has 4 attention heads; give 2, the nearest"
+    ):
+        Export(tensor_parallel=3).check(config, None, context)
+    Export(tensor_parallel=4).check(config, None, context)
+
+
+def test_exports_without_it_keep_their_cache_keys() -> None:
+    assert "tensor_parallel" not in Export().model_dump()
+    assert Export(tensor_parallel=2).model_dump()["tensor_parallel"] == 2
+    assert "divided" not in json.dumps(Export().model_dump())
