@@ -71,6 +71,10 @@ class Parallel(Config):
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: what blocks compute is not kept for backward but computed again. full: only the inputs of blocks are kept,
     for about a third more work; selective: results of matrix products too, for little more work. Changes no loss."""
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
+    GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must
+    divide the number of processes: groups of that many share the rows by `strategy`. Has no effect without a launcher."""
     offload: bool = False
     """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
