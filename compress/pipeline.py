@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
-from compress.core.target import Parallel
 from compress.data.resemblance import unlike
 from compress.data.splits import Data, Judge
 from compress.machine import environment
@@ -100,7 +99,7 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine does not allow the run.
     """
-    folder, team = local(out or Path("runs") / recipe.name, "--out"), planned(team, recipe.parallel)
+    folder, team = local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
     steps = plan_steps(recipe)
@@ -131,20 +130,6 @@ def run(
             contents = finish(folder, context.data, progress.warnings)
             end_list(folder)
         return Outcome(folder, team.broadcast(contents))
-
-
-def planned(team: Team, parallel: Parallel) -> Team:
-    """Returns the processes of a run as its recipe wants them to work.
-
-    Raises:
-        InputError: Those that share each layer do not divide them.
-    """
-    if team.size == 1:
-        return team
-    if team.size % parallel.tensor:
-        fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
-        raise InputError(f"parallel.tensor: {parallel.tensor} given for {team.size} processes; give {' or '.join(map(str, fits))}")
-    return replace(team, strategy=parallel.strategy, tensor=parallel.tensor)
 
 
 def opened(folder: Path) -> Run:

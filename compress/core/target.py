@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.core.config import Config, as_given
 from compress.core.engines import DEFAULT_ENGINES, EngineName
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.machine.environment import physical_cores
-from compress.machine.parallel import Strategy
+from compress.machine.parallel import Strategy, Team
 
 Checkpointing = Literal["none", "full", "selective"]
 
@@ -84,3 +86,16 @@ class Parallel(Config):
         if self.offload and self.strategy != "fsdp2":
             raise ValueError(f"offload: true given with strategy: {self.strategy}; it moves what fsdp2 divides: give strategy: fsdp2")
         return self
+
+    def of(self, team: Team) -> Team:
+        """Returns the processes of a run as they are to work.
+
+        Raises:
+            InputError: Those that share each layer do not divide them.
+        """
+        if team.size == 1:
+            return team
+        if team.size % self.tensor:
+            fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
+            raise InputError(f"parallel.tensor: {self.tensor} given for {team.size} processes; give {' or '.join(map(str, fits))}")
+        return replace(team, strategy=self.strategy, tensor=self.tensor)

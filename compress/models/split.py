@@ -13,8 +13,8 @@ Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3. The la
 not by name. A layer that makes queries, keys and values (GPT-2) or gate and up projection side by side is put into an order in which the
 share of each process is contiguous, and taken out of it again when the model is gathered.
 
-Not supported: mixtures of experts; parameters between columns and rows, whose gradients would differ between processes (norms of queries and
-keys, biases of a head, tables of relative positions).
+Not supported: mixtures of experts; parameters between columns and rows, whose gradients would differ between processes (norms of queries
+and keys, biases of a head, tables of relative positions).
 """
 
 from __future__ import annotations
