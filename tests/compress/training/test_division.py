@@ -95,7 +95,7 @@ def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: 
 
 
 def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
-    """Checks a recipe of one stage for two processes that share layers; nothing runs."""
+    """Checks a recipe that ends in a stage for two processes that share layers; nothing runs."""
     model = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 48, "num_hidden_layers": 2}
     model |= {"num_attention_heads": 4, "intermediate_size": 64}
     raw = {
@@ -103,7 +103,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
         "model": {"config": model, "init": "random", "task": "image-classification", "head": "new"},
         "data": {"path": "sklearn:digits"},
         "parallel": {"tensor": 2},
-        "stages": [{stage: settings}],
+        "stages": [*([] if stage == "finetune" else [{"finetune": {}}]), {stage: settings}],
     }
     prepare(check(raw), folder, ConsoleProgress("silent"), Team(0, 2, "ddp", 2)).count_macs()
 
@@ -119,7 +119,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
         ("distill", {"student": {"layers": 1}, "loss": "mixkd"}, r"distill\..*: mixkd needs the whole embeddings, which .*tensor: 2"),
         (
             "distill",
-            {"student": {"layers": 1, "heads": 3}},
+            {"student": {"layers": 1, "hidden": 36, "heads": 3}},
             r"distill: parallel\.tensor: 2 given; block 0 has 3 heads \(nearest .* 2 or 4\)",
         ),
     ],
@@ -137,7 +137,7 @@ def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
         ("finetune", {}),
         ("prune", {"sparsity": 0.5, "divisible_by": 2}),
         ("prune", {"sparsity": 0.5, "recover": None}),
-        ("distill", {"student": {"layers": 1}, "loss": "pkd"}),
+        ("distill", {"student": {"layers": 1}, "losses": [{"name": "hidden"}]}),
         ("distill", {"student": {"layers": 1}, "loss": "relational"}),  # both processes have all rows
         ("quantize", {}),
     ],
