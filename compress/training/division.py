@@ -13,6 +13,7 @@ and continued afterwards, as Megatron's random tracker does.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from compress.core.target import Parallel
 from compress.machine.device import computing_device
 from compress.machine.parallel import Team, full, shard, sharded_like, skeleton, unshard
 from compress.models.blocks import blocks_of
+from compress.models.shapes import set_counts
 from compress.models.split import Split, split_of
 
 
@@ -108,8 +110,6 @@ def _reorder(model: nn.Module, split: Split) -> dict[str, Tensor]:
 def _parallelize(model: nn.Module, split: Split, team: Team) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-    from compress.models.shapes import set_counts
-
     plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in split.columns}
     plan |= {name: RowwiseParallel() for name in split.rows}
     parallelize_module(model, team.mesh()["tensor"], plan, src_data_rank=None)  # all processes have the same weights
@@ -124,8 +124,8 @@ def _parallelize(model: nn.Module, split: Split, team: Team) -> None:
 class _OwnDropout:
     """Gives each process random numbers of its own between a column and a row layer.
 
-    The seed is drawn from the common generator, so that a block that activation checkpointing computes again draws the same. That second
-    run may stop before the end of the region, with the generator restored by torch; so `begin` does not rely on `end`.
+    The seed follows from the common state, so that a block that activation checkpointing computes again, or a training that goes on, draws
+    the same. That second run may stop before the end of the region, with the state restored by torch; so `begin` does not rely on `end`.
 
     Args:
         rank: Index of the process among those that share the layer.
@@ -138,9 +138,11 @@ class _OwnDropout:
     def begin(self, module: nn.Module, args: Any) -> None:
         """Puts the random state aside and goes on from a seed of this process."""
         if module.training:
-            seed = int(torch.randint(2**60, ())) + self.rank
-            self.aside = generator_state(args[0].device)
-            (torch.cuda if args[0].is_cuda else torch).manual_seed(seed)
+            device = args[0].device
+            torch.rand((), device=device)  # a step on, or a region without draws before it would begin as the last one did
+            self.aside = generator_state(device)
+            common = hashlib.blake2b(self.aside.numpy().tobytes(), digest_size=7).digest()  # no number is read back from a GPU
+            (torch.cuda if device.type == "cuda" else torch).manual_seed(int.from_bytes(common) + self.rank)
 
     def end(self, module: nn.Module, args: Any) -> None:
         """Continues with the random state that was put aside."""

@@ -66,7 +66,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Prune(sparsity=0.4, recover={**STEADY, "losses": [{"name": "hidden"}, {"name": "soft_target"}]}),  # type: ignore[arg-type]
     ),
-    "divisible": ("still", Prune(sparsity=0.4, divisible_by=2, recover=STEADY)),  # type: ignore[arg-type]
+    "divisible": ("still", Prune(sparsity=0.4, divisible_by=2, multiple_of=2, recover=STEADY)),  # type: ignore[arg-type]
     "states": (
         "still",
         Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, losses=[{"name": "hidden"}, {"name": "soft_target"}]),  # type: ignore[arg-type]

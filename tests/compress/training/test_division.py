@@ -57,6 +57,17 @@ def test_each_process_drops_its_own_between_the_layers_and_all_the_same_elsewher
         assert all(torch.equal(a, torch.ones(200)) for a in drawn(0, training=False))
 
 
+def test_two_regions_one_after_the_other_drop_different_entries() -> None:
+    region, layer, x = _OwnDropout(0), nn.Identity(), torch.ones(200)
+    found = []
+    with torch.random.fork_rng():
+        for _ in range(2):
+            region.begin(layer, (x,))
+            found.append(nn.functional.dropout(x, 0.5))
+            region.end(layer, (x,))
+    assert not torch.equal(*found)
+
+
 def test_an_order_is_undone_when_a_weight_is_whole_again() -> None:
     model: Any = nn.Module()
     model.fused = nn.Linear(3, 12)
