@@ -160,15 +160,16 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
             checkpointing=training.checkpointing,
             tensor=training.tensor,
         )
-    divided = groups if training.strategy == "fsdp2" else 1
-    gathers = divided > 1 or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
+    sharded = processes > 1 and training.strategy == "fsdp2"
+    divided = groups if sharded else 1
+    gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
     gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if gathers else 0
     accumulates = rows < share
     best = FLOAT * own * training.keeps_best
     here = best if processes > 1 and training.divides else 0
     weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * own // divided, moments // divided
-    there = 0 if training.offload and divided > 1 else 1
-    passing = gradients if divided == 1 else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
+    there = 0 if training.offload and sharded else 1
+    passing = gradients if not sharded else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
     return Needed(
         weights=there * weights,
         gradients=passing,

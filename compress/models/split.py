@@ -166,7 +166,7 @@ def _run_share(config: Any, task: Task, length: int, processes: int, *, meta: bo
 def _of_heads(attention: Attention, axes: HeadAxes) -> dict[str, tuple[int, ...]]:
     """Returns the column layers of an attention, with the parts of each."""
     made: dict[str, tuple[int, ...]] = {}
-    for (weight, axis), parts in axes.items():
+    for (weight, axis), parts in sorted(axes.items()):  # a set made them: in every process another order
         name, _, kind = weight.rpartition(".")
         if kind == "weight" and axis == 0:
             pieces = head_pieces(attention, parts)
