@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine does not allow the run.
     """
-    folder, team = local(out or Path("runs") / recipe.name, "--out"), replace(team, strategy=recipe.parallel.strategy)
+    folder, team = local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
     steps = plan_steps(recipe)

@@ -97,7 +97,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.allowed import check_training
-        from distill.losses.loss import check_stacks
+        from distill.losses.loss import check_processes, check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -114,7 +114,8 @@ class Distill(DistillSettings):
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
         if self.on_policy is not None and context.team.shards:
-            raise InputError(f"{self.key}.on_policy: given with fsdp2, which shards the student; give parallel: {{strategy: ddp}}")
+            divides = f"parallel: {{{context.team.given}}}, which divides the student"
+            raise InputError(f"{self.key}.on_policy: given with {divides}; give parallel: {{strategy: ddp}}")
         if TASKS[context.task].embeds:
             self._check_vectors(context.task)
         self._check_rows(context)
@@ -139,14 +140,7 @@ class Distill(DistillSettings):
                 raise InputError(
                     f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"
                 )
-            if loss.ACROSS_ROWS and context.team.size > 1:
-                raise InputError(
-                    f"{setting.key}: {loss.name} compares the rows of a batch, which {context.team.size} processes split: run one process"
-                )
-            if loss.OWN_INPUTS and context.team.shards:
-                raise InputError(
-                    f"{setting.key}: {loss.name} needs the whole embeddings, which fsdp2 shards; give parallel: {{strategy: ddp}}"
-                )
+            check_processes(loss, setting, context.team)
 
     def _check_rows(self, context: Context) -> None:
         """Raises if extra rows do not fit the data of the run."""

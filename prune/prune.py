@@ -88,10 +88,18 @@ class Prune(PruneSettings):
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
         if self.recover is not None:
+            self._check_shared(context.team.tensor)
             after = self.config_after(config) if self.recover.named else config
             check_recovery(self.recover, self.training_keys, config, after, teacher, context)
             if is_learned(self.method):  # masks are learned on the unpruned model
                 check_recovery(as_trained(self.learn, self.recover), self.training_keys, config, config, teacher, context)
+
+    def _check_shared(self, tensor: int) -> None:
+        """Raises if what is left need not divide by the processes that share each layer."""
+        if {"heads", "ffn"} & set(self.granularity) and (self.divisible_by or 1) % tensor:
+            given = f"{self.divisible_by} given" if self.divisible_by else "not given"
+            why = f"{tensor} processes share the heads and neurons of each block while it is fine-tuned (parallel.tensor)"
+            raise InputError(f"{self.key}.divisible_by: {given}; {why}: give {tensor}")
 
     def config_after(self, config: Any) -> Any:
         """The expected config of the pruned model, with the vocabulary unchanged.

@@ -80,6 +80,7 @@ def _training(
         teacher=first if learns else None,
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
+        tensor=context.parallel.tensor if given.count > 1 else 1,
         checkpointing=context.parallel.checkpointing,
         offload=context.parallel.offload,
         optimizer=settings.optimizer.name,
@@ -90,7 +91,8 @@ def _training(
         yield f"does not run on {given.count} device{'s' * (given.count > 1)} like this: {problem}"
         return
     found = proposal(training, given, lambda proposed: refused(proposed) is None)
-    shown = f"{given.count} devices by {found.training.strategy}" if given.count > 1 else "one device"
+    shown = f"{given.count} devices by {Team(0, given.count, found.training.strategy, found.training.tensor).plan}"
+    shown = shown if given.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
     if found.fits and found.changes:
@@ -100,7 +102,10 @@ def _training(
 def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
     """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
     parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
-    team = stage.team(Team(0, count, training.strategy))
+    try:
+        team = stage.team(parallel.of(Team(0, count)))
+    except InputError as error:
+        return "; ".join(error.problems)
     if team.size != count:
         return "one process alone trains"
     try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.core.config import Config, as_given
 from compress.core.engines import DEFAULT_ENGINES, EngineName
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.machine.environment import physical_cores
-from compress.machine.parallel import Strategy
+from compress.machine.parallel import Strategy, Team
 
 Checkpointing = Literal["none", "full", "selective"]
 Gradients = Literal["float32", "fp16", "powersgd"]
@@ -72,6 +74,10 @@ class Parallel(Config):
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: what blocks compute is not kept for backward but computed again. full: only the inputs of blocks are kept,
     for about a third more work; selective: results of matrix products too, for little more work. Changes no loss."""
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
+    GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must
+    divide the number of processes: groups of that many share the rows by `strategy`. Has no effect without a launcher."""
     offload: bool = False
     """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
@@ -94,3 +100,16 @@ class Parallel(Config):
         if self.offload and self.strategy != "fsdp2":
             raise ValueError(f"offload: true given with strategy: {self.strategy}; it moves what fsdp2 divides: give strategy: fsdp2")
         return self
+
+    def of(self, team: Team) -> Team:
+        """Returns the processes of a run as they are to work.
+
+        Raises:
+            InputError: Those that share each layer do not divide them.
+        """
+        if team.size == 1:
+            return team
+        if team.size % self.tensor:
+            fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
+            raise InputError(f"parallel.tensor: {self.tensor} given for {team.size} processes; give {' or '.join(map(str, fits))}")
+        return replace(team, strategy=self.strategy, tensor=self.tensor)

@@ -1,6 +1,7 @@
 """What training takes on each device, and the smallest change that makes it fit.
 
-    weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept
+    weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
+                 whole model the best weights lie in the memory of the host.
     gradients    4 bytes for each trained weight
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments); Adafactor: 4 for each row and column of a matrix
     activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
@@ -8,6 +9,8 @@
                  (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
                  checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
     gathered     fsdp2: two blocks whole at a time, and what lies outside of blocks
+    tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
+                 the layers of one of them. What lies outside of blocks stays whole.
     host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the blocks
                  that run, and the gradient of one.
 
@@ -16,8 +19,9 @@ accumulated over micro-batches they are there during the next forward pass, so t
 optimizer by the processes; gradients that accumulate are whole.
 
 What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
-(selective, then full, then full with smaller micro-batches), the same with fsdp2, and the same with offload. What the stage refuses is
-not tried.
+(selective, then full, then full with smaller micro-batches), the same with fsdp2, and the same with offload. Over NVLink devices share each
+layer before the host holds anything: 2 of them, 4, up to all. Over PCIe, which carries four sums of activations for each layer slowly,
+they do where offload does not help. What the stage refuses is not tried.
 
 Not counted: the integer copies of quantization-aware training, logits of a teacher that are cached, and the context of the driver, for
 which a tenth of the memory is left free."""
@@ -35,15 +39,17 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
-from compress.devices.given import Devices
+from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
 from compress.models.blocks import blocks_of
 from compress.models.library import quiet, with_class
 from compress.models.meta import empty_caches
-from compress.models.shapes import auto_class
+from compress.models.shapes import auto_class, on_meta
 from compress.models.size import inputs_of
+from compress.models.split import Split, shrink, split_of
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import OptimizerName, moment_bytes
 from compress.training.recompute import PRODUCTS
@@ -51,10 +57,8 @@ from compress.training.recompute import PRODUCTS
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Of activation checkpointing, the one that keeps most first."""
-PARALLEL = ("strategy", "checkpointing", "offload")
+PARALLEL = ("strategy", "tensor", "checkpointing", "offload")
 """What a proposal may change in the section `parallel`."""
-SHARDED: tuple[tuple[Strategy, bool], ...] = (("fsdp2", False), ("fsdp2", True))
-"""Strategies, and whether shards lie in the memory of the host, the one that costs less first."""
 TRANSIENT = 2
 """Tensors as large as the largest kept one that the backward pass holds beside them."""
 
@@ -82,6 +86,13 @@ class Training:
     checkpointing: Checkpointing = "none"
     offload: bool = False
     optimizer: OptimizerName = "adamw"
+    tensor: int = 1
+    """Devices that share each layer."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether several devices hold parts of the model."""
+        return self.strategy == "fsdp2" or self.tensor > 1
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Needed:
     together: int = 0
     """With activation checkpointing: the most that activations and the gradients that are there already take at one time."""
     host: int = 0
-    """Bytes of the host's memory for each process: what `offload` moves there."""
+    """Bytes of the host's memory for each process: what `offload` moves there, and the best weights of a model that is not divided."""
 
     @property
     def peak(self) -> int:
@@ -128,26 +139,37 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         counted: Activations of the same model that are known already, by rows and what is kept; new ones are added.
     """
     counted = {} if counted is None else counted
-    share = math.ceil(training.batch_size / processes)
+    groups = processes // training.tensor
+    share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
-    with _without_memory(training.config, training.task) as model:
+    with _without_memory(training.config, training.task, training.tensor) as model:
         own, blocks = numel(model), [numel(block) for block in blocks_of(model, "model").values()]
         moments = moment_bytes(training.optimizer, model.parameters())
     taught = 0
     if training.teacher is not None:
-        with _without_memory(training.teacher, training.task) as model:
+        with _without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
             taught = numel(model)
-    kind = rows, training.checkpointing
+    kind = rows, training.checkpointing, training.tensor
     if kind not in counted:
         counted[kind] = phases_of_backward(
-            training.config, training.task, rows, training.length, half=training.half, checkpointing=training.checkpointing
+            training.config,
+            training.task,
+            rows,
+            training.length,
+            half=training.half,
+            checkpointing=training.checkpointing,
+            tensor=training.tensor,
         )
-    divided = processes if training.strategy == "fsdp2" else 1
-    gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if divided > 1 else 0
+    sharded = processes > 1 and training.strategy == "fsdp2"
+    divided = groups if sharded else 1
+    gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
+    gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if gathers else 0
     accumulates = rows < share
-    weights, gradients, moments = FLOAT * (own * (1 + training.keeps_best) + taught) // divided, FLOAT * own // divided, moments // divided
-    there = 0 if training.offload and divided > 1 else 1
-    passing = gradients if divided == 1 else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
+    best = FLOAT * own * training.keeps_best
+    here = best if processes > 1 and training.divides else 0
+    weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * own // divided, moments // divided
+    there = 0 if training.offload and sharded else 1
+    passing = gradients if not sharded else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
     return Needed(
         weights=there * weights,
         gradients=passing,
@@ -156,7 +178,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         gathered=gathered,
         accumulates=accumulates,
         together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
-        host=(1 - there) * (weights + gradients + moments),
+        host=(1 - there) * (weights + gradients + moments) + best - here,
     )
 
 
@@ -170,7 +192,7 @@ class Phase:
     """Weights whose gradient is complete."""
 
 
-Counted = dict[tuple[int, Checkpointing], list[Phase]]
+Counted = dict[tuple[int, Checkpointing, int], list[Phase]]
 
 
 def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: bool) -> int:
@@ -181,7 +203,9 @@ def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: 
     return phases_of_backward(config, task, rows, length, half=half, checkpointing="none")[0].kept
 
 
-def phases_of_backward(config: Any, task: Task, rows: int, length: int, *, half: bool, checkpointing: Checkpointing) -> list[Phase]:
+def phases_of_backward(
+    config: Any, task: Task, rows: int, length: int, *, half: bool, checkpointing: Checkpointing, tensor: int = 1
+) -> list[Phase]:
     """Returns what is there when the backward pass starts, and while it computes each block again.
 
     Args:
@@ -191,8 +215,9 @@ def phases_of_backward(config: Any, task: Task, rows: int, length: int, *, half:
         length: Tokens of each.
         half: Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing.
         checkpointing: What is kept of the blocks.
+        tensor: Devices that share each layer.
     """
-    with _without_memory(config, task) as model:
+    with _without_memory(config, task, tensor) as model:
         model.train()
         features = {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
         kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
@@ -284,14 +309,13 @@ def numel(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def proposals(training: Training, processes: int) -> Iterator[Training]:
+def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:
     """Yields what is tried, the smallest change first."""
-    share = math.ceil(training.batch_size / processes)
-    sizes = [size for size in (2**power for power in range(share.bit_length() - 1, -1, -1)) if size < (training.micro_batch_size or share)]
-    plans: list[tuple[Strategy, bool]] = [(training.strategy, training.offload)]
-    plans += [plan for plan in SHARDED if processes > 1 and plan > plans[0]]
-    for strategy, offload in plans:
-        whole = replace(training, strategy=strategy, offload=offload)
+    for strategy, tensor, offload in plans(training, processes, link):
+        whole = replace(training, strategy=strategy, tensor=tensor, offload=offload)
+        share = math.ceil(training.batch_size * tensor / processes)
+        powers = (2**power for power in range(share.bit_length() - 1, -1, -1))
+        sizes = [size for size in powers if size < min(share, training.micro_batch_size or share)]
         yield whole
         yield from (replace(whole, micro_batch_size=size) for size in sizes)
         stronger = KINDS[KINDS.index(training.checkpointing) + 1 :]
@@ -299,8 +323,21 @@ def proposals(training: Training, processes: int) -> Iterator[Training]:
         yield from (replace(whole, checkpointing="full", micro_batch_size=size) for size in sizes if stronger)
 
 
+def plans(training: Training, processes: int, link: Link) -> list[tuple[Strategy, int, bool]]:
+    """Returns strategy, devices that share each layer, and offload: those of a training, then what divides more, the cheapest first."""
+    own = training.strategy, training.tensor, training.offload
+    if processes == 1:
+        return [own]
+    sharing = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
+    shared: list[tuple[Strategy, int, bool]] = [("fsdp2", tensor, False) for tensor in sharing if tensor > training.tensor]
+    host: list[tuple[Strategy, int, bool]] = [("fsdp2", training.tensor, True)]
+    later = [*shared, *host] if link == "nvlink" else [*host, *shared]
+    known: list[tuple[Strategy, int, bool]] = [("fsdp2", training.tensor, False), *later]
+    return [own, *known[known.index(own) + 1 :]] if own in known else [own, *known]
+
+
 def proposal(training: Training, given: Devices, runs: Callable[[Training], bool] = lambda training: True) -> Proposal:
-    """Returns the first of `proposals` that fits on the devices, or the last one where none does.
+    """Returns the first of `proposals` that fits on the devices, or the one that takes least where none does.
 
     Args:
         training: The training as the recipe has it.
@@ -308,16 +345,17 @@ def proposal(training: Training, given: Devices, runs: Callable[[Training], bool
         runs: Whether the stage takes the settings of a proposal; those that it refuses are left out.
     """
     counted: Counted = {}
-    tried: Proposal | None = None
-    for each in proposals(training, given.count):
-        if tried is not None and not runs(each):
+    least: Proposal | None = None
+    for each in proposals(training, given.count, given.link):
+        if least is not None and not runs(each):
             continue
         taken = needed(each, given.count, counted)
-        tried = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)))
-        if tried.fits:
+        if least is None or taken.peak < least.needed.peak:
+            least = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)))
+        if least.fits:
             break
-    assert tried is not None, "the recipe as it is comes first"
-    return tried
+    assert least is not None, "the recipe as it is comes first"
+    return least
 
 
 def _changes(before: Training, after: Training) -> Iterator[str]:
@@ -329,19 +367,38 @@ def _changes(before: Training, after: Training) -> Iterator[str]:
 
 
 @contextmanager
-def _without_memory(config: Any, task: Task) -> Iterator[nn.Module]:
-    """Yields the model of a config, whose tensors have no memory; within the block it runs all the same, and so do other tensors."""
+def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool = False) -> Iterator[nn.Module]:
+    """Yields the model of a config, whose tensors have no memory; within the block it runs all the same, and so do other tensors.
+
+    Args:
+        config: Transformers config.
+        task: The task.
+        tensor: Devices that share each layer: of these it has the part of one.
+        if_shared: Whether it is whole where they cannot, as a teacher then is.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers.initialization import no_init_weights
 
     changed = copy.deepcopy(config)
     changed.use_cache = False
+    split = _split(config, task, tensor, if_shared) if tensor > 1 else None
     empty_caches()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             with no_init_weights(), quiet():
                 model: Any = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()
+            if split is not None:
+                shrink(model, split)
             yield model
     finally:
         empty_caches()
+
+
+def _split(config: Any, task: Task, tensor: int, if_shared: bool) -> Split | None:
+    try:
+        return split_of(on_meta(with_class(config, task)), tensor, "model")
+    except InputError:
+        if not if_shared:
+            raise
+        return None

@@ -16,18 +16,24 @@ others take part in the stages that train in parallel and wait during all other 
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
            Scalars, such as a learned scale, cannot be sharded and stay whole. With `offload` shards, their gradients and their optimizer
            state lie in the memory of the host (`CPUOffloadPolicy`).
+    tensor Neighbouring processes share each layer (`compress.training.division`) and work on the same rows; the others are dealt out.
+           Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy holds. `ddp` is
+           `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are divided already,
+           which `DistributedDataParallel` does not.
 
-Not supported: tensor and pipeline parallelism.
+Not supported: pipeline parallelism.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
@@ -62,6 +69,8 @@ class Team:
     """Number of processes."""
     strategy: Strategy = "ddp"
     """How training is parallelized."""
+    tensor: int = 1
+    """Neighbouring processes that share each layer; divides `size`."""
 
     @property
     def is_first(self) -> bool:
@@ -70,8 +79,43 @@ class Team:
 
     @property
     def shards(self) -> bool:
-        """Whether each process holds only a shard of the model."""
-        return self.size > 1 and self.strategy == "fsdp2"
+        """Whether each process holds only a part of the model."""
+        return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1)
+
+    @property
+    def given(self) -> str:
+        """What divides the model, as the section `parallel` of a recipe says it."""
+        return f"tensor: {self.tensor}" if self.tensor > 1 else f"strategy: {self.strategy}"
+
+    @property
+    def plan(self) -> str:
+        """How the processes work, in short."""
+        return f"{self.strategy}, tensor {self.tensor}" if self.tensor > 1 else str(self.strategy)
+
+    @property
+    def data_rank(self) -> int:
+        """Index of the rows that this process takes; processes that share each layer take the same ones."""
+        return self.rank // self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """Number of shares that the rows of a batch are dealt out in."""
+        return self.size // self.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Index of the part of each layer that this process holds."""
+        return self.rank % self.tensor
+
+    def mesh(self) -> DeviceMesh:
+        """Returns the mesh of a team whose processes share layers: its dimensions are data, one and tensor; all processes must call it."""
+        import torch.distributed as dist
+
+        return _mesh(dist.group.WORLD, self.data_size, self.tensor)
+
+    def data_group(self) -> Any:
+        """Returns the process group of those that hold the same part of each layer; None for all processes."""
+        return self.mesh()["data"].get_group() if self.tensor > 1 else None
 
     def broadcast(self, value: T) -> T:
         """Returns process 0's value (JSON types) in every process; all processes must call it."""
@@ -100,28 +144,32 @@ class Team:
         return cast("T", box[0])
 
     def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns this process's rows of a batch: every `size`-th, so that each process gets long and short rows."""
-        return indices[self.rank :: self.size]
+        """Returns this process's rows of a batch: every `data_size`-th, so that each process gets long and short rows."""
+        return indices[self.data_rank :: self.data_size]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Returns the sum of each value over all processes."""
+        """Returns the sum of each value over the shares of the rows; processes that share each layer have the same values."""
         if self.size == 1:
             return list(values)
         import torch
         import torch.distributed as dist
 
         sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums)
+        dist.all_reduce(self._once(sums))
         found: list[float] = sums.tolist()
         return found
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Sums a tensor over all processes, in place; returns it."""
+        """Sums a tensor over the shares of the rows, in place; returns it."""
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor)
+            dist.all_reduce(self._once(tensor))
         return tensor
+
+    def _once(self, tensor: Tensor) -> Tensor:
+        """Sets a tensor to 0, in place, in all but one of the processes that have the same one; returns it."""
+        return tensor.zero_() if self.tensor_rank else tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Returns the tensors of all processes, in order of rank; all must be on the CPU and have the same shape."""
@@ -223,13 +271,26 @@ def _is_first_to_fail(store: Any) -> bool:
     return first
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) -> nn.Module:
+@functools.lru_cache(maxsize=4)
+def _mesh(world: Any, data: int, tensor: int) -> DeviceMesh:
+    """Returns the mesh of a process group, for which it makes groups once."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    # a weight that is gathered over data and tensor takes two steps, which torch advises against each time
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return init_device_mesh(kind, (data, 1, tensor), mesh_dim_names=("data", "one", "tensor"))
+
+
+def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, mesh: DeviceMesh | None = None) -> nn.Module:
     """Shards the weights of a model over all processes, in place; returns the model.
 
     Args:
         model: The same weights in all processes, on any device.
         blocks: The modules to gather one at a time.
         offload: Whether shards, their gradients and their optimizer state lie in the memory of the host.
+        mesh: The processes to shard over; of two dimensions the first replicates. Default: all of them.
     """
     import torch
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
@@ -241,7 +302,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) 
     for scalar in scalars:
         scalar.data = scalar.data.to(device)
     for module in (*blocks, model):
-        fully_shard(module, ignored_params=scalars, offload_policy=policy)
+        fully_shard(module, mesh=mesh, ignored_params=scalars, offload_policy=policy)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
         module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports
@@ -249,11 +310,10 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False) 
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
-    """Returns the context manager for inference: `inference_mode`, or `no_grad` for a sharded model, which keeps tensors between calls."""
+    """Returns the context manager for inference: `inference_mode`, or `no_grad` for a divided model, which keeps tensors between calls."""
     import torch
-    from torch.distributed.fsdp import FSDPModule
 
-    return torch.no_grad() if isinstance(model, FSDPModule) else torch.inference_mode()
+    return torch.no_grad() if any(map(is_sharded, model.parameters())) else torch.inference_mode()
 
 
 def skeleton(model: nn.Module) -> nn.Module:
@@ -268,19 +328,21 @@ def skeleton(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, dict(empty))
 
 
-def unshard(model: nn.Module, plain: nn.Module) -> None:
+def unshard(model: nn.Module, plain: nn.Module, whole: Callable[[str, Tensor], Tensor] | None = None) -> None:
     """Turns a sharded model back into a plain one with the current weights, in place and in every process.
 
     Args:
         model: Result of `shard`. The object stays the same; its modules become those of `plain`.
         plain: The `skeleton` of the model, taken before sharding.
+        whole: Returns the whole tensor of a name in the model; default: `full`.
     """
     from torch import nn
 
     weights, made = dict(model.named_parameters(remove_duplicate=False)), dict[int, nn.Parameter]()
     for name, parameter in list(plain.named_parameters(remove_duplicate=False)):
         if id(parameter) not in made:  # tied weights stay one
-            made[id(parameter)] = nn.Parameter(full(weights[name].detach()), requires_grad=parameter.requires_grad)
+            value = weights[name].detach()
+            made[id(parameter)] = nn.Parameter(whole(name, value) if whole else full(value), requires_grad=parameter.requires_grad)
         owner, _, child = name.rpartition(".")
         setattr(plain.get_submodule(owner), child, made[id(parameter)])
     for name, buffer in model.named_buffers():
@@ -318,20 +380,38 @@ def sharded_like(reference: Tensor, whole: Tensor) -> Tensor:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales all gradients, sharded or not, to a total norm of at most `max_norm`, in place; returns the norm before."""
+    """Scales all gradients, sharded or not, to a total norm of at most `max_norm`, in place; returns the norm before.
+
+    Whole gradients are the same in all processes. Of the others each process adds what it holds, divided by the number of processes that
+    hold the same: one sum over all processes, however the parameters are divided.
+    """
     import torch
+    import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
     gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    divided = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    kinds: tuple[list[Any], ...] = (divided, [gradient for gradient in gradients if not isinstance(gradient, DTensor)])
-    norms = [float(full(torch.nn.utils.get_total_norm(kind))) for kind in kinds if kind]
-    norm = math.hypot(*norms)
+    squares = torch.zeros(2, dtype=torch.float64)  # of whole and of divided gradients
+    for gradient in gradients:
+        divided = isinstance(gradient, DTensor)
+        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        squares[int(divided)] += float(torch.linalg.vector_norm(own)) ** 2 / (_copies(gradient) if divided else 1)
+    dist.all_reduce(squares[1:])
+    norm = math.sqrt(float(squares.sum()))
     scale = max_norm / (norm + 1e-6)
     if scale < 1:
         for gradient in gradients:
             gradient.mul_(scale)
     return norm
+
+
+def _copies(tensor: Any) -> int:
+    """Returns the number of processes that hold the same part of a sharded tensor."""
+    import torch.distributed as dist
+
+    mesh = tensor.device_mesh
+    assert not any(placement.is_partial() for placement in tensor.placements), tensor.placements
+    shards: list[int] = [mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return int(dist.get_world_size()) // math.prod(shards)
 
 
 def _copy_from_first(tensor: Tensor) -> None:

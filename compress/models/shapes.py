@@ -252,7 +252,7 @@ def _resize(model: Any, own: Any) -> None:
             assert number is not None, weight
             size = sizes[number]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
-            _set_counts(owner, dict.fromkeys(counts, size))
+            set_counts(owner, dict.fromkeys(counts, size))
 
 
 def _stock_attentions(stock: Any) -> Attentions:
@@ -298,10 +298,10 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
     own = getattr(module, "scaling", None)
     if isinstance(own, int | float) and own != attention.scaling:  # not what attention is told: OPT multiplies its queries by it
         values["scaling"] = own * (attention.head_dim / head_dim) ** 0.5
-    _set_counts(module, {name: value for count, value in values.items() for name in COUNTS[count]})
+    set_counts(module, {name: value for count, value in values.items() for name in COUNTS[count]})
 
 
-def _set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
+def set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
     """Sets those of the attributes that the module already has as numbers."""
     for name, value in values.items():
         old = getattr(module, name, None)
@@ -326,5 +326,5 @@ def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
         setattr(module, name, new)
     if name == "weight" and is_layer(module):
         inputs, outputs = (new.shape[1], new.shape[0]) if out_axis(module) == 0 else tuple(new.shape)
-        _set_counts(module, {"in_features": inputs, "out_features": outputs, "nx": inputs, "nf": outputs})
+        set_counts(module, {"in_features": inputs, "out_features": outputs, "nx": inputs, "nf": outputs})
     return module

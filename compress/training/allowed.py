@@ -8,6 +8,7 @@ from compress.core.errors import InputError
 from compress.models.blocks import blocks_of
 from compress.models.library import with_class
 from compress.models.shapes import on_meta
+from compress.models.split import check_split
 from compress.stage.context import Context
 from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
@@ -49,12 +50,18 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     check_lora(settings.lora, config, key)
     check_optimizer(settings.optimizer, context.team, key)
     if context.team.shards:
-        if context.parallel.gradients != "float32":
-            raise InputError(f"parallel.gradients: {context.parallel.gradients} given with fsdp2, which sends shards: give ddp, or float32")
-        blocks_of(on_meta(with_class(config, context.task)), f"parallel.strategy: fsdp2 given for {key}")
+        blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
+    gradients, tensor = context.parallel.gradients, context.team.tensor
+    if gradients != "float32" and context.team.shards:
+        raise InputError(f"parallel.gradients: {gradients} given with fsdp2, which sends shards: give ddp, or float32")
+    if gradients != "float32" and tensor > 1:
+        raise InputError(f"parallel.gradients: {gradients} given with parallel.tensor: {tensor}: give float32, or tensor: 1")
+    if settings.lora is not None and context.team.tensor > 1:
+        raise InputError(f"{key}.lora: given with parallel.tensor: {context.team.tensor}; adapters are not shared: give tensor: 1")
+    check_split(config, context.task, context.max_length, context.team.tensor, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
-        check_pairs(settings, context.team.size, key)
+        check_pairs(settings, context.team.data_size, key)
 
 
 def check_pairs(settings: Settings, processes: int, key: str) -> None:
@@ -62,7 +69,7 @@ def check_pairs(settings: Settings, processes: int, key: str) -> None:
 
     Args:
         settings: Settings of a training on pairs, whose two texts are rows of one batch.
-        processes: Number of training processes.
+        processes: Number of training processes, those that share each layer counted once.
         key: Key path of the settings, for messages.
 
     Raises:

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.machine.device import computing_device
-from compress.machine.parallel import shard, without_gradients
-from compress.models.blocks import blocks_of
+from compress.machine.parallel import without_gradients
 from compress.models.forward import forward, freeze
+from compress.models.split import check_split
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
+from compress.training.division import divided
 from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
 from compress.training.teacher_logits import teacher_logits
@@ -88,7 +89,9 @@ def _fits(num_rows: int, num_logits: int) -> bool:
 
 
 def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
-    """Freezes a teacher and moves it to the device; with fsdp2 each process holds its shard of every block.
+    """Freezes a teacher and moves it to the device; where the model that learns is divided, so is the teacher.
+
+    A teacher whose layers cannot be shared stays whole in every group of processes that share the layers of the student.
 
     Args:
         teacher: A loaded model, on any device.
@@ -98,7 +101,20 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     freeze(teacher)
     if not context.team.shards:
         return teacher.to(computing_device())
-    return shard(teacher, blocks_of(teacher, key).values(), context.parallel.offload)
+    problem = _unshared(teacher.config, context, key)
+    if problem is not None:
+        context.progress.log(f"  the teacher is not shared: {problem}")
+    divided(teacher, context.team, context.parallel, key, share=problem is None)
+    return teacher
+
+
+def _unshared(config: Any, context: Context, key: str) -> str | None:
+    """Returns why processes cannot share the layers of a teacher; None if they can."""
+    try:
+        check_split(config, context.task, context.max_length, context.team.tensor, key)
+    except InputError as error:
+        return "; ".join(error.problems)
+    return None
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

@@ -3,6 +3,8 @@
     ddp     `DistributedDataParallel` reduces a bucket of gradients as soon as they are complete, while backward goes on
     fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes those of the next one; what it does not
             shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
+    tensor  between processes that share each layer there is nothing to sum: they have the same rows, hence the same gradients of what is
+            whole. Between groups of them it is as with fsdp2, for both strategies (`compress.training.division`).
 
 `DistributedDataParallel` expects one forward of one module before each backward. A distillation runs its student more than once, trains
 projections along with it and leaves some parts unused. So we wrap not the model but the step: a module whose forward is the whole
@@ -74,8 +76,9 @@ class Engine:
     ) -> None:
         whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
         self.step = WholeStep(objective, model, whole)
-        self.sharded: Any = model if team.shards else None
-        self.reduced = _reduced(self.step, parallel or Parallel(), num_steps) if team.size > 1 and whole else None
+        self.sharded: Any = model if hasattr(model, "set_requires_gradient_sync") else None  # after `fully_shard`
+        several = team.data_size > 1 and whole
+        self.reduced = _reduced(self.step, team.data_group(), parallel or Parallel(), num_steps) if several else None
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:
         """Returns the loss terms of a batch by name, float `[b]` each; call it and backward within `micro_batch`."""
@@ -97,26 +100,27 @@ class Engine:
             yield
 
 
-def _reduced(step: nn.Module, parallel: Parallel, num_steps: int) -> nn.parallel.DistributedDataParallel:
-    """Returns the step in `DistributedDataParallel`, which sums gradients; its weights must be equal in all processes."""
+def _reduced(step: nn.Module, group: Any, parallel: Parallel, num_steps: int) -> nn.parallel.DistributedDataParallel:
+    """Returns the step in `DistributedDataParallel`, which sums gradients; its weights must be equal in all processes of the group."""
     reduced = nn.parallel.DistributedDataParallel(
         step,
+        process_group=group,
         init_sync=False,  # `Team.align` has copied the weights
         forward_sync_buffers=False,  # the first process saves its own, as it did before
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
     )
     gradients = "float32" if parallel.strategy != "ddp" else parallel.gradients  # with shards few gradients are summed here
-    hook = hook_of(gradients, parallel.powersgd_rank, num_steps, lambda buffer: summed(buffer))
+    hook = hook_of(gradients, parallel.powersgd_rank, num_steps, lambda buffer: summed(buffer, group))
     # a lambda, because DDP compares annotations of a hook with classes, and ours are strings
     reduced.register_comm_hook(None, lambda _, bucket: hook(bucket))
     return reduced
 
 
-def summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Starts to sum a bucket of gradients over all processes, in place: the sum, where `DistributedDataParallel` would take the mean."""
+def summed(gradients: Tensor, group: Any = None) -> torch.futures.Future[Tensor]:
+    """Starts to sum a bucket of gradients over a group, in place: the sum, where `DistributedDataParallel` would take the mean."""
     import torch.distributed as dist
 
-    work: Any = dist.all_reduce(gradients, async_op=True)
+    work: Any = dist.all_reduce(gradients, group=group, async_op=True)
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future

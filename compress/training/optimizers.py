@@ -13,7 +13,8 @@ The rule of that paper for `lamb`: with a batch k times as large, take the learn
 `warmup`. Biases and norms are neither decayed nor scaled, as in the authors' code: a bias starts at 0, and a step in proportion to it would
 leave it there. The clipping of |w| that the paper allows is left out, as the authors do.
 
-A share of a weight does not know its rows and columns: adafactor is refused with fsdp2. Norms of lamb are those of whole weights.
+A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb are those of whole
+weights.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ class Lamb(torch.optim.Optimizer):
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
 
-    Sharded parameters are in separate groups, because a fused optimizer step cannot mix them with whole ones.
+    Sharded parameters are in separate groups, one for each mesh of processes, because a fused optimizer step cannot mix them.
     """
-    groups: dict[tuple[bool, type], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            groups.setdefault((parameter.ndim <= 1, type(parameter)), []).append(parameter)
+            groups.setdefault((parameter.ndim <= 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
     return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
 
@@ -105,7 +106,8 @@ def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     """Raises an `InputError` if an optimizer does not run on some processes."""
     if settings.name == "adafactor" and team.shards:
         raise InputError(
-            f"{key}.optimizer: adafactor given with fsdp2, which divides the rows that it takes means over: give adamw, lamb or ddp"
+            f"{key}.optimizer: adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over: "
+            "give adamw or lamb, or parallel: {strategy: ddp}"
         )
 
 

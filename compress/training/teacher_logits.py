@@ -94,7 +94,7 @@ def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, contex
     order = np.argsort(-rows.lengths, kind="stable")
     all_logits: Tensor | None = None
     with without_gradients(model), context.progress.bar(f"{label}: teacher", len(order)) as advance:
-        for start in range(BATCH_SIZE * team.rank, len(order) + BATCH_SIZE * team.rank, BATCH_SIZE * team.size):
+        for start in range(BATCH_SIZE * team.data_rank, len(order) + BATCH_SIZE * team.data_rank, BATCH_SIZE * team.data_size):
             mine = order[start : start + BATCH_SIZE]
             indices = mine if len(mine) else order[:1]  # a sharded model runs only if all processes run it together
             with torch.autocast(device.type, torch.bfloat16) if autocast == torch.bfloat16 else nullcontext():
@@ -102,6 +102,6 @@ def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, contex
             all_logits = torch.zeros(len(order), logits.shape[1]) if all_logits is None else all_logits
             if len(mine):
                 all_logits[torch.from_numpy(indices)] = logits
-            advance(min(BATCH_SIZE * team.size, len(order) - start + BATCH_SIZE * team.rank))
+            advance(min(BATCH_SIZE * team.data_size, len(order) - start + BATCH_SIZE * team.data_rank))
     assert all_logits is not None, "no rows"
     return team.add(all_logits)

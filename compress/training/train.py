@@ -34,14 +34,14 @@ from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split
-from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
+from compress.machine.parallel import ALONE, Team, clip_gradients
 from compress.measure.metrics import primary
-from compress.models.blocks import blocks_of
 from compress.models.forward import device_of
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_pairs
+from compress.training.division import divided, generator_state, set_generator_state
 from compress.training.engine import Engine
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
@@ -212,7 +212,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        check_pairs(training.config, training.team.size, training.label)
+        check_pairs(training.config, training.team.data_size, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -235,7 +235,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     }
     loop.history.higher_is_better = training.higher_is_better
     again = recomputed(model, training.parallel.checkpointing, training.label)
-    with seeded(training.seed + RANK_SEED * team.rank), again:
+    with seeded(training.seed + RANK_SEED * team.data_rank), again:
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress, training.seed)
         loop.run(lambda state: write_state(scratch, settings, state), progress, training.profiles)
     return loop.finish()
@@ -268,12 +268,10 @@ class _Loop:
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
         self.plan = plan_pairs if training.split.together > 1 else plan_epoch
-        self.plain = skeleton(model) if team.shards else None
-        if team.shards:
-            shard(model, blocks_of(model, label).values(), training.parallel.offload)
+        self.division = divided(model, team, training.parallel, label)
         self.device = device_of(model)
         threads = torch.get_num_threads()
-        self.plan_text = f"{team.size} processes ({team.strategy})" if team.size > 1 else "one process"
+        self.plan_text = f"{team.size} processes ({team.plan})" if team.size > 1 else "one process"
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
@@ -328,7 +326,7 @@ class _Loop:
     def _step(self, indices: NDArray[np.int64]) -> None:
         """Takes one optimizer step on the rows `indices`."""
         step, team, config = self.history.steps, self.team, self.config
-        most = -(-len(indices) // team.size)  # rows of a process
+        most = -(-len(indices) // team.data_size)  # rows of a process
         size, own = config.micro_batch_size or most, team.share(indices)
         sums: dict[str, float] = {}
         for start in range(0, most, size):
@@ -420,14 +418,14 @@ class _Loop:
         for name, parameter in self.trained.named_parameters():
             tensors |= {f"optimizer.{moment}.{name}": value for moment, value in self.optimizer.state.get(parameter, {}).items()}
         if self.team.shards:
-            tensors = {name: full(value).cpu() for name, value in tensors.items()}
-        for rank, generator in enumerate(self.team.gather(_generator(self.device))):
-            tensors |= {f"rank.{rank}": generator} if rank else {}  # `write_state` saves that of the first process
+            tensors = {name: self.division.whole(_in_model(name), value).cpu() for name, value in tensors.items()}
+        generators = self.team.gather(generator_state(self.device))[:: self.team.tensor]  # processes that share layers have the same
+        tensors |= {f"rank.{rank}": generator for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),
             "sums": self.sums,
             "seen": self.seen,
-            "processes": self.team.size,
+            "processes": self.team.data_size,
             "plan": self.plan_text,
         }
         return State(tensors, values)
@@ -444,19 +442,19 @@ class _Loop:
         now = self.trained.state_dict()
         parameters = {name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
         moments: dict[str, dict[str, Tensor]] = {}
-        if self.team.rank >= values["processes"]:
-            torch.manual_seed(seed + RANK_SEED * self.team.rank + values["history"]["steps"])
+        if self.team.data_rank >= values["processes"]:
+            torch.manual_seed(seed + RANK_SEED * self.team.data_rank + values["history"]["steps"])
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
             if kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
-                now[name].copy_(sharded_like(now[name], value))
+                now[name].copy_(self.division.part(_in_model(key), now[name], value))
             elif kind == "best":
-                self.best[name] = sharded_like(now[name], value)
+                self.best[name] = self.division.part(_in_model(key), now[name], value)
             elif kind == "optimizer":
                 moment, _, name = name.partition(".")
-                moments.setdefault(name, {})[moment] = sharded_like(parameters[name], value)
-            elif kind == "rank" and int(name) == self.team.rank:
-                _set_generator(self.device, value)
+                moments.setdefault(name, {})[moment] = self.division.part(_in_model(key), parameters[name], value)
+            elif kind == "rank" and int(name) == self.team.data_rank:
+                set_generator_state(self.device, value)
         places = {parameter: i for i, parameter in enumerate(each for group in self.optimizer.param_groups for each in group["params"])}
         known = {places[parameters[name]]: values for name, values in moments.items()}
         self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
@@ -468,22 +466,16 @@ class _Loop:
         """Loads the best weights if they are kept, and gathers a sharded model."""
         if self.best:
             self.trained.load_state_dict(self.best, strict=False)  # frozen parameters are not among the best: they did not change
-        if self.plain is not None:
-            unshard(self.model, self.plain)
+        self.division.undo()
         self.model.eval()
         return self.history
 
 
-def _generator(device: torch.device) -> Tensor:
-    """Returns the state, on the CPU, of the random generator of dropout."""
-    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
+def _in_model(key: str) -> str:
+    """Returns the name in the model of an entry of a checkpoint, such as `optimizer.exp_avg.0.head.weight`; "" for none of the model."""
+    kind, _, name = key.partition(".")
+    name = name.partition(".")[2] if kind == "optimizer" else name
+    return name.removeprefix("0.") if name.startswith("0.") else ""  # the second entry of what is trained is the objective
 
 
 def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
+from compress.machine.parallel import Team
 from compress.models.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
@@ -202,6 +203,26 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         )
     if stacks[0] != stacks[1]:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
+
+
+def check_processes(loss: Any, setting: Setting, team: Team) -> None:
+    """Checks that a loss fits how processes divide rows and models.
+
+    Raises:
+        InputError: It compares rows or heads that are in different processes, or needs weights that are divided.
+    """
+    if loss.ACROSS_ROWS and team.data_size > 1:
+        raise InputError(
+            f"{setting.key}: {loss.name} compares the rows of a batch, which {team.data_size} processes split: run one process"
+        )
+    if loss.OWN_INPUTS and team.shards:
+        divides = f"parallel: {{{team.given}}} divides"
+        raise InputError(f"{setting.key}: {loss.name} needs the whole embeddings, which {divides}; give parallel: {{strategy: ddp}}")
+    if team.tensor > 1 and any(wanted.blocks for wanted in loss.wants(setting)):
+        raise InputError(
+            f"{setting.key}: {loss.name} compares attention, whose heads parallel.tensor: {team.tensor} shares among processes; give "
+            "tensor: 1, or losses that compare answers or hidden states (soft_target, hidden, pkd)"
+        )
 
 
 def check_first(setting: Setting, name: str) -> None:

@@ -17,7 +17,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split
-from compress.models.conv1d import with_linears
+from compress.models.conv1d import stock_state, with_linears
 from compress.stage.context import Context
 from tests.told import Told
 
@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..
         model: Any = make_model(kind, **changes)
         names = LABELS[model.config.num_labels]
         model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=stock_state(model))
         if kind == "vit":
             write_json(folder / "preprocessor_config.json", image_settings(model.config))
         else:

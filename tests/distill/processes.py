@@ -1,4 +1,5 @@
-"""Trainings that one process and two come to the same in; run by `test_processes.py`, alone and as `processes.py FOLDER` under torchrun."""
+"""Trainings that one process and several come to the same in; run by `test_processes.py`, alone and as `processes.py FOLDER PART` under
+torchrun."""
 
 from __future__ import annotations
 
@@ -65,6 +66,12 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Prune(sparsity=0.4, recover={**STEADY, "losses": [{"name": "hidden"}, {"name": "soft_target"}]}),  # type: ignore[arg-type]
     ),
+    "divisible": ("still", Prune(sparsity=0.4, divisible_by=2, multiple_of=2, recover=STEADY)),  # type: ignore[arg-type]
+    "states": (
+        "still",
+        Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, losses=[{"name": "hidden"}, {"name": "soft_target"}]),  # type: ignore[arg-type]
+    ),
+    "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
 }
@@ -72,10 +79,12 @@ Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
 """How trainings use two processes, and the cases that are trained so."""
 USUAL = Parallel()
 SHARDED = Parallel(strategy="fsdp2")
+SHARED = Parallel(tensor=2)
 PLANS: Mapping[str, Plans] = {
     "quick": {
         "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
+        "tensor": (SHARED, ("answers",)),
     },
     "slow": {
         "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside")),
@@ -83,15 +92,27 @@ PLANS: Mapping[str, Plans] = {
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
         "lamb": (SHARDED, ("lamb",)),
+        "tensor": (SHARED, ("finetune", "states", "divisible", "zeros", "fused", "lamb")),
+        "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers",)),
+    },
+    "four": {
+        "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused")),
+        "tensor and fsdp2": (Parallel(tensor=2, strategy="fsdp2"), ("finetune", "answers", "divisible", "fused", "lamb")),
+        "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
-CUT = ("int8", "pruned", "pruned in steps", "pruned inside", "zeros")
+CUT = ("int8", "pruned", "pruned in steps", "pruned inside", "divisible", "zeros")
 """Those that start from rounded, cut or zeroed weights."""
 KILLED: Mapping[str, Stage] = {
     "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
     "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
 }
 """Stages on a model with dropout, of ten steps each."""
+KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in KILLED]
+KILLED_IN += [("slow", "tensor", "distilled"), ("four", "tensor and ddp", "distilled"), ("four", "tensor and fsdp2", "distilled")]
+"""Where they are killed."""
+MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2")]
+"""Plans that go on with what one process began, and begin what one process goes on with."""
 
 
 MOVED = Finetune(**{**STEADY, "epochs": 1}, weight_decay=0.1)
@@ -116,11 +137,15 @@ def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Par
 
 
 def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL) -> dict[str, Any]:
-    """Runs one stage in float32; returns its figures, the norm of the gradient of every step as `norms`, and `rows`: how many it took."""
+    """Runs one stage in float32.
+
+    Returns:
+        Its figures, the norm of the gradient of every step as `norms`, how many `rows` it took, and the digest of its model as `weights`.
+    """
     context = context_of(folder, kind, scratch, team, parallel)
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher_logits.autocast_dtype = lambda device: torch.float32
-    norms, clip, backward, rows = [], train._Loop._clip, train._Loop._backward, [0]
+    norms, clip, backward, finish, rows, digests = [], train._Loop._clip, train._Loop._backward, train._Loop.finish, [0], [""]
 
     def noted(self: Any) -> float:
         norms.append(clip(self))
@@ -130,11 +155,16 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
         rows[0] += counts * len(indices)
         return backward(self, indices, counts, total)
 
-    train._Loop._clip, train._Loop._backward = noted, counted  # type: ignore[method-assign]
+    def ended(self: Any) -> Any:
+        history = finish(self)
+        digests.append(train.weights_digest(self.model, None))
+        return history
+
+    train._Loop._clip, train._Loop._backward, train._Loop.finish = noted, counted, ended  # type: ignore[method-assign]
     try:
-        return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0]}
+        return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0], "weights": digests[-1]}
     finally:
-        train._Loop._clip, train._Loop._backward = clip, backward  # type: ignore[method-assign]
+        train._Loop._clip, train._Loop._backward, train._Loop.finish = clip, backward, finish  # type: ignore[method-assign]
 
 
 def trained(figures: dict[str, Any]) -> dict[str, Any]:
@@ -175,49 +205,55 @@ def dying(step: int) -> Iterator[None]:
 
 
 def together(folder: Path, part: str) -> None:
-    """What two processes do; writes one folder for each case, and `results.json`."""
+    """What several processes do; writes one folder for each case, and `results.json`."""
     results: dict[str, Any] = {}
     with joined() as first:
         for plan, (parallel, cases) in PLANS[part].items():
-            team = replace(first, strategy=parallel.strategy)
+            team = replace(first, strategy=parallel.strategy, tensor=parallel.tensor)
 
-            def out(name: str, plan: str = plan) -> Path:
-                return folder / plan / (name if first.is_first else f"{name}.{first.rank}")
+            def ran(kind: str, stage: Stage, name: str, scratch: Path, plan: str = plan, team: Team = team) -> dict[str, Any]:
+                out = folder / plan / (name if team.is_first else f"{name}.{team.rank}")
+                found = run(folder, kind, stage, out, scratch, team, PLANS[part][plan][0])
+                drawn = team.gather(torch.tensor(list(bytes.fromhex(found["weights"])), dtype=torch.uint8))
+                return {**found, "alike": all(torch.equal(drawn[0], other) for other in drawn)}
 
             for name in cases:
-                kind, stage = CASES[name]
-                results[f"{plan} {name}"] = run(folder, kind, stage, out(name), folder / plan / f"{name}-scratch", team, parallel)
-            for name, stage in KILLED.items() if part == "quick" else ():
-                scratch = folder / plan / f"killed-{name}-scratch"
-                run(folder, "dropping", stage, out(f"whole-{name}"), folder / plan / f"whole-{name}-scratch", team, parallel)
+                results[f"{plan} {name}"] = ran(*CASES[name], name, folder / plan / f"{name}-scratch")
+            for name in (name for at, of, name in KILLED_IN if (at, of) == (part, plan)):
+                stage, scratch = KILLED[name], folder / plan / f"killed-{name}-scratch"
+                ran("dropping", stage, f"whole-{name}", folder / plan / f"whole-{name}-scratch")
                 with dying(4), contextlib.suppress(Killed):
-                    run(folder, "dropping", stage, out(f"killed-{name}"), scratch, team, parallel)
+                    ran("dropping", stage, f"killed-{name}", scratch)
                 torch.manual_seed(99 + first.rank)  # new processes have other generators
-                results[f"{plan} resumed {name}"] = run(folder, "dropping", stage, out(f"resumed-{name}"), scratch, team, parallel)
-            if part == "quick":
-                scratch = folder / f"from two {plan}"
+                results[f"{plan} resumed {name}"] = ran("dropping", stage, f"resumed-{name}", scratch)
+            if (part, plan) in MOVED_IN:
                 with dying(4), contextlib.suppress(Killed):
-                    run(folder, "still", MOVED, out("killed-moved"), scratch, team, parallel)
-                results[f"to {plan}"] = run(folder, "still", MOVED, out("moved"), folder / f"from one {plan}", team, parallel)
+                    ran("still", MOVED, "killed-moved", folder / f"from several {plan}")
+                results[f"to {plan}"] = ran("still", MOVED, "moved", folder / f"from one {plan}")
         drawn = first.gather(torch.tensor([float(first.rank)]))
         results["ranks"] = [float(value) for value in drawn]
         if first.is_first:
             (folder / "results.json").write_text(json.dumps(results))
 
 
-def killed_alone(folder: Path) -> None:
+def killed_alone(folder: Path, part: str) -> None:
     """Leaves, for every plan that goes on with it, the training that one process began."""
-    for plan in PLANS["quick"]:
+    for plan in moved_in(part):
         with dying(4), contextlib.suppress(Killed):
             run(folder, "still", MOVED, folder / "alone" / f"killed for {plan}", folder / f"from one {plan}", ALONE)
 
 
-def moved_to_one(folder: Path) -> dict[str, Any]:
-    """What one process makes of trainings that two began, and of one that it begins itself."""
-    sources = {plan: folder / f"from two {plan}" for plan in PLANS["quick"]} | {"none": folder / "from none"}
+def moved_to_one(folder: Path, part: str) -> dict[str, Any]:
+    """What one process makes of trainings that several began, and of one that it begins itself."""
+    sources = {plan: folder / f"from several {plan}" for plan in moved_in(part)} | {"none": folder / "from none"}
     return {
         f"from {plan}": run(folder, "still", MOVED, folder / "alone" / f"from {plan}", source, ALONE) for plan, source in sources.items()
     }
+
+
+def moved_in(part: str) -> list[str]:
+    """The plans of a part that are in `MOVED_IN`."""
+    return [plan for at, plan in MOVED_IN if at == part]
 
 
 def alone(folder: Path, part: str) -> dict[str, Any]:

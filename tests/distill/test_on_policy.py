@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(context: Context) -> None:
     config: Any = load(tiny_gpt.checkpoint()).config
     with pytest.raises(InputError, match=r"stages.distill.on_policy: given for text-classification; it is for text-generation"):
         Distill(on_policy=OnPolicy()).check(config, config, replace(context, task="text-classification"))
-    with pytest.raises(InputError, match=r"stages.distill.on_policy: given with fsdp2"):
+    with pytest.raises(InputError, match=r"stages.distill.on_policy: given with parallel: \{strategy: fsdp2\}"):
         Distill(on_policy=OnPolicy()).check(config, config, replace(context, team=Team(0, 2, "fsdp2")))
     with pytest.raises(ValueError, match=r"on_policy: loss: hard_target learns from labels alone"):
         Distill(on_policy=OnPolicy(), loss="hard_target")

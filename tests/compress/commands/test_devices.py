@@ -59,7 +59,9 @@ def test_what_several_processes_refuse_is_told_instead_of_a_plan(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     stages = [{"finetune": {"epochs": 1, "optimizer": {"name": "adafactor"}}}]
     lines = told(stages, "2x1GB", parallel={"strategy": "fsdp2"})
-    assert lines[1].startswith("finetune: does not run on 2 devices like this: stages.finetune.optimizer: adafactor given with fsdp2")
+    assert lines[1].startswith(
+        "finetune: does not run on 2 devices like this: stages.finetune.optimizer: adafactor given with parallel: {strategy: fsdp2}"
+    )
     assert "trains on 2 devices by ddp" in told(stages, "2x1GB")[1]
 
 

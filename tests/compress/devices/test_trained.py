@@ -14,7 +14,7 @@ from transformers import BertConfig, LlamaConfig, ViTConfig
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, phases_of_backward, proposal
+from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, phases_of_backward, plans, proposal
 from compress.models.library import with_class
 from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
@@ -117,7 +117,8 @@ def test_weights_by_hand() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     alone = needed(Training(config, task, 8, None, 32), 1)
-    assert (alone.weights, alone.gradients, alone.optimizer, alone.gathered) == (8 * own, 4 * own, 8 * own, 0)
+    assert (alone.weights, alone.gradients, alone.optimizer, alone.gathered) == (4 * own, 4 * own, 8 * own, 0)
+    assert alone.host == 4 * own  # the best weights
     block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
     sharded = needed(Training(config, task, 8, None, 32, teacher=config, keeps_best=False, strategy="fsdp2"), 4)
     assert sharded.weights == 2 * own  # of the model and its teacher
@@ -135,6 +136,49 @@ def test_offload_and_gradients_that_accumulate_by_hand() -> None:
     assert away.host == 4 * own + 2 * own + 4 * own  # two copies of half the weights, half the gradients, half the moments
     assert away.gathered == needed(there, 2).gathered
     assert needed(dataclasses.replace(there, micro_batch_size=1), 2).gradients == 4 * own
+
+
+def test_a_share_of_each_layer_by_hand() -> None:
+    task, config = KINDS["bert"]
+    training = Training(config, task, 8, None, 32, teacher=config)
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    matrices = 4 * 128 * 128 + 2 * 128 * 512 + 3 * 128 + 512  # with the biases of what is divided by columns
+    part = own - 3 * matrices // 2
+    shared = needed(dataclasses.replace(training, tensor=2), 2)
+    assert (shared.weights, shared.gradients, shared.optimizer) == (4 * 3 * part, 4 * part, 8 * part)  # the best, and the teacher
+    assert (shared.gathered, shared.host) == (0, 0)
+    both = needed(dataclasses.replace(training, tensor=2, strategy="fsdp2"), 4)
+    assert (both.weights, both.gradients, both.optimizer) == (2 * 3 * part, 2 * part, 4 * part)
+    block = matrices // 2 + 128 + 128 + 4 * 128  # biases after rows, and norms
+    assert both.gathered == 4 * (2 * block + part - 3 * block)
+    # two groups of two devices have half of the rows each, one group has all
+    assert both.activations < shared.activations < needed(dataclasses.replace(training, batch_size=16), 2).activations
+
+
+def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fast() -> None:
+    task, config = KINDS["bert"]
+    wide = copy.deepcopy(config)
+    wide.intermediate_size = 16 * 512  # one block is most of the model, and fsdp2 gathers it whole
+    training = Training(wide, task, 4, 1, 16, keeps_best=False, strategy="fsdp2", checkpointing="full")
+    shared = needed(dataclasses.replace(training, tensor=2), 4).peak
+    assert shared < needed(training, 4).peak
+    memory = round(shared / 0.9) + 2
+    assert proposal(training, Devices(4, memory, "nvlink")).changes == ("parallel: {tensor: 2}",)
+    assert proposal(training, Devices(4, memory)).changes == ("parallel: {offload: true}",)
+    refused = proposal(training, Devices(4, memory, "nvlink"), lambda proposed: proposed.tensor == 1)
+    assert refused.changes == ("parallel: {offload: true}",)
+
+
+def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
+    task, config = KINDS["bert"]
+    training = Training(config, task, 4, None, 16)
+    assert plans(training, 1, "nvlink") == [("ddp", 1, False)]
+    fast = [("fsdp2", 1, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 1, True)]
+    assert plans(training, 4, "nvlink") == [("ddp", 1, False), *fast]
+    assert plans(training, 6, "pcie") == [("ddp", 1, False), fast[0], fast[3], fast[1]]
+    shared = dataclasses.replace(training, tensor=2)
+    assert plans(shared, 4, "nvlink") == [("ddp", 2, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 2, True)]
+    assert plans(dataclasses.replace(training, strategy="fsdp2"), 4, "nvlink") == fast
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])

@@ -1,0 +1,41 @@
+"""Which rows and which part of each layer a process has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.core.errors import InputError
+from compress.core.target import Parallel
+from compress.machine.parallel import ALONE, Strategy, Team
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
+def test_neighbours_share_layers_and_groups_of_them_the_rows(groups: int, tensor: int, num_rows: int) -> None:
+    rows = np.arange(num_rows)
+    taken: dict[int, list[list[int]]] = {}
+    for rank in range(groups * tensor):
+        team = Team(rank, groups * tensor, "ddp", tensor)
+        assert (team.data_size, team.data_rank) == (groups, rank // tensor)
+        assert team.tensor_rank == rank - tensor * team.data_rank
+        taken.setdefault(team.data_rank, []).append(team.share(rows).tolist())
+    assert all(len(shares) == tensor and all(share == shares[0] for share in shares) for shares in taken.values())
+    assert sorted(row for shares in taken.values() for row in shares[0]) == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tensor", "shards"), [("ddp", 1, False), ("fsdp2", 1, True), ("ddp", 2, True), ("fsdp2", 2, True), ("fsdp2", 4, True)]
+)
+def test_a_process_holds_a_part_with_fsdp2_or_shared_layers(strategy: Strategy, tensor: int, shards: bool) -> None:
+    team = Parallel(strategy=strategy, tensor=tensor).of(Team(1, 4))
+    assert team == Team(1, 4, strategy, tensor)
+    assert team.shards is shards
+    assert Parallel(strategy=strategy, tensor=tensor).of(ALONE) is ALONE
+    assert not ALONE.shards
+
+
+def test_those_that_share_layers_divide_the_processes() -> None:
+    with pytest.raises(InputError, match=r"^parallel\.tensor: 4 given for 6 processes; give 1 or 2 or 3 or 6$"):
+        Parallel(tensor=4).of(Team(0, 6))

@@ -1,0 +1,157 @@
+"""Random numbers between column and row layers, and what a training on shared layers refuses; `tests/distill/test_processes.py` trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.target import Parallel
+from compress.machine.parallel import ALONE, Team
+from compress.models.split import Split
+from compress.recipe import check
+from compress.run.prepare import prepare
+from compress.training.division import Division, _OwnDropout, _reorder, divided
+from compress.training.train import _in_model
+
+
+class Shares(nn.Module):
+    """A column and a row layer with dropout before, between and after."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.column, self.row = nn.Identity(), nn.Identity()
+        region = _OwnDropout(rank)
+        self.column.register_forward_pre_hook(region.begin)
+        self.row.register_forward_pre_hook(region.end)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        drop = nn.functional.dropout
+        before = drop(x, 0.5, self.training)
+        inside = drop(self.column(x), 0.5, self.training)
+        return before, inside, drop(self.row(x), 0.5, self.training)
+
+
+def drawn(rank: int, *, training: bool = True, broken_off: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    model, x = Shares(rank).train(training), torch.ones(200)
+    if broken_off:  # as a second run of activation checkpointing is, after which torch restores the generator
+        state = torch.get_rng_state()
+        model.column(x)
+        torch.set_rng_state(state)
+    return [*model(x), *model(x)]
+
+
+def test_each_process_drops_its_own_between_the_layers_and_all_the_same_elsewhere() -> None:
+    with torch.random.fork_rng():
+        mine, theirs, again = drawn(0), drawn(1), drawn(1)
+        assert [torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)] == [True, False, True] * 2
+        assert all(map(torch.equal, theirs, again))
+        assert not torch.equal(mine[1], mine[4])  # nor is a region the same in the next step
+        assert all(map(torch.equal, drawn(1, broken_off=True), theirs))
+        assert all(torch.equal(a, torch.ones(200)) for a in drawn(0, training=False))
+
+
+def test_two_regions_one_after_the_other_drop_different_entries() -> None:
+    region, layer, x = _OwnDropout(0), nn.Identity(), torch.ones(200)
+    found = []
+    with torch.random.fork_rng():
+        for _ in range(2):
+            region.begin(layer, (x,))
+            found.append(nn.functional.dropout(x, 0.5))
+            region.end(layer, (x,))
+    assert not torch.equal(*found)
+
+
+def test_an_order_is_undone_when_a_weight_is_whole_again() -> None:
+    model: Any = nn.Module()
+    model.fused = nn.Linear(3, 12)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    orders = _reorder(model, Split(2, {"fused": (4, 4, 4), "plain": (6,)}, (), (), {}))
+    assert set(orders) == {"fused.weight", "fused.bias"}
+    division = Division(model, None, orders)
+    for name, value in model.named_parameters():
+        assert torch.equal(value[:6], before[name][[0, 1, 4, 5, 8, 9]])  # the first process has the first half of each part
+        assert torch.equal(division.whole(name, value.detach()), before[name])
+        assert torch.equal(division.part(name, value.detach(), before[name]), value)
+    count = torch.tensor(7.0)  # of steps, which an optimizer keeps beside the moments
+    assert division.whole("fused.weight", count) is division.part("fused.weight", count, count) is count
+
+
+def test_without_processes_a_model_stays_as_it_is() -> None:
+    model = nn.Linear(2, 2)
+    division = divided(model, ALONE, Parallel(), "finetune")
+    division.undo()
+    assert division.plain is None
+    assert division.model is model
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("now.0.bert.pooler.bias", "bert.pooler.bias"),
+        ("best.0.head.weight", "head.weight"),
+        ("optimizer.exp_avg.0.head.weight", "head.weight"),
+        ("optimizer.step.1.projection.weight", ""),
+        ("now.1.projection.weight", ""),
+    ],
+)
+def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: str) -> None:
+    assert _in_model(entry) == name
+
+
+def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
+    """Checks a recipe that ends in a stage for two processes that share layers; nothing runs."""
+    model = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 48, "num_hidden_layers": 2}
+    model |= {"num_attention_heads": 4, "intermediate_size": 64}
+    raw = {
+        "name": "tiny",
+        "model": {"config": model, "init": "random", "task": "image-classification", "head": "new"},
+        "data": {"path": "sklearn:digits"},
+        "parallel": {"tensor": 2},
+        "stages": [*([] if stage == "finetune" else [{"finetune": {}}]), {stage: settings}],
+    }
+    prepare(check(raw), folder, ConsoleProgress("silent"), Team(0, 2, "ddp", 2)).count_macs()
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        ("finetune", {"lora": {}}, r"finetune\.lora: given with parallel\.tensor: 2; adapters are not shared"),
+        ("finetune", {"optimizer": {"name": "adafactor"}}, r"finetune\.optimizer: adafactor given with parallel: \{tensor: 2\}"),
+        ("quantize", {"mode": "qat"}, r"quantize\.mode: qat given with parallel\.tensor: 2; layers that train in integers are not shared"),
+        ("prune", {"sparsity": 0.5}, r"prune\.divisible_by: not given; 2 processes share the heads .*: give 2"),
+        ("distill", {"student": {"layers": 1}, "loss": "minilmv2"}, r"distill\..*: minilmv2 compares attention, whose heads"),
+        ("distill", {"student": {"layers": 1}, "loss": "mixkd"}, r"distill\..*: mixkd needs the whole embeddings, which .*tensor: 2"),
+        (
+            "distill",
+            {"student": {"layers": 1, "hidden": 36, "heads": 3}},
+            r"distill: parallel\.tensor: 2 given; block 0 has 3 heads \(nearest .* 2 or 4\)",
+        ),
+    ],
+)
+def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
+    stage: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=rf"^stages\.{message}"):
+        checked(stage, settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("finetune", {}),
+        ("prune", {"sparsity": 0.5, "divisible_by": 2}),
+        ("prune", {"sparsity": 0.5, "recover": None}),
+        ("distill", {"student": {"layers": 1}, "losses": [{"name": "hidden"}]}),
+        ("distill", {"student": {"layers": 1}, "loss": "relational"}),  # both processes have all rows
+        ("quantize", {}),
+    ],
+)
+def test_what_works_on_shared_layers_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    checked(stage, settings, tmp_path)
