@@ -81,7 +81,6 @@ class Parallel(Config):
     offload: bool = False
     """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
-
     gradients: Gradients = "float32"
     """With ddp: what processes send each other of their gradients, where the link is slow. fp16: half of the bytes. powersgd: of every
     matrix two narrow ones, whose product is near it; what is left out goes into the next step. Both change the result. Has no effect
@@ -93,6 +92,10 @@ class Parallel(Config):
     def _compresses_sums(self) -> Self:
         if self.gradients != "float32" and self.strategy != "ddp":
             raise ValueError(f"gradients: {self.gradients} given with strategy: {self.strategy}, which sends shards: give strategy: ddp")
+        if self.gradients != "float32" and self.tensor > 1:
+            raise ValueError(
+                f"gradients: {self.gradients} given with tensor: {self.tensor}; layers that are shared send them whole: give tensor: 1"
+            )
         return self
 
     @model_validator(mode="after")

@@ -51,11 +51,6 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     check_optimizer(settings.optimizer, context.team, key)
     if context.team.shards:
         blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
-    gradients, tensor = context.parallel.gradients, context.team.tensor
-    if gradients != "float32" and context.team.shards:
-        raise InputError(f"parallel.gradients: {gradients} given with fsdp2, which sends shards: give ddp, or float32")
-    if gradients != "float32" and tensor > 1:
-        raise InputError(f"parallel.gradients: {gradients} given with parallel.tensor: {tensor}: give float32, or tensor: 1")
     if settings.lora is not None and context.team.tensor > 1:
         raise InputError(f"{key}.lora: given with parallel.tensor: {context.team.tensor}; adapters are not shared: give tensor: 1")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
