@@ -69,7 +69,7 @@ class TritonPythonModel:
                 own = [(next(iter(piece.features.values())).shape[1:], piece) for piece in self._pieces(index, rows)]
                 for shape, piece in own:
                     pieces.setdefault(shape, []).append(piece)
-                tokens = max(shape for shape, _ in own) if self.preprocessor.per_token else ()
+                tokens = (self.preprocessor.positions(max(shape[0] for shape, _ in own)),) if self.preprocessor.per_token else ()
                 logits[index] = np.zeros((len(rows), *tokens, self.preprocessor.width), np.float32)
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
                 answers[index] = _refusal(error)

@@ -3,7 +3,7 @@
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
-whose words have tags are read by `tagged`, questions with windows of their contexts by `questions`. Tasks that search documents read the
+whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts by `questions`. Tasks that search documents read the
 layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
@@ -29,6 +29,7 @@ from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.tagged import load_tagged
 from compress.data.text_blocks import load_blocks
 from compress.data.text_pairs import load_pairs
+from compress.data.transcripts import load_transcripts
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, train_bpe
 
@@ -74,6 +75,8 @@ def load_data(
         raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")
     if TASKS[task].finds_spans:
         return load_questions(config, task, tokenizer, log)
+    if TASKS[task].transcribes:
+        return load_transcripts(config, task, label_names, log)
     if TASKS[task].tags:
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:

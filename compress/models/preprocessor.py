@@ -25,6 +25,7 @@ from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.sounds import INPUT, SETTINGS, sound_steps
+from compress.models.transcriber import strides_of
 from compress.standalone.image import BadImage
 from compress.standalone.preprocess import BadRow, Preprocessor
 from compress.standalone.sound import BadSound
@@ -68,16 +69,19 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
 
 
 def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
-    sound = sound_steps(_read_json(checkpoint / SETTINGS), read_config(checkpoint, "checkpoint"), str(checkpoint / SETTINGS))
+    own, response = read_config(checkpoint, "checkpoint"), answer_of(task).RESPONSE
+    sound = sound_steps(_read_json(checkpoint / SETTINGS), own, str(checkpoint / SETTINGS))
     masked, labels = sound.pop("return_attention_mask"), _names(checkpoint, config, task)
     if sound["kind"] == "spectrogram":
-        return Preprocessor("audio", (INPUT,), labels, task, sound=sound)
+        return Preprocessor("audio", (INPUT,), labels, task, response=response, sound=sound)
+    if TASKS[task].transcribes:
+        sound["strides"] = strides_of(own)
     buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
     if buckets[0] < sound["least"]:
         least = f"this {config.get('model_type')} reads {sound['least']} samples or more ({sound['sampling_rate']} a second)"
         raise InputError(f"target.sequence_lengths: {buckets[0]} given; {least}")
     names = (INPUT, "attention_mask") if masked else (INPUT,)
-    return Preprocessor("audio", names, labels, task, max_length, buckets, sound=sound)
+    return Preprocessor("audio", names, labels, task, max_length, buckets, response=response, sound=sound)
 
 
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:

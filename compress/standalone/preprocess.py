@@ -149,13 +149,23 @@ class Preprocessor:
 
     @property
     def per_token(self) -> bool:
-        """Whether the model has logits for every token of a row."""
-        return self.generates or self.finds_spans or self.response.startswith("entities")
+        """Whether the model has logits for every token of a row, or every frame of a sound."""
+        return self.generates or self.finds_spans or self.transcribes or self.response.startswith("entities")
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether rows are sounds that the model answers with the text that is spoken."""
+        return self.response == "transcript"
 
     @property
     def finds_spans(self) -> bool:
         """Whether rows are questions with windows of their contexts."""
         return self.response == "span"
+
+    def positions(self, length: int) -> int:
+        """Returns for how many places of a row of that length there are logits, where there are some for every token or frame."""
+        frames: int = length if self.sounds is None else self.sounds.steps.frames(length)
+        return frames
 
     @property
     def width(self) -> int:
