@@ -12,17 +12,17 @@ from tests.tiny_sounds import RATE, encoded, waveform_config
 
 PITCHES = {"a": 400, "b": 1100, "c": 2200}
 """What is "spoken": a tone for each letter, and a pause between words."""
-LETTER, PAUSE = 0.03, 0.03
-"""Seconds."""
+LETTER, GAP, PAUSE = 0.03, 0.006, 0.05
+"""Seconds of a tone, of the silence behind it, and of that between words."""
 
 
 def sound(text: str, random: np.random.Generator) -> np.ndarray:
     """Returns float32 [T]: the letters of a text as tones with short pauses between them."""
     parts = []
     for letter in text:
-        time = np.arange(int(LETTER * random.uniform(0.9, 1.1) * RATE)) / RATE
+        time = np.arange(int((LETTER if letter in PITCHES else PAUSE) * random.uniform(0.9, 1.1) * RATE)) / RATE
         tone = np.sin(2 * np.pi * PITCHES[letter] * time) if letter in PITCHES else np.zeros(len(time))
-        parts += [0.3 * tone, np.zeros(int(PAUSE / 3 * RATE))]
+        parts += [0.3 * tone, np.zeros(int(GAP * RATE))]
     clean = np.concatenate(parts)
     return (clean + 0.01 * random.standard_normal(len(clean))).astype(np.float32)
 
@@ -37,7 +37,7 @@ def texts(count: int, random: np.random.Generator, most: int = 5) -> list[str]:
     return made
 
 
-def folder(where: Path, train: int = 150, test: int = 40, column: str = "text") -> Path:
+def folder(where: Path, train: int = 600, test: int = 40, column: str = "text") -> Path:
     """Writes train.csv and test.csv with the columns audio and text, and the sounds beside them; returns the folder."""
     random = np.random.default_rng(0)
     for split, count in {"train": train, "test": test}.items():
@@ -55,5 +55,5 @@ def folder(where: Path, train: int = 150, test: int = 40, column: str = "text") 
 
 def model(kind: str = "wav2vec2", layers: int = 1, masked: bool = True) -> dict[str, Any]:
     """Returns the section `model` of a recipe: random weights, sounds of 8 kHz."""
-    config = waveform_config(kind, layers, masked)
+    config = waveform_config(kind, layers, masked) | {"num_conv_pos_embedding_groups": 2}
     return {"config": config, "init": "random", "task": "speech-recognition", "head": "new", "preprocessor": {"sampling_rate": RATE}}
