@@ -49,7 +49,8 @@ def load_transcripts(config: DataConfig, task: Task, label_names: tuple[str, ...
     names = label_names or vocabulary_of_texts(text for text, _ in texts["train"])
     if label_names is not None:
         texts = _in_case(texts, names, log)
-    splits = {name: _split(name, sources[name], found, names, log) for name, found in texts.items()}
+    origin = "the model" if label_names else "the train split"
+    splits = {name: _split(name, sources[name], found, (names, origin), log) for name, found in texts.items()}
     if list(splits) == ["train"] and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
@@ -86,7 +87,11 @@ def _in_case(texts: dict[str, list[tuple[str, str]]], names: Sequence[str], log:
     return texts
 
 
-def _split(name: str, sources: Sequence[Source], texts: Sequence[tuple[str, str]], names: tuple[str, ...], log: Log) -> Split:
+def _split(
+    name: str, sources: Sequence[Source], texts: Sequence[tuple[str, str]], vocabulary: tuple[tuple[str, ...], str], log: Log
+) -> Split:
+    """Returns a split; `vocabulary` is that and where it comes from."""
+    names, origin = vocabulary
     rows: list[Any] = [row for source in sources for row in source.rows]
     counts = Counter(character for text, _ in texts for character in text)
     unknown = {character: count for character, count in counts.items() if character != " " and character not in names}
@@ -94,7 +99,7 @@ def _split(name: str, sources: Sequence[Source], texts: Sequence[tuple[str, str]
     most = ", ".join(sorted(unknown, key=lambda character: -unknown[character])[:5])
     if lost > MOST_UNKNOWN * whole:
         raise InputError(
-            f"{sources[0].name}: {lost} of {whole} characters of the texts are not in the vocabulary of the model ({most}, ...); "
+            f"{sources[0].name}: {lost} of {whole} characters of the texts are not in the vocabulary of {origin} ({most}, ...); "
             "give texts in its writing, or model.head: new"
         )
     told = f"; {lost} of them are not in the vocabulary ({most}): not learned, and counted as wrong" if lost else ""
