@@ -1,4 +1,5 @@
-"""The text that is spoken: what is kept of the logits `[F, V]` of frames, and labels int32 `[n, 2, 1 + T]` (`compress.core.transcripts`)."""
+"""The text that is spoken: what is kept of the logits `[F, V]` of frames, and labels int32 `[n, 2, 1 + T]`
+(`compress.core.transcripts`)."""
 
 from __future__ import annotations
 

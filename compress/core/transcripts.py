@@ -5,8 +5,8 @@
               [:, 0, 0]    number of characters
               [:, 0, 1:]   code points of the true text, -1 behind the last one
               [:, 1, 0]    id of the blank
-              [:, 1, 1:]   tokens of the text, -1 behind the last one: characters that the vocabulary lacks are left out where it has no token
-                           for unknown ones
+              [:, 1, 1:]   tokens of the text, -1 behind the last one: characters that the vocabulary lacks are left out where it has no
+                           token for unknown ones
 
     answers   float32 [n, F, 10]         what of the logits [F, V] of a sound is kept (`Part`)
 
@@ -16,7 +16,8 @@ Figures are those of jiwer, over all sounds:
     CER   the same of characters, spaces included
 
 A model from the Hub may write in capitals alone; texts are then brought to its case when they are read, so that figures ignore it as the
-field does. Code points are below 2^24, which float32 holds exactly. Tokens of several characters, such as that for unknown ones, count as one.
+field does. Code points are below 2^24, which float32 holds exactly. Tokens of several characters, such as that for unknown ones, count as
+one.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Columns(Config):
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
-    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default `text`.
-    Not used for text-generation."""
+    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default
+    `text`. Not used for text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, with missing ones taken from `base`."""

@@ -3,8 +3,8 @@
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
-whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts by `questions`. Tasks that search documents read the
-layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
+whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts
+by `questions`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     logits_BFV of padding are PADDING_LOGIT, and 0 for the blank: it is certain there, and adds nothing to a text
 
-A vocabulary is a tuple of tokens by id. The blank, the token for unknown characters and the one between words are called `<pad>`, `<unk>` and
-`|`, whatever the files of a model call them, so that the names alone say all that is needed to read logits. Checkpoints get a vocab.json and a
-tokenizer_config.json with these names, which `Wav2Vec2CTCTokenizer` of Transformers reads.
+A vocabulary is a tuple of tokens by id. The blank, the token for unknown characters and the one between words are called `<pad>`, `<unk>`
+and `|`, whatever the files of a model call them, so that the names alone say all that is needed to read logits. Checkpoints get a
+vocab.json and a tokenizer_config.json with these names, which `Wav2Vec2CTCTokenizer` of Transformers reads.
 
 Not supported: vocabularies for several languages in one file, words or phonemes as tokens, language models beside the head.
 """

@@ -19,8 +19,8 @@ they have to be. It therefore needs only numpy (1 or 2).
     transcript TRANSCRIPT STRING [1]  the text that is spoken
              LOGITS FP32 [F, V]   of all frames, those of padding included
 
-A transcript is read greedily, as the CTC tokenizer of Transformers does: of each frame the most likely token, of tokens that repeat one, none
-for the blank, and a space for the end of a word.
+A transcript is read greedily, as the CTC tokenizer of Transformers does: of each frame the most likely token, of tokens that repeat one,
+none for the blank, and a space for the end of a word.
 
 The answer to a question is the span of tokens of its context with the largest sum of the logit that it starts at the first and the logit
 that it ends at the last one, of at most 30 tokens, in any window; of equal sums the first and shortest. The null score is the same sum of

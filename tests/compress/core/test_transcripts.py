@@ -1,4 +1,5 @@
-"""Texts that are read from frames: against `Wav2Vec2CTCTokenizer` of Transformers, a loop over frames, and jiwer on the texts themselves."""
+"""Texts that are read from frames: against `Wav2Vec2CTCTokenizer` of Transformers, a loop over frames, and jiwer on the texts
+themselves."""
 
 from __future__ import annotations
 
