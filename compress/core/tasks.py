@@ -129,6 +129,11 @@ class Facts:
         return self.answer == "transcript"
 
     @property
+    def reads_windows(self) -> bool:
+        """Whether texts that are longer than the model reads can be read in windows, whose logits become one answer."""
+        return self.modality == "text" and self.answer in ("class", "labels")
+
+    @property
     def per_token(self) -> bool:
         """Whether a model of the task has logits for every token of a row, or every frame of a sound."""
         return self.answer in ("tokens", "tags", "span", "transcript")

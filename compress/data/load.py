@@ -30,6 +30,7 @@ from compress.data.tagged import load_tagged
 from compress.data.text_blocks import load_blocks
 from compress.data.text_pairs import load_pairs
 from compress.data.transcripts import load_transcripts
+from compress.data.windowed import in_windows
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, train_bpe
 
@@ -73,6 +74,8 @@ def load_data(
     if config.stride is not None and not TASKS[task].finds_spans:
         tasks = tasks_with(lambda row: row.finds_spans)
         raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")
+    if config.windows is not None and not TASKS[task].reads_windows:
+        raise InputError(f"data.windows: given for {task}; it is for {tasks_with(lambda row: row.reads_windows)}: leave it out")
     if TASKS[task].finds_spans:
         return load_questions(config, task, tokenizer, log)
     if TASKS[task].transcribes:
@@ -84,9 +87,10 @@ def load_data(
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
-        return data
+        return data if config.windows is None else in_windows(data, config, tokenizer, log)
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
-    return replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+    return data if config.windows is None else in_windows(data, config, None, log)
 
 
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:

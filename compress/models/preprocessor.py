@@ -38,7 +38,7 @@ ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
 
-def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0) -> Preprocessor:
+def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0, aggregate: str = "") -> Preprocessor:
     """Returns the preprocessor of a checkpoint.
 
     Args:
@@ -46,7 +46,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         task: The task of the model.
         max_length: Maximum tokens, or samples of a waveform, per row; unused for images and spectrograms.
         target: Provides the sequence lengths to pad to.
-        stride: Tokens that two windows of a long context share; unused for tasks that do not find spans.
+        stride: Tokens that two windows of a long context or text share; unused where texts are truncated.
+        aggregate: What the logits of a text are of those of its windows, mean or max; empty where texts are truncated.
 
     Raises:
         InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
@@ -63,6 +64,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         if TASKS[task].modality == "audio":
             return _sound_preprocessor(checkpoint, config, task, max_length, target)
         made = _text_preprocessor(checkpoint, config, task, max_length, target)
+        if aggregate:
+            return replace(made, stride=stride, aggregate=aggregate)
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
     except (BadRow, BadImage, BadSound) as error:
         raise InputError(f"{checkpoint}: {error}") from error
