@@ -191,5 +191,7 @@ def test_a_run_with_windows_is_served_as_it_was_evaluated(tmp_path: Path, monkey
 
 def test_repositories_for_gpus_are_refused(tmp_path: Path) -> None:
     target = {"engines": ["openvino", "tensorrt"], "batch_sizes": [1], "sequence_lengths": [LENGTH], "threads": 1}
-    with pytest.raises(InputError, match="data.windows: given; a repository for GPUs truncates: serve on the cpu, or leave out triton_repo"):
+    with pytest.raises(
+        InputError, match="data.windows: given; a repository for GPUs truncates: serve on the cpu, or leave out triton_repo"
+    ):
         run(recipe(tmp_path, target=target), tmp_path / "run", progress=ConsoleProgress("silent"))

@@ -48,8 +48,9 @@ def silent() -> ConsoleProgress:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "masked"), [("wav2vec2", True), ("hubert", True), ("wav2vec2", False)])
-def test_a_run_from_training_to_the_server(kind: str, masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_through_all_stages(kind: str, masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     stages = [
@@ -58,20 +59,32 @@ def test_a_run_from_training_to_the_server(kind: str, masked: bool, tmp_path: Pa
         {"prune": {"sparsity": 0.3, "rows": 32, "multiple_of": 8, "recover": {"epochs": 1, "distill": True, "batch_size": 16}}},
         {"quantize": {"mode": "qat", "calibration": {"rows": 32}, "qat": {"epochs": 1, "batch_size": 16}}},
         {"export": {}},
-        {"triton_repo": {}},
     ]
-    report = run(recipe(tmp_path, stages, kind, masked), tmp_path / "run", progress=silent()).report
+    target = {"engines": ["onnxruntime"], "batch_sizes": [1], "threads": 1}
+    report = run(recipe(tmp_path, stages, kind, masked, target=target), tmp_path / "run", progress=silent()).report
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "distill", "prune", "quantize"]
     assert report["metric"] == {"name": "wer", "higher_is_better": False}
-    for variant in report["variants"]:
-        assert variant["accuracy"]["torch"]["n"] == 40
+    assert [variant["accuracy"]["torch"]["n"] for variant in report["variants"]] == [40] * 4
     if masked:  # without a mask padding is learned too, which takes longer
-        assert report["variants"][0]["accuracy"]["torch"]["value"] <= 0.5
+        assert report["variants"][0]["accuracy"]["torch"]["value"] <= 0.6
     assert undocumented(report) == []
     exported = json.loads(next((tmp_path / "run").glob("stages/export-*/export.json")).read_text())
     assert all(engine["runnable"] for build in exported["builds"] for engine in build["engines"]), exported
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
     assert all(line["input"].startswith("sound of ") and set(line["label"]) <= set("abc ") for line in lines)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Lower is better." in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_served_model_answers_as_its_engine(masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+    stages = [FINETUNE, {"quantize": {"calibration": {"rows": 64}}}, {"export": {}}, {"triton_repo": {}}]
+    target = {"engines": ["openvino"], "batch_sizes": [1, 2], "threads": 1, "sequence_lengths": [1000, 2000]}
+    run(recipe(tmp_path, stages, masked=masked, target=target), tmp_path / "run", progress=silent())
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
     assert [model["disagreements"] for model in told["models"]] == [0] * len(told["models"])
     assert verify(tmp_path / "run", live=True, log=lambda line: None) == []
@@ -89,7 +102,7 @@ def test_a_quantized_model_reads_what_the_float_model_reads(tmp_path: Path, monk
     target = {"engines": ["onnxruntime"], "batch_sizes": [1], "threads": 1}
     report = run(recipe(tmp_path, stages, target=target), tmp_path / "run", progress=silent()).report
     before, after = (variant["accuracy"]["onnxruntime"]["value"] for variant in report["variants"])
-    assert before <= 0.5
+    assert before <= 0.6
     assert after <= before + 0.1
     golden = (tmp_path / "run" / "golden.safetensors").read_bytes()
     assert len(golden) > 1000
