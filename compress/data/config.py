@@ -131,8 +131,8 @@ class DataConfig(Config):
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of tokens per block, for
-    text-to-text the maximum of source and of target. Ignored for images and sounds."""
+    """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of
+    tokens per block, for text-to-text the maximum of source and of target. Ignored for images and sounds."""
     stride: Annotated[int, Field(ge=0, le=65535)] | None = None
     """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for beside
     the question; by default a third of `max_length`."""

@@ -41,8 +41,8 @@ def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], b
 def logits_of(
     model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
-    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode. Where texts
-    are read in windows, all rows are one batch."""
+    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode. Where
+    texts are read in windows, all rows are one batch."""
     found = _of_batches(model, preprocessor, rows, batch_size, progress)
     if not preprocessor.aggregate:
         yield from found

@@ -6,8 +6,8 @@
 The question is never cut. These are the features of the example for SQuAD of Transformers (`truncation="only_second"`, `doc_stride`):
 question and context are tokenized together and whole, then cut.
 
-A classifier reads a long text in such windows too, without a question: the tokenizer divides it, and the logits of the windows become those of
-the text (`merged`).
+A classifier reads a long text in such windows too, without a question: the tokenizer divides it, and the logits of the windows become those
+of the text (`merged`).
 
 Served models hold a copy of this file; it needs numpy and tokenizers alone.
 """
