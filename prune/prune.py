@@ -82,7 +82,7 @@ class Prune(PruneSettings):
         if "vocabulary" in self.granularity and (facts.modality != "text" or facts.per_token):
             told = "labels belong to tokens" if facts.tags or facts.finds_spans else f"the rows of {context.task} are token ids"
             tokens = f"{told} of the incoming model, on which all variants are compared"
-            reason = tokens if facts.per_token else f"{context.task} has no text to tokenize"
+            reason = tokens if facts.per_token and facts.modality == "text" else f"{context.task} has no text to tokenize"
             raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")

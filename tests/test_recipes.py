@@ -206,13 +206,15 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes short sounds, a folder for each class; the model of spectrograms gets one layer."""
+    """Writes short sounds, a folder for each class or text; the model gets one layer, and one of waveforms its length in samples."""
     data = tiny_sounds.folder(folder / "data", train=300, test=40, longest=0.3)
+    lengths = [] if recipe.data.max_seconds is None else ["data.max_seconds=0.3", "target.sequence_lengths=[2400]"]
     return [
         f"data.path={data}",
         "data.columns={audio: null, label: null}",
         "model.config.num_hidden_layers=1",
         "model.config.hidden_size=32",
+        *lengths,
     ]
 
 

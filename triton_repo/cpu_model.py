@@ -24,7 +24,7 @@ from engine import Engine  # type: ignore[import-not-found]
 from long_text import LongTexts  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 from response import RESPONSES, placed  # type: ignore[import-not-found]
-from windows import asked, joined  # type: ignore[import-not-found]
+from windows import asked, joined, merged  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 
@@ -61,7 +61,7 @@ class TritonPythonModel:
         """Returns one response for each request: its predictions or an error."""
         answers: list[Any] = [None] * len(requests)
         pieces: dict[tuple[int, ...], list[Piece]] = {}
-        logits: dict[int, np.ndarray] = {}
+        logits: dict[int, Any] = {}
         given: dict[int, list[Any]] = {}
         for index, request in enumerate(requests):
             try:
@@ -69,8 +69,9 @@ class TritonPythonModel:
                 own = [(next(iter(piece.features.values())).shape[1:], piece) for piece in self._pieces(index, rows)]
                 for shape, piece in own:
                     pieces.setdefault(shape, []).append(piece)
-                tokens = max(shape for shape, _ in own) if self.preprocessor.per_token else ()
-                logits[index] = np.zeros((len(rows), *tokens, self.preprocessor.width), np.float32)
+                tokens = (self.preprocessor.positions(max(shape[0] for shape, _ in own)),) if self.preprocessor.per_token else ()
+                shape = (len(rows), *tokens, self.preprocessor.width)
+                logits[index] = [] if self.preprocessor.aggregate else np.zeros(shape, np.float32)
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
                 answers[index] = _refusal(error)
         for group in pieces.values():
@@ -109,17 +110,17 @@ class TritonPythonModel:
     def _shortened(self, row: int, text: Any) -> Any:
         """Returns a text or a pair without what cannot matter, so that it does not hold up others."""
         assert self.long_texts is not None, "a model of texts has a tokenizer"
-        if self.preprocessor.finds_spans:
-            longest = max(map(len, text))
+        if self.preprocessor.finds_spans or self.preprocessor.aggregate:  # all of it is read
+            longest = max(map(len, text if isinstance(text, tuple) else (text,)))
             if longest > self.long_texts.most:
                 raise BadRow(f"row {row}: a text of {longest} characters; {self.long_texts.most} are allowed: send it in parts")
-            return text[0].lstrip(), text[1]
+            return (text[0].lstrip(), text[1]) if self.preprocessor.finds_spans else text
         try:
             return self.long_texts.shortened(text)
         except ValueError as error:
             raise BadRow(f"row {row}: {error}") from error
 
-    def _predict(self, group: list[Piece], logits: dict[int, np.ndarray], answers: list[Any]) -> None:
+    def _predict(self, group: list[Piece], logits: dict[int, Any], answers: list[Any]) -> None:
         """Runs rows of the same shape; if that fails, their requests get the error."""
         if not group:
             return
@@ -133,11 +134,17 @@ class TritonPythonModel:
         start = 0
         for piece in group:
             found = values[start : start + len(piece.rows)]
-            whole = logits[piece.request]  # rows of a request with logits for every token may have several lengths
-            (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[piece.rows] = found
+            whole = logits[piece.request]
+            if self.preprocessor.aggregate:
+                whole.append((piece.rows, found))
+            else:  # rows of a request with logits for every token may have several lengths
+                (whole[:, : found.shape[1]] if found.ndim > 2 else whole)[piece.rows] = found
             start += len(piece.rows)
 
-    def _response(self, rows: list[Any], logits: np.ndarray) -> Any:
+    def _response(self, rows: list[Any], logits: Any) -> Any:
+        """Returns the response to a request, of its logits, or of those of its windows with the rows that they belong to."""
+        if self.preprocessor.aggregate:
+            logits = merged(logits, len(rows), self.preprocessor.aggregate)
         told = placed(self.preprocessor, rows)
         if self.preprocessor.finds_spans:
             told, logits = rows, joined(rows, logits)

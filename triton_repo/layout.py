@@ -318,7 +318,8 @@ labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
 `VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
 text) and `LOGITS` of all tokens (float32 [n, L, C]). One that answers questions has `ANSWER` (string [n, 1]: a JSON object with text,
-start, end, score, null_score and probability) and `LOGITS` of all windows of the context (float32 [n, L, 2]).
+start, end, score, null_score and probability) and `LOGITS` of all windows of the context (float32 [n, L, 2]). One that
+writes down speech has `TRANSCRIPT` (string [n, 1]: the text) and `LOGITS` of all frames (float32 [n, F, V]).
 
 Each model is a Python model that tokenizes the text or decodes the image or sound, runs its engine and returns the answer. In a Triton
 container with the Python backend, whose Python needs `numpy` below 2:

@@ -148,6 +148,8 @@ class TritonRepo(Stage):
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         task = TASKS[context.task]
+        if context.aggregate and (there or context.target.device == "cuda"):
+            raise InputError(f"data.windows: given; a repository for GPUs truncates: serve on the cpu, or leave out {self.id or self.NAME}")
         if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
             answers = "tags" if task.tags else "spans" if task.finds_spans else "vectors"

@@ -10,6 +10,7 @@ from compress.answers.sets import Sets
 from compress.answers.spans import Spans
 from compress.answers.tags import Tags
 from compress.answers.tokens import Tokens
+from compress.answers.transcripts import Transcripts
 from compress.answers.value import Value
 from compress.answers.vector import Vector
 from compress.core.tasks import TASKS, Task
@@ -18,6 +19,7 @@ ANSWERS: Mapping[str, Answer] = {
     "class": Classes(),
     "labels": Sets(),
     "tags": Tags(),
+    "transcript": Transcripts(),
     "span": Spans(),
     "value": Value(),
     "tokens": Tokens(),

@@ -105,6 +105,18 @@ data:
   max_seconds: 10.0   # of longer sounds the beginning is read; ignored by models of spectrograms, which have one size
 """
 
+SPEECH_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+  head: {head}   # keep: writes texts already; new: a head for the characters of the data (finetune must come first)
+data:
+  path: {data}   # Hub id, or a folder of csv, tsv, jsonl or parquet with a column of paths of WAV or FLAC files
+  subset: {subset}   # configuration of the Hub data set; ignored for local files
+  columns: {columns}   # the sound, and the text that is spoken
+  max_seconds: 10.0   # of longer sounds the beginning is read
+"""
+
 TAIL = """\
 goals:
   max_drop: {drop}
@@ -155,7 +167,7 @@ def template(task: str, file: str) -> str:
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     of_text = generating if generates else SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
-    body = {"image": IMAGE_MODEL, "audio": AUDIO_MODEL}.get(row.modality, of_text)
+    body = {"image": IMAGE_MODEL, "audio": SPEECH_MODEL if row.transcribes else AUDIO_MODEL}.get(row.modality, of_text)
     return (HEAD + body + TAIL).format(**values)
 
 

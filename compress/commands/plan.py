@@ -11,8 +11,14 @@ from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
 from compress.forecast import PlannedStep, steps_of
+from compress.measure.buckets import measured_at
+from compress.models.size import count
 from compress.recipe import Recipe
 from compress.run.prepare import prepare
+from compress.stage.context import Context
+
+SHORTEST = 128
+"""Tokens below which the products of attention cost next to nothing."""
 
 
 def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> str:
@@ -39,6 +45,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
     ]
     lines += [_line(entry) for entry in planned]
+    lines += _by_length(planned, context)
     todo = [entry for entry in planned if entry.cached is None]
     seconds = [entry.seconds for entry in todo]
     known = [value for value in seconds if value is not None]
@@ -62,6 +69,20 @@ def _line(entry: PlannedStep) -> str:
     flops = f"{entry.size.flops / 1e9:.3f}" if entry.size else ""
     time = "cached" if entry.cached else "unknown" if entry.seconds is None else _duration(entry.seconds)
     return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {time:>10}"
+
+
+def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
+    """Returns what a row of each length costs in the last variant, and the share of attention; nothing for rows that are no texts."""
+    variants = [entry for entry in planned if entry.made_by]
+    if TASKS[context.task].modality != "text" or TASKS[context.task].generates or not variants:
+        return []
+    target, longest = context.target, context.max_length
+    lengths = target.lengths if target.buckets != "auto" else [length for length in measured_at(longest) if length >= SHORTEST]
+    told = []
+    for length in sorted({length for length in lengths if length < longest} | {longest}):
+        size = count(variants[-1].config, context.task, length)
+        told.append(f"{length} tokens {size.flops / 1e9:.3f} ({size.attention_macs / max(1, size.macs):.0%})")
+    return [f"GFLOPs of a row in {variants[-1].step.id}, with the share of attention's products: {', '.join(told)}"]
 
 
 def _duration(seconds: float) -> str:

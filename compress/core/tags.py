@@ -37,7 +37,7 @@ _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I
 
 def are_tags(labels: Array) -> bool:
     """Whether labels are tags of words."""
-    return labels.ndim == 3
+    return labels.ndim == 3 and labels.shape[2] == 2
 
 
 def parts_of(tag: str) -> tuple[str, str]:

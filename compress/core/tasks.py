@@ -11,18 +11,19 @@ there is to write where modality, answer, columns and metrics exist already. Wha
 
 The answers that there are:
 
-    class    one of the labels of the data; logits [n, C], labels int64 [n]
-    labels   any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
-    tags     a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.tags`)
-    span     where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
-             (`compress.core.spans`)
-    value    a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
-             (`compress.core.candidates`)
-    tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
-             (`compress.core.next_token`)
-    vector   a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-             (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-             (`compress.core.relevance`)
+    class        one of the labels of the data; logits [n, C], labels int64 [n]
+    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
+    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.tags`)
+    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`compress.core.transcripts`)
+    span         where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
+                 (`compress.core.spans`)
+    value        a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
+                 (`compress.core.candidates`)
+    tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
+                 (`compress.core.next_token`)
+    vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
+                 (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+                 (`compress.core.relevance`)
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Facts:
 
     modality: Literal["text", "image", "audio"]
     """What its rows are made of."""
-    answer: Literal["class", "labels", "tags", "span", "value", "tokens", "vector"]
+    answer: Literal["class", "labels", "tags", "transcript", "span", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
@@ -109,8 +110,8 @@ class Facts:
 
     @property
     def classifies(self) -> bool:
-        """Whether it has an output for each label, whose names the data or the model know."""
-        return self.answer in ("class", "labels", "tags")
+        """Whether it has an output for each label, whose names the data or the model know; of transcripts these are characters."""
+        return self.answer in ("class", "labels", "tags", "transcript")
 
     @property
     def tags(self) -> bool:
@@ -123,9 +124,19 @@ class Facts:
         return self.answer == "span"
 
     @property
+    def transcribes(self) -> bool:
+        """Whether it answers sounds with the text that is spoken in them."""
+        return self.answer == "transcript"
+
+    @property
+    def reads_windows(self) -> bool:
+        """Whether texts that are longer than the model reads can be read in windows, whose logits become one answer."""
+        return self.modality == "text" and self.answer in ("class", "labels")
+
+    @property
     def per_token(self) -> bool:
-        """Whether a model of the task has logits for every token of a row."""
-        return self.answer in ("tokens", "tags", "span")
+        """Whether a model of the task has logits for every token of a row, or every frame of a sound."""
+        return self.answer in ("tokens", "tags", "span", "transcript")
 
     @property
     def several(self) -> bool:
@@ -365,6 +376,24 @@ TASKS: Mapping[str, Facts] = {
             model="facebook/wav2vec2-base",
             data="mteb/free-spoken-digit-dataset",
             columns="{audio: audio, label: label}",
+        ),
+    ),
+    "speech-recognition": Facts(
+        modality="audio",
+        answer="transcript",
+        columns=("audio", "label"),
+        metrics=("wer", "cer"),
+        auto_class="AutoModelForCTC",
+        problem_type=None,
+        pipeline_tag="automatic-speech-recognition",
+        label_column="text",
+        example=Example(
+            about="A recognizer of speech in int8, served by Triton.",
+            name="my-transcripts",
+            model="facebook/wav2vec2-base",
+            data="google/fleurs",
+            subset="en_us",
+            columns="{audio: audio, label: transcription}",
         ),
     ),
 }

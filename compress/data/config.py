@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -45,7 +45,8 @@ class Columns(Config):
     label: ColumnName | None = None
     """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
-    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`. Not used for text-generation."""
+    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default
+    `text`. Not used for text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, with missing ones taken from `base`."""
@@ -99,6 +100,16 @@ class Prompts(Config):
     """Before each document, such as `passage: `."""
 
 
+class Windows(Config):
+    """How texts that are longer than `data.max_length` are read."""
+
+    stride: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """How many tokens two windows share; by default a third of `data.max_length`."""
+    aggregate: Literal["mean", "max"] = "mean"
+    """What the logits of a text are of those of its windows: the mean, or of each label the largest, so that one window is enough to find
+    it."""
+
+
 class DataConfig(Config):
     """Training and evaluation data."""
 
@@ -120,11 +131,15 @@ class DataConfig(Config):
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
-    text-to-text the maximum of source and of target. Ignored for images and sounds."""
+    """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of
+    tokens per block, for text-to-text the maximum of source and of target. Ignored for images and sounds."""
     stride: Annotated[int, Field(ge=0, le=65535)] | None = None
     """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for beside
     the question; by default a third of `max_length`."""
+    windows: Windows | None = None
+    """For text-classification and multi-label-classification of single texts: reads longer texts in windows of `max_length` tokens instead
+    of their beginnings alone. In training every window is a row with the label of its text; everywhere else a text has one answer, of all
+    of its windows."""
     max_seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """For models that read waveforms, which need it: the longest sound in seconds; of longer ones the beginning is read. Models that read
     spectrograms have one size, that of their preprocessor_config.json, and ignore it."""
@@ -133,5 +148,6 @@ class DataConfig(Config):
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that two windows of a context share."""
-        return self.max_length // 3 if self.stride is None else self.stride
+        """Tokens that two windows of a context, or of a long text, share."""
+        given = self.stride if self.windows is None else self.windows.stride
+        return self.max_length // 3 if given is None else given

@@ -3,8 +3,8 @@
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
-whose words have tags are read by `tagged`, questions with windows of their contexts by `questions`. Tasks that search documents read the
-layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
+whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts
+by `questions`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.tagged import load_tagged
 from compress.data.text_blocks import load_blocks
 from compress.data.text_pairs import load_pairs
+from compress.data.transcripts import load_transcripts
+from compress.data.windowed import in_windows
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, train_bpe
 
@@ -72,8 +74,12 @@ def load_data(
     if config.stride is not None and not TASKS[task].finds_spans:
         tasks = tasks_with(lambda row: row.finds_spans)
         raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")
+    if config.windows is not None and not TASKS[task].reads_windows:
+        raise InputError(f"data.windows: given for {task}; it is for {tasks_with(lambda row: row.reads_windows)}: leave it out")
     if TASKS[task].finds_spans:
         return load_questions(config, task, tokenizer, log)
+    if TASKS[task].transcribes:
+        return load_transcripts(config, task, label_names, log)
     if TASKS[task].tags:
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:
@@ -81,9 +87,10 @@ def load_data(
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
-        return data
+        return data if config.windows is None else in_windows(data, config, tokenizer, log)
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
-    return replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+    return data if config.windows is None else in_windows(data, config, None, log)
 
 
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:

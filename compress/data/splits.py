@@ -66,8 +66,8 @@ class Split:
     labels: np.ndarray
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
     predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), int32 [n, 1 + G, W, 2] for
-    windows of contexts (`compress.core.spans`), float32 [n, 2] for texts of pairs
-    (`compress.core.vectors`), or [n, 2 + 2 k] for queries and documents (`compress.core.relevance`)."""
+    windows of contexts (`compress.core.spans`), int32 [n, 2, 1 + T] for texts that are spoken (`compress.core.transcripts`), float32 [n, 2]
+    for texts of pairs (`compress.core.vectors`), or [n, 2 + 2 k] for queries and documents (`compress.core.relevance`)."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import next_token, spans, tags
+from compress.core import next_token, spans, tags, transcripts
 from compress.core.errors import InputError
 from compress.core.files import check_plain
 from compress.core.label_sets import are_sets
@@ -41,11 +41,13 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
     words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
-    contexts `[b, 168]` (`compress.core.spans`)."""
+    contexts `[b, 168]` (`compress.core.spans`); of the frames of sounds `[b, F, 10]` (`compress.core.transcripts`)."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     if preprocessor.finds_spans:
         return spans.kept_of_windows(preprocessor, rows, logits)
+    if preprocessor.transcribes:
+        return transcripts.kept_of_frames(preprocessor, rows, logits)
     if preprocessor.per_token:
         return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
     return logits
@@ -57,8 +59,8 @@ def not_finite(answers: Array) -> Array:
 
 
 def save_predictions(path: Path, logits: Array, labels: Array) -> None:
-    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]` or
-    `[n, C + W, 2]`, or bool `[n, C]`) to a safetensors file."""
+    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`,
+    `[n, C + W, 2]` or `[n, 2, 1 + T]`, or bool `[n, C]`) to a safetensors file."""
     from safetensors.numpy import save_file
 
     kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim > 1 else np.int64

@@ -12,6 +12,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.label_sets`
     entity_f1, entity_precision and entity_recall of entities in texts: `compress.core.tags`
     answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none: `compress.core.spans`
+    wer and cer, errors of words and characters in texts that are spoken: `compress.core.transcripts`
     perplexity and accuracy of the next token: `compress.core.next_token`
     ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, vectors
+from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -122,10 +123,13 @@ def spearman(x: Array, y: Array) -> float:
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
-    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, and windows of
-    contexts as the figures of each question `[q, 3]` (`compress.core.spans`), with zeros; other predictions and labels as they are."""
+    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
+    contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
+    (`compress.core.transcripts`), with zeros; other predictions and labels as they are."""
     if tags.are_tags(labels):
         return tags.entity_counts(answers, labels), np.zeros(len(labels), np.float32)
+    if transcripts.are_transcripts(labels):
+        return transcripts.figures(answers, labels), np.zeros(len(labels), np.float32)
     if spans.are_spans(labels):
         found = spans.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
@@ -156,6 +160,13 @@ def _of_questions(column: int, answerable: bool | None = None) -> Callable[[Arra
     return figure
 
 
+def _of_transcripts(place: int) -> Callable[[Array, Array], float]:
+    """Returns the share of wrong words (place 0) or characters (2), of predictions or of the errors that `as_values` made of them."""
+    return lambda answers, labels: transcripts.rate(
+        transcripts.figures(answers, labels) if transcripts.are_transcripts(labels) else answers, place
+    )
+
+
 def _of_both_kinds(answers: Array) -> bool:
     """Whether some questions have an answer and some have none."""
     return len(np.unique(answers[:, 2])) == 2
@@ -175,6 +186,8 @@ METRICS: Mapping[str, Metric] = {
     "answer_exact_match": Metric(_of_questions(0), is_share=True),
     "has_answer_f1": Metric(_of_questions(1, True), is_share=True, defined=_of_both_kinds),
     "no_answer_f1": Metric(_of_questions(1, False), is_share=True, defined=_of_both_kinds),
+    "wer": Metric(_of_transcripts(0), higher_is_better=False, is_share=True),
+    "cer": Metric(_of_transcripts(2), higher_is_better=False, is_share=True),
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),

@@ -23,6 +23,7 @@ from compress.models.streaming import StreamedModel, is_large, meta_model, struc
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.schemes.sites import load_sites
 from compress.standalone.preprocess import Preprocessor
+from compress.standalone.windows import merged
 
 STEP = 16
 
@@ -40,16 +41,29 @@ def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], b
 def logits_of(
     model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
-    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode."""
+    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode. Where
+    texts are read in windows, all rows are one batch."""
+    found = _of_batches(model, preprocessor, rows, batch_size, progress)
+    if not preprocessor.aggregate:
+        yield from found
+    elif rows:
+        yield list(range(len(rows))), merged(found, len(rows), preprocessor.aggregate)
+
+
+def _of_batches(
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+) -> Iterator[tuple[list[int], Array]]:
     was_training = model.training
     model.eval()
+    seen: set[int] = set()
     with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
         for indices, features in preprocessor.batches(rows, batch_size):
             with without_gradients(model):
                 logits = forward(model, {name: torch.from_numpy(value) for name, value in features.items()}).cpu().numpy()
             yield indices, logits
             if advance is not None:
-                advance(len(indices))
+                advance(len(indices) if not preprocessor.aggregate else len(set(indices) - seen))
+                seen |= set(indices)
     model.train(was_training)
 
 

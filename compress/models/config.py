@@ -29,6 +29,8 @@ from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
+from compress.models.transcriber import vocabulary_of
+from compress.standalone.response import BLANK
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
@@ -82,6 +84,8 @@ def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     if config.path is None or config.head == "new" or not TASKS[config.task].classifies:
         return None
     folder = find(config.path, "model.path", weights=False)
+    if TASKS[config.task].transcribes:
+        return vocabulary_of(folder, "model.path")
     written = read_json(folder / "config.json", "model.path").get("id2label", {})
     if _is_plain(written):  # the common case: avoids importing Transformers, which takes seconds; the model is checked elsewhere
         return _own(check_labels({int(index): name for index, name in written.items()}, "model.path: config.json"))
@@ -167,9 +171,10 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
     own = answer_of(config.task).LABELS
     wanted = num_labels if own is None else len(own)
-    if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
+    outputs = found.vocab_size if row.transcribes else found.num_labels
+    if (wanted is not None and outputs != wanted) or (not regression and outputs < 2):
         needs = str(wanted) if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
-        raise InputError(f"model.path: {config.path} has {found.num_labels} outputs; {config.task} needs {needs}{remedy}")
+        raise InputError(f"model.path: {config.path} has {outputs} outputs; {config.task} needs {needs}{remedy}")
 
 
 def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
@@ -289,6 +294,8 @@ def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
     config.problem_type = row.problem_type
+    if row.transcribes:  # the sizes of the head; Transformers calls the blank padding
+        config.vocab_size, config.pad_token_id = len(labels), labels.index(BLANK) if BLANK in labels else 0
 
 
 def label_list(config: Any) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ from compress.models.shapes import auto_class, mark
 from compress.models.size import count
 from compress.models.sounds import settings_of, settle, sound_steps
 from compress.models.tokenizer import TrainedTokenizer
+from compress.models.transcriber import write_vocabulary
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
@@ -279,6 +280,8 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
         settings = settings_of(source, built, config.preprocessor)
         sound_steps(settings, built, "model.preprocessor" if source is None else f"model.path: {source / IMAGE_FILES[0]}")
         write_json(out / IMAGE_FILES[0], settings)
+        if TASKS[config.task].transcribes:
+            write_vocabulary(out, label_list(built))
         return
     if TASKS[config.task].modality == "image":
         if config.preprocessor is not None:

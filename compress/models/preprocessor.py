@@ -25,6 +25,7 @@ from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.sounds import INPUT, SETTINGS, sound_steps
+from compress.models.transcriber import strides_of
 from compress.standalone.image import BadImage
 from compress.standalone.preprocess import BadRow, Preprocessor
 from compress.standalone.sound import BadSound
@@ -37,7 +38,7 @@ ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
 
-def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0) -> Preprocessor:
+def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0, aggregate: str = "") -> Preprocessor:
     """Returns the preprocessor of a checkpoint.
 
     Args:
@@ -45,7 +46,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         task: The task of the model.
         max_length: Maximum tokens, or samples of a waveform, per row; unused for images and spectrograms.
         target: Provides the sequence lengths to pad to.
-        stride: Tokens that two windows of a long context share; unused for tasks that do not find spans.
+        stride: Tokens that two windows of a long context or text share; unused where texts are truncated.
+        aggregate: What the logits of a text are of those of its windows, mean or max; empty where texts are truncated.
 
     Raises:
         InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
@@ -62,22 +64,27 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         if TASKS[task].modality == "audio":
             return _sound_preprocessor(checkpoint, config, task, max_length, target)
         made = _text_preprocessor(checkpoint, config, task, max_length, target)
+        if aggregate:
+            return replace(made, stride=stride, aggregate=aggregate)
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
     except (BadRow, BadImage, BadSound) as error:
         raise InputError(f"{checkpoint}: {error}") from error
 
 
 def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
-    sound = sound_steps(_read_json(checkpoint / SETTINGS), read_config(checkpoint, "checkpoint"), str(checkpoint / SETTINGS))
+    own, response = read_config(checkpoint, "checkpoint"), answer_of(task).RESPONSE
+    sound = sound_steps(_read_json(checkpoint / SETTINGS), own, str(checkpoint / SETTINGS))
     masked, labels = sound.pop("return_attention_mask"), _names(checkpoint, config, task)
     if sound["kind"] == "spectrogram":
-        return Preprocessor("audio", (INPUT,), labels, task, sound=sound)
+        return Preprocessor("audio", (INPUT,), labels, task, response=response, sound=sound)
+    if TASKS[task].transcribes:
+        sound["strides"] = strides_of(own)
     buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
     if buckets[0] < sound["least"]:
         least = f"this {config.get('model_type')} reads {sound['least']} samples or more ({sound['sampling_rate']} a second)"
         raise InputError(f"target.sequence_lengths: {buckets[0]} given; {least}")
     names = (INPUT, "attention_mask") if masked else (INPUT,)
-    return Preprocessor("audio", names, labels, task, max_length, buckets, sound=sound)
+    return Preprocessor("audio", names, labels, task, max_length, buckets, response=response, sound=sound)
 
 
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:

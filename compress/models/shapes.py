@@ -42,6 +42,7 @@ from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.reader import reader_class
 from compress.models.structure import Sizes, Structure, head_axes
+from compress.models.transcriber import transcriber_class
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),
@@ -60,16 +61,16 @@ MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.loa
 
 
 def auto_class(task: Task, config: Any = None) -> Any:
-    """Returns the Transformers auto class of a task, or a model class that builds vectors, spans or per-layer sizes if needed.
+    """Returns the Transformers auto class of a task, or a model class that builds vectors, spans, transcripts or per-layer sizes if needed.
 
     Args:
         task: The task.
         config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned. Needed for
-            vectors and spans.
+            vectors, spans and transcripts.
     """
     row = TASKS[task]
-    if row.embeds or row.finds_spans:
-        made = (embedding_class if row.embeds else reader_class)(model_class(config, task))
+    if row.embeds or row.finds_spans or row.transcribes:
+        made = (embedding_class if row.embeds else reader_class if row.finds_spans else transcriber_class)(model_class(config, task))
         return own_class(made) if getattr(config, SHAPE_KEY, None) else made
     auto = stock_auto(task)
     if not getattr(config, SHAPE_KEY, None):

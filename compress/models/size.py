@@ -30,6 +30,8 @@ class Counts:
     """Number of parameters; shared parameters count once."""
     macs: int
     """Multiply-accumulates of all GEMMs for one row."""
+    attention_macs: int = 0
+    """Those of the products of attention, Q K^T and P V, which grow with the square of the length; the others grow with the length."""
 
     @property
     def flops(self) -> int:
@@ -79,7 +81,14 @@ def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
         inputs = inputs_of(config, task, length, masked=not on_meta)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             made(**inputs)
-    return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2)
+    products = sum(flops for kind, flops in counter.get_flop_counts().get("Global", {}).items() if _is_product(str(kind)))
+    return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2, products // 2)
+
+
+def _is_product(kind: str) -> bool:
+    """Whether an operation of torch multiplies two activations: batched products, and attention as one operation. Experts of a MoE are
+    batched products too."""
+    return "bmm" in kind or "scaled_dot_product" in kind
 
 
 def _countable(config: Any) -> Any:

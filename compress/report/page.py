@@ -56,6 +56,7 @@ def render(report: Report) -> str:
         metric=_metric(whole),
         lower_is_better=whole["metric"].get("higher_is_better") is False,
         unit=TASKS[whole["task"]].counts if whole.get("task") in TASKS else "rows",
+        windows=whole.get("windows"),
         plots=accuracy.plots(whole),
         ledger=accuracy.ledger(whole),
         others=accuracy.other_metrics(whole),

@@ -51,29 +51,37 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
 
+def is_error(metric: str | None) -> bool:
+    """Whether less of a metric is better, and its drop a difference: error rates."""
+    return metric is not None and metric in METRICS and not METRICS[metric].higher_is_better and not METRICS[metric].relative
+
+
 def headline(metric: str) -> str:
-    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10`."""
-    return metric.upper() if "@" in metric else metric.capitalize()
+    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10` and `WER`."""
+    return metric.upper() if "@" in metric or is_error(metric) else metric.capitalize()
 
 
 def change(drop: float | None, metric: str | None) -> str | None:
-    """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`."""
+    """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`, for
+    error rates `+0.46 pt`."""
     if drop is None:
         return None
     return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns the interval of a change, given that of the drop: ends and signs swap, except for the relative increase of perplexity."""
+    """Returns the interval of a change, given that of the drop: ends and signs swap, except for metrics of which less is better."""
     if low is None or high is None:
         return None
     if goals.is_relative(metric):
         return f"{_signed(low, metric)} to {_signed(high, metric)}{SPACE}%"
-    return f"{_signed(high, metric)} to {_signed(low, metric)}"
+    ends = (low, high) if is_error(metric) else (high, low)
+    return " to ".join(_signed(end, metric) for end in ends)
 
 
 def _signed(drop: float, metric: str | None) -> str:
-    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if is_share(metric) else f"{-drop:+.4f}"
+    change = drop if goals.is_relative(metric) or is_error(metric) else -drop
+    text = f"{100 * change:+.2f}" if goals.is_relative(metric) or is_share(metric) else f"{change:+.4f}"
     return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
 
 
@@ -161,7 +169,7 @@ def _drop_name(limit: float, metric: str | None) -> str:
     name = headline(metric or "metric")
     if goals.is_relative(metric):
         return f"{name} increase of at most {100 * limit:.2f}{SPACE}%"
-    return f"{name} drop of at most {_points(limit, metric)}"
+    return f"{name} {'increase' if is_error(metric) else 'drop'} of at most {_points(limit, metric)}"
 
 
 def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
@@ -237,6 +245,9 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
     if goals.is_relative(metric):
         verb = "lowers" if cost.value < 0 else "raises"
         return [(f", and {verb} {metric} by ", False), (f"{100 * abs(cost.value):.2f}{SPACE}%", True), (measured, False)]
+    if is_error(metric):
+        verb, amount = "lowers" if cost.value < 0 else "raises", _points(round(abs(cost.value), 4), metric)
+        return [(f", and {verb} {headline(str(metric))} by ", False), (amount, True), (measured, False)]
     verb, amount = "gains" if cost.value < 0 else "loses", _points(round(abs(cost.value), 4), metric)
     return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
 

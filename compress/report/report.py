@@ -109,6 +109,9 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
+    windows = run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows")
+    if windows is not None:
+        report["windows"] = windows
     report["served"] = served(run, evaluated[0])
     report["goals"] = goals.judge(run.recipe["goals"], report)
     return report

@@ -34,6 +34,8 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         contents["gradients"] = [context.parallel.gradients, context.parallel.powersgd_rank]
     if context.stride:
         contents["stride"] = context.stride
+    if context.aggregate:
+        contents["aggregate"] = context.aggregate
     if step.PRODUCES != "checkpoint":
         contents |= {"target": context.target.model_dump(mode="json", exclude={"serve"}), **context.fingerprint}  # read by what asks for it
         if context.data.judge != "evaluation":

@@ -41,7 +41,7 @@ class Buckets(Stage):
         batch, lengths = max(context.target.batch_sizes), measured_at(context.max_length)
         times = context.measure_latency.at(checkpoint.path, [(batch, length) for length in lengths], "int8" if self.quantized else "fp32")
         measured = {length: time / batch for length, time in zip(lengths, times, strict=True)}
-        rows = [tokens.shape[1] for tokens in context.preprocessor(checkpoint.path).tokenized(context.data.evaluation.rows)]
+        rows = [tokens.shape[1] for tokens in context.preprocessor(checkpoint.path).divided(context.data.evaluation.rows)[1]]
         size = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
         most = most_buckets(round(context.target.bucket_memory_mb * 1e6), size, sorted({1, *context.target.batch_sizes}))
         found = choose(rows, measured, context.max_length, most)

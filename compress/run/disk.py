@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from compress.core import transcripts
 from compress.core.engines import ENGINES
 from compress.core.spans import Part
 from compress.core.tasks import TASKS, Task
@@ -22,6 +23,7 @@ from compress.models.forward import linears
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
+from compress.models.sounds import frames_of
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from compress.schemes.scales import Layer
@@ -114,6 +116,8 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         numbers = Part.WORDS.stop
     if TASKS[context.task].tags:
         numbers *= context.max_length
+    if TASKS[context.task].transcribes:
+        numbers = transcripts.Part.WIDTH * frames_of(config, context.max_length)
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,

@@ -20,6 +20,7 @@ from compress.models.importing import import_model, source_digest
 from compress.models.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.standalone.preprocess import Preprocessor, Row
 from compress.training.finetune import Finetune
 
 BATCH_SIZE = 32
@@ -76,7 +77,16 @@ class Evaluate(Stage):
         name = TASKS[context.task].metric
         context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         size = count(model, context.task, context.max_length)
-        return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
+        sizes = {"parameters": size.parameters, "macs": size.macs}
+        return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, **sizes, **_in_windows(processor, split.rows)}
+
+
+def _in_windows(prepared: Preprocessor, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns `windows`, what the report says of rows that are read in windows; nothing where they are truncated."""
+    if not prepared.aggregate:
+        return {}
+    how = {"max_length": prepared.max_length, "stride": prepared.stride, "aggregate": prepared.aggregate}
+    return {"windows": {"rows": len(rows), "windows": len(prepared.divided(rows)[0]), **how}}
 
 
 class Latency(Stage):

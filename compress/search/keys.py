@@ -60,7 +60,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("environment.kernel", "text", "Linux kernel."),
         ("environment.versions.PACKAGE", "text", "Version of a library that affects the figures."),
         ("metric.name", "text", "Primary metric."),
-        ("metric.higher_is_better", "boolean", "False for perplexity."),
+        ("metric.higher_is_better", "boolean", "False for perplexity and error rates."),
         ("objectives[]", "text", "`search.objectives`: what the front is made of."),
         ("goals.*", "map", "`goals` of the recipe, those that are set or have a default."),
         ("budget.trials", "integer", "`search.budget.trials`."),

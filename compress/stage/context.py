@@ -105,7 +105,9 @@ class Context:
     """Library versions and hardware of this machine, as written to the manifest."""
 
     stride: int = 0
-    """Tokens that two windows of a long context share; unused for tasks that do not find spans."""
+    """Tokens that two windows of a long context or text share; 0 where texts are truncated."""
+    aggregate: str = ""
+    """What the logits of a text are of those of its windows, mean or max; empty where texts are truncated."""
     preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
     """Preprocessors that were made already; shared by all contexts of a run."""
 
@@ -117,7 +119,7 @@ class Context:
         """
         key = checkpoint, self.max_length, self.target
         if key not in self.preprocessors:
-            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride)
+            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride, self.aggregate)
         return self.preprocessors[key]
 
     @property

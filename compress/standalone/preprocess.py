@@ -110,7 +110,9 @@ class Preprocessor:
     response: str = "label"
     """Form of what the server returns, a name in `response.RESPONSES`; not used for generation."""
     stride: int = 0
-    """Tokens of a context that two windows share, where it is longer than the model reads."""
+    """Tokens of a context, or of a text, that two windows share, where it is longer than the model reads."""
+    aggregate: str = ""
+    """What the logits of a text are of those of its windows, mean or max; empty where longer texts are truncated."""
     null_threshold: float | None = None
     """Above which lead of the score of no answer, over that of the best answer, there is none; None: there always is one."""
     image: Mapping[str, Any] | None = None
@@ -132,7 +134,8 @@ class Preprocessor:
         if self.tokenizer is not None:
             # Set only here: changing a tokenizer while another thread encodes with it would be a race.
             self.tokenizer.no_padding()
-            self.tokenizer.enable_truncation(self.max_length, strategy="longest_first")
+            shared = self.stride if self.aggregate else 0
+            self.tokenizer.enable_truncation(self.max_length, stride=shared, strategy="longest_first")
             if self.finds_spans:  # contexts are divided, not truncated
                 self.tokenizer.no_truncation()
 
@@ -149,13 +152,23 @@ class Preprocessor:
 
     @property
     def per_token(self) -> bool:
-        """Whether the model has logits for every token of a row."""
-        return self.generates or self.finds_spans or self.response.startswith("entities")
+        """Whether the model has logits for every token of a row, or every frame of a sound."""
+        return self.generates or self.finds_spans or self.transcribes or self.response.startswith("entities")
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether rows are sounds that the model answers with the text that is spoken."""
+        return self.response == "transcript"
 
     @property
     def finds_spans(self) -> bool:
         """Whether rows are questions with windows of their contexts."""
         return self.response == "span"
+
+    def positions(self, length: int) -> int:
+        """Returns for how many places of a row of that length there are logits, where there are some for every token or frame."""
+        frames: int = length if self.sounds is None else self.sounds.steps.frames(length)
+        return frames
 
     @property
     def width(self) -> int:
@@ -197,6 +210,8 @@ class Preprocessor:
             values["response"] = self.response
         if self.finds_spans:
             values |= {"stride": self.stride, "null_threshold": self.null_threshold}
+        if self.aggregate:
+            values |= {"stride": self.stride, "aggregate": self.aggregate}
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save(str(folder / TOKENIZER))
@@ -234,14 +249,15 @@ class Preprocessor:
         return self._by_bucket(self.tokenized(rows))
 
     def batches(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """Yields (row indices, prepared batch): at most `batch_size` rows per batch, all of one bucket; every row exactly once.
+        """Yields (row indices, prepared batch): at most `batch_size` rows per batch, all of one bucket; every row exactly once, or
+        once for each of its windows, where texts are read in windows.
 
         For generation, `LOGIT_BYTES` limits the rows of a batch further: the logits have an entry for every token of the vocabulary.
         """
         if self.sounds is not None:
             yield from self.sounds.batches(rows, batch_size)
             return
-        tokens = self.tokenized(rows) if self.steps is None else None
+        owners, tokens = self.divided(rows) if self.steps is None else (range(len(rows)), None)
         groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
         for bucket, members in groups.items():
             size = self._max_rows(bucket, batch_size)
@@ -250,7 +266,7 @@ class Preprocessor:
                 if tokens is None:
                     yield indices, self.encode([rows[i] for i in indices])
                 else:
-                    yield indices, self._pad([tokens[i] for i in indices], bucket)
+                    yield [owners[i] for i in indices], self._pad([tokens[i] for i in indices], bucket)
 
     def _max_rows(self, bucket: int, batch_size: int) -> int:
         if not self.generates:
@@ -262,6 +278,17 @@ class Preprocessor:
     def padding(self) -> dict[str, int]:
         """The padding value of each of `INPUTS`."""
         return dict(zip(INPUTS, (self.pad_token_id, 0, self.pad_token_type_id, self.pad_token_id), strict=True))
+
+    def divided(self, rows: Sequence[Row]) -> tuple[Sequence[int], list[np.ndarray]]:
+        """Returns the tokens of rows, or of all windows of texts that are read in windows, and the index of the row of each.
+
+        Raises:
+            BadRow: See `tokenized`.
+        """
+        if not self.aggregate:
+            return range(len(rows)), self.tokenized(rows)
+        found = [(index, part) for index, row in enumerate(self._encodings(rows)) for part in (row, *row.overflowing)]
+        return [index for index, _ in found], [_inputs(part.ids, part.type_ids) for _, part in found]
 
     def tokenized(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Returns int32 [4, length] per row, truncated but not padded: the values of `INPUTS`.
@@ -275,13 +302,17 @@ class Preprocessor:
             return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
         if self.finds_spans:
             return _own_tokens(rows, self.tokenizer)
+        return [_inputs(row.ids, row.type_ids) for row in self._encodings(rows)]
+
+    def _encodings(self, rows: Sequence[Row]) -> list[Any]:
+        """Returns what the tokenizer makes of texts, or pairs of texts."""
         for index, row in enumerate(rows):
             _check_text(index, row)
             if self.dimensions and not isinstance(row, str):
                 raise BadRow(f"row {index}: {type(row).__name__} given; a single text is allowed")
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
         texts = [self.prompt + str(row) for row in rows] if self.prompt else list(rows)
-        return [_inputs(row.ids, row.type_ids) for row in self.tokenizer.encode_batch_fast(texts)]
+        return list(self.tokenizer.encode_batch_fast(texts))
 
     def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
         """Returns the inputs of a pair, source and target padded to the longer of the two."""

@@ -16,6 +16,12 @@ they have to be. It therefore needs only numpy (1 or 2).
     span     ANSWER STRING [1]    JSON: {"text": "Denver", "start": 31, "end": 37, "score": 11.2, "null_score": -4.1, "probability": 0.93}
              LOGITS FP32 [L, 2]   of the tokens of all windows of the context, one window behind the other
 
+    transcript TRANSCRIPT STRING [1]  the text that is spoken
+             LOGITS FP32 [F, V]   of all frames, those of padding included
+
+A transcript is read greedily, as the CTC tokenizer of Transformers does: of each frame the most likely token, of tokens that repeat one,
+none for the blank, and a space for the end of a word.
+
 The answer to a question is the span of tokens of its context with the largest sum of the logit that it starts at the first and the logit
 that it ends at the last one, of at most 30 tokens, in any window; of equal sums the first and shortest. The null score is the same sum of
 the first token of all, the least of all windows: that there is no answer. If it is more than the threshold of the model above the score,
@@ -42,6 +48,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 LABEL, SCORE, LOGITS, VECTOR, ENTITIES, ANSWER = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES", "ANSWER"
+TRANSCRIPT = "TRANSCRIPT"
 STRING, FP32 = "STRING", "FP32"
 
 
@@ -54,6 +61,8 @@ Placed = tuple[str, tuple[tuple[int, int, int, bool], ...]]
 goes on a word."""
 
 
+BLANK, UNKNOWN, DELIMITER = "<pad>", "<unk>", "|"
+"""Tokens of a transcript: none, a character that the model does not know, and the space between two words."""
 N_BEST, LONGEST = 20, 30
 """Spans whose probabilities add up to 1, and the most tokens of an answer."""
 
@@ -86,7 +95,7 @@ class Response(ABC):
         Args:
             logits: What the engine computed, float32 `[n, C]`, or `[n, L, C]` of all tokens.
             labels: Names of the logits.
-            placed: For entities the texts (`Placed`), for spans the contexts (`windows.Asked`).
+            placed: For entities the texts (`Placed`), for spans the contexts (`windows.Asked`), for transcripts the frames that count.
         """
 
     def differ(self, got: Array, expected: Array) -> Array:
@@ -194,15 +203,32 @@ class Span(Response):
         return np.array([not _same_answer(*pair) for pair in pairs], bool)
 
 
-def placed(prepared: Any, texts: Sequence[Any]) -> list[Placed]:
-    """Returns where the tokens of texts stand in them; an empty list where the response is not of entities.
+class Transcript(Response):
+    """The text that is spoken."""
+
+    def outputs(self, width: int) -> tuple[Output, ...]:
+        """One text, and the logits of all frames."""
+        return Output(TRANSCRIPT, STRING, (1,)), Output(LOGITS, FP32, (-1, width))
+
+    def of(self, logits: Array, labels: tuple[str, ...], placed: Sequence[Any] = ()) -> dict[str, Array]:
+        """The text of the frames that count."""
+        _check_tokens(logits, labels, placed)
+        texts = [transcript(values[:frames], labels) for values, frames in zip(logits, placed, strict=True)]
+        return {TRANSCRIPT: _strings([[text] for text in texts]), LOGITS: logits}
+
+
+def placed(prepared: Any, texts: Sequence[Any]) -> list[Any]:
+    """Returns where the tokens of texts stand in them (`Placed`), where the response is of entities; of sounds how many frames count, where
+    it is a transcript; an empty list for other responses.
 
     What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
 
     Args:
         prepared: The `Preprocessor`.
-        texts: The texts.
+        texts: The texts, or encoded sounds.
     """
+    if isinstance(RESPONSES[prepared.response], Transcript):
+        return list(prepared.sounds.frames(texts))
     if not isinstance(RESPONSES[prepared.response], Entities):
         return []
     model = prepared.tokenizer.model
@@ -217,6 +243,33 @@ def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[
             continue
         goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
         yield place, start, end, goes_on and token != unknown
+
+
+def transcript(logits: Array, labels: Sequence[str]) -> str:
+    """Returns the text that is spoken.
+
+    Args:
+        logits: Of the frames that count, float32 `[F, V]`.
+        labels: The tokens; `BLANK` and `DELIMITER` are two of them.
+
+    Raises:
+        ValueError: A logit is NaN or infinite.
+    """
+    if not np.isfinite(logits).all():
+        raise ValueError("the logits of the model are NaN or infinite")
+    best = np.asarray(logits).argmax(axis=1)
+    tokens = [labels[token] for token in best[emitted(best, labels.index(BLANK))]]
+    return "".join(" " if token == DELIMITER else token for token in tokens).strip()
+
+
+def emitted(best: Array, blank: int) -> Array:
+    """Returns at which frames a token begins, bool `[F]`: it is not the blank, and another one than at the frame before.
+
+    Args:
+        best: The most likely token of each frame, int `[F]`.
+        blank: The id of the blank.
+    """
+    return np.asarray((best != blank) & (best != np.concatenate([[-1], best[:-1]])))
 
 
 def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str) -> list[dict[str, Any]]:
@@ -340,6 +393,7 @@ RESPONSES: Mapping[str, Response] = {
     "entities": Entities(STRATEGIES[0]),
     **{f"entities-{strategy}": Entities(strategy) for strategy in STRATEGIES[1:]},
     "span": Span(),
+    "transcript": Transcript(),
 }
 """The forms, by the name in preprocess.json."""
 

@@ -43,7 +43,7 @@ FRAME, HOP, POINTS = 400, 160, 512
 PRE_EMPHASIS = 0.97
 LOWEST_HZ = 20.0
 ENERGY_FLOOR = 1.192092955078125e-07
-KEYS = ("kind", "sampling_rate", "do_normalize", "num_mel_bins", "max_length", "mean", "std", "least")
+KEYS = ("kind", "sampling_rate", "do_normalize", "num_mel_bins", "max_length", "mean", "std", "least", "strides")
 
 
 class BadSound(ValueError):
@@ -157,6 +157,8 @@ class SoundSteps:
     """Standard deviation of all spectrograms."""
     least: int = 0
     """Samples of the shortest waveform that the model can read; shorter ones are filled with zeros."""
+    strides: Sequence[Sequence[int]] = ()
+    """Kernel and stride of each convolution over a waveform, for models with logits for every frame; else empty."""
     filters: NDArray[np.float64] = field(init=False, repr=False, compare=False)
     """Float64 [257, num_mel_bins]; empty for waveforms."""
     window: NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -204,6 +206,27 @@ class SoundSteps:
             return samples
         normalized: NDArray[np.float32] = (samples - samples.mean()) / np.sqrt(samples.var() + VARIANCE_FLOOR)
         return normalized
+
+    def samples(self, data: bytes, longest: int = 0) -> int:
+        """Returns the samples of the waveform of a file, by its header alone; see `__call__`.
+
+        Raises:
+            BadSound: The file has no header that can be read.
+        """
+        import soundfile
+
+        try:
+            with soundfile.SoundFile(io.BytesIO(data)) as file:
+                count = -(-int(file.frames) * self.sampling_rate // int(file.samplerate))
+        except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError) as error:
+            raise BadSound("not a readable sound; a whole WAV or FLAC file is allowed") from error
+        return max(min(count, longest) if longest else count, self.least)
+
+    def frames(self, samples: int) -> int:
+        """Returns the frames that a model makes of a waveform: floor((n - kernel) / stride) + 1 for each of its convolutions."""
+        for kernel, stride in self.strides:
+            samples = (samples - kernel) // stride + 1
+        return samples
 
     def _spectrogram(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         logs = log_mel(samples[: FRAME + HOP * (self.max_length - 1)], self.window, self.filters)
@@ -304,6 +327,14 @@ class Sounds:
             return {0: list(range(len(made)))} if made else {}
         fitting = np.array(self.buckets)[np.searchsorted(self.buckets, [len(row) for row in made])] if made else np.zeros(0)
         return {bucket: np.flatnonzero(fitting == bucket).tolist() for bucket in self.buckets if (fitting == bucket).any()}
+
+    def frames(self, rows: Sequence[bytes]) -> list[int]:
+        """Returns the frames of each encoded file that count: those of the sound, or of its bucket where a model cannot be told what is
+        padding, and was trained with it."""
+        lengths = [self.steps.samples(row, self.max_length) for row in rows]
+        if len(self.input_names) == 1:
+            lengths = [next(bucket for bucket in self.buckets if bucket >= length) for length in lengths]
+        return [self.steps.frames(length) for length in lengths]
 
     def batches(self, rows: Sequence[Any], batch_size: int) -> Iterator[tuple[list[int], dict[str, NDArray[Any]]]]:
         """Yields (row indices, prepared batch), all of one bucket; every row exactly once. Few rows are in memory at a time."""

@@ -6,12 +6,15 @@
 The question is never cut. These are the features of the example for SQuAD of Transformers (`truncation="only_second"`, `doc_stride`):
 question and context are tokenized together and whole, then cut.
 
+A classifier reads a long text in such windows too, without a question: the tokenizer divides it, and the logits of the windows become those
+of the text (`merged`).
+
 Served models hold a copy of this file; it needs numpy and tokenizers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +155,25 @@ def parted(found: Sequence[Asked], rows: Sequence[Window], logits: NDArray[np.fl
     for own, read, values in zip(made, reads, logits, strict=True):
         own[: read.length] = values[read.begin : read.begin + read.length]
     return made
+
+
+def merged(found: Iterable[tuple[Sequence[int], NDArray[np.float32]]], count: int, aggregate: str) -> NDArray[np.float32]:
+    """Returns the logits of texts, float32 `[count, C]`, of those of their windows.
+
+    Args:
+        found: For some windows the indices of their texts, and their logits float32 `[b, C]`; each text has one or more.
+        count: Number of texts.
+        aggregate: mean or max.
+    """
+    parts = list(found)
+    owners, values = np.concatenate([part for part, _ in parts]), np.concatenate([values for _, values in parts])
+    if aggregate == "max":
+        largest = np.full((count, values.shape[1]), -np.inf, np.float32)
+        np.maximum.at(largest, owners, values)
+        return largest
+    sums = np.zeros((count, values.shape[1]))
+    np.add.at(sums, owners, values.astype(np.float64))
+    return (sums / np.bincount(owners, minlength=count)[:, None]).astype(np.float32)
 
 
 def paired(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Paired]:

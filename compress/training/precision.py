@@ -1,14 +1,19 @@
-"""The number format that a model trains in: bfloat16 where the hardware has it and the model runs in it, else float32."""
+"""The number format that a model trains in: bfloat16 where the hardware has it and the model computes the same in it, else float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.core.progress import Progress
 from compress.models.library import one_line
+
+MOST_APART = 0.5
+"""How far bfloat16 may be from float32, as a share of the outputs. Its rounding makes some hundredths; the kernels of some processors for
+grouped convolutions with few channels compute something else."""
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
@@ -21,7 +26,8 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
 
 @torch.no_grad()
 def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dtype, label: str, progress: Progress) -> torch.dtype:
-    """Returns `dtype` if the model runs in it, else float32: some models mix dtypes under autocast (DeBERTa, X-MOD).
+    """Returns `dtype` if the model computes in it what it does in float32, else float32: some models mix dtypes under autocast (DeBERTa,
+    X-MOD), and some kernels are wrong.
 
     Args:
         model: The model on its device.
@@ -36,8 +42,9 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
     try:
         for module in model.modules():  # as in training, but without dropout and running means
             module.training = isinstance(module, nn.Linear)
+        expected = _values(model(**features))
         with torch.autocast(next(model.parameters()).device.type, dtype):
-            model(**features)
+            apart = (_values(model(**features)) - expected).norm() / expected.norm().clamp(min=1e-12)
     except RuntimeError as error:
         kind = getattr(getattr(model, "config", None), "model_type", "model")
         progress.warn(f"{label}: this {kind} does not run in bfloat16 ({one_line(error)}); it trains in float32")
@@ -45,4 +52,14 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
     finally:
         for module, was in training.items():
             module.training = was
+    if apart > MOST_APART:
+        kind = getattr(getattr(model, "config", None), "model_type", "model")
+        progress.warn(f"{label}: this {kind} computes something else in bfloat16 here ({apart:.0%} of its outputs); it trains in float32")
+        return torch.float32
     return dtype
+
+
+def _values(found: Any) -> Tensor:
+    """Returns the first output of a model, float32."""
+    values: Tensor = found if isinstance(found, Tensor) else found[0]
+    return values.float()

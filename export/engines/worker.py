@@ -21,7 +21,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from compress.machine.process import peak_memory_bytes
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
+from compress.standalone.windows import merged
 from export.engines.registry import open_engine
 from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
 
@@ -61,14 +62,22 @@ class Worker:
         """Writes the logits of all rows, float32 [n, C], or for generation the answers [n, T, 2], in row order."""
         rows = read_rows(Path(request["rows"]))
         logits: np.ndarray | None = None
-        for indices, features in self.preprocessor.batches(rows, request["batch_size"]):
-            answer = kept(self.preprocessor, [rows[index] for index in indices], self.engine.predict(features))
+        for indices, found in self._logits(rows, request["batch_size"]):
+            answer = kept(self.preprocessor, [rows[index] for index in indices], found)
             logits = np.zeros((len(rows), *answer.shape[1:]), np.float32) if logits is None else logits
             logits[indices] = answer
         if logits is None:
             raise ValueError("no rows to predict")
         save_file({"logits": logits}, request["out"])
         return {"n": len(rows), "placement": self.engine.placement()}
+
+    def _logits(self, rows: Sequence[Any], batch_size: int) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """Yields row indices and logits of each batch; where texts are read in windows, of all rows at once."""
+        found = ((indices, self.engine.predict(features)) for indices, features in self.preprocessor.batches(rows, batch_size))
+        if self.preprocessor.aggregate and rows:
+            yield range(len(rows)), merged(found, len(rows), self.preprocessor.aggregate)
+        else:
+            yield from found
 
     def measure(self, request: Request) -> dict[str, Any]:
         """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`."""

@@ -145,7 +145,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
     Returns:
         `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W], or `input_values`
         float32 [batch, sequence] or [batch, frames, filters]; the output is `logits` float32
-        [batch, num_labels], or [batch, sequence, vocabulary or tags].
+        [batch, num_labels], or [batch, sequence or frames, vocabulary or tags].
     """
     with _quiet(), torch.no_grad():
         model = _load(checkpoint, preprocessor.task)
@@ -159,7 +159,8 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             axes = axes if preprocessor.shape else ("batch", "sequence")
         with nullcontext() if preprocessor.modality == "text" or len(example) > 1 else _without_masks():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
-    return save(_tidy(graph, axes, axes if preprocessor.per_token else axes[:1]), out)
+    answered = ("batch", "frames") if preprocessor.transcribes else axes if preprocessor.per_token else axes[:1]
+    return save(_tidy(graph, axes, answered), out)
 
 
 def save(model: onnx.ModelProto, out: Path) -> Path:

@@ -76,7 +76,8 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         found = audio_settings(recipe, place)
         if recipe.model.path is None:
             return found
-        model = json.dumps({**tiny_sounds.model(tiny_sounds.waveform_config(masked=True)), "path": None})
+        task = {"path": None, "task": recipe.model.task}
+        model = json.dumps({**tiny_sounds.model(tiny_sounds.waveform_config(masked=True)), **task})
         own = [] if local else found[:2]  # the page made sounds
         return [f"model={model}", "data.max_seconds=0.3", "target.sequence_lengths=[2400]", *own]
     if facts.modality == "image":

@@ -21,9 +21,10 @@ from compress.report.flips.sets import SetFlips
 from compress.report.flips.spans import SpanFlips
 from compress.report.flips.tags import TagFlips
 from compress.report.flips.tokens import TokenFlips
+from compress.report.flips.transcripts import TranscriptFlips
 from compress.report.flips.vectors import NeighbourFlips
 
-Flips = RowFlips | SetFlips | TagFlips | SpanFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips
+Flips = RowFlips | SetFlips | TagFlips | SpanFlips | TranscriptFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -63,6 +64,8 @@ def _described(run: Run, data: Data) -> Flips:
         return TagFlips(data)
     if facts.finds_spans:
         return SpanFlips(data)
+    if facts.transcribes:
+        return TranscriptFlips(data)
     if facts.several:
         return SetFlips(data)
     if candidates.are_candidates(data.evaluation.labels):

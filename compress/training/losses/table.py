@@ -9,6 +9,7 @@ from compress.training.losses.sets import SetLoss
 from compress.training.losses.spans import SpanLoss
 from compress.training.losses.tags import TagLoss
 from compress.training.losses.tokens import TokenLoss
+from compress.training.losses.transcripts import TranscriptLoss
 from compress.training.losses.value import ValueLoss
 from compress.training.losses.vector import PairLoss, VectorLoss
 
@@ -24,6 +25,7 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
         "class": ClassLoss(),
         "labels": SetLoss(),
         "tags": TagLoss(),
+        "transcript": TranscriptLoss(),
         "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),

@@ -50,3 +50,16 @@ def test_layers_are_tried_as_they_train() -> None:
     model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
     assert dtype_for(model, {"x": torch.ones(2, 3)}, torch.bfloat16, "quantize", told) == torch.float32
     assert all(module.training for module in model.modules())
+
+
+def test_a_model_that_computes_something_else_gets_float32() -> None:
+    class Wrong(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return -y if y.dtype == torch.bfloat16 else y
+
+    told, model = Told(), Wrong(3, 3)
+    with torch.no_grad():
+        model.bias.fill_(1.0)
+    assert dtype_for(model, {"x": torch.ones(2, 3)}, torch.bfloat16, "finetune", told) == torch.float32
+    assert told.warnings == ["finetune: this model computes something else in bfloat16 here (200% of its outputs); it trains in float32"]
