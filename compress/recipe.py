@@ -463,7 +463,7 @@ def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str
 def _check_task(recipe: Recipe) -> list[str]:
     """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], TASKS[recipe.model.task]
-    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
+    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or not row.reads_text):
         rows = {"image": "images need none", "audio": "sounds need none"}
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")

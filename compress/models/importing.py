@@ -48,6 +48,7 @@ from compress.models.shapes import auto_class, mark
 from compress.models.size import count
 from compress.models.sounds import settings_of, settle, sound_steps
 from compress.models.tokenizer import TrainedTokenizer
+from compress.models.towers import check_towers
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
@@ -101,8 +102,10 @@ def check_model(
     if config.preprocessor is not None:
         check_raw(config.preprocessor, {}, "model.preprocessor")
     names = label_names(config)
-    if max_length is not None and TASKS[config.task].modality == "text":
+    if max_length is not None and TASKS[config.task].reads_text:
         check_length(checked, max_length)
+    if TASKS[config.task].two_towers:
+        check_towers(checked, "model.path", max_length)
     if not TASKS[config.task].classifies or (num_labels is not None and names is None):
         set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
     return Checked(checked, names, size)
@@ -288,12 +291,13 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
         else:
             read_json(source / IMAGE_FILES[0], "model.path")
             copy_files(source, out, IMAGE_FILES)
+    if not TASKS[config.task].reads_text:
         return
     if isinstance(tokenizer, TrainedTokenizer):
         tokenizer.write(out)
         return
     folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
-    _save_tokenizer(folder, out, built.vocab_size)
+    _save_tokenizer(folder, out, getattr(built, "text_config", built).vocab_size)
 
 
 def image_settings(config: Any) -> dict[str, Any]:
