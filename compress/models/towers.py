@@ -69,6 +69,11 @@ def width_of(config: Any) -> int:
     return int(config.projection_dim if config.model_type == "clip" else config.vision_config.hidden_size)
 
 
+def tower_of(module: str) -> str:
+    """Returns the tower, image or text, that a module or weight of `CLIPModel` and `SiglipModel` belongs to, by its path."""
+    return "text" if module.startswith("text_") else "image"
+
+
 @functools.cache
 def towers_class(stock: Any) -> Any:
     """Returns a subclass of `CLIPModel` or `SiglipModel` whose `logits` are vectors of length 1; it keeps the stock name and weights.
