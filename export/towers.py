@@ -25,15 +25,13 @@ from safetensors.torch import load_file, save_file
 
 from compress.artifacts.artifact import write_json
 from compress.core.engines import ENGINES, EngineName
-from compress.core.zero_shot import IMAGE, TEXT
+from compress.core.zero_shot import SIDES
 from compress.models.towers import tower_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
 from export.engines.registry import engine_module
 from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
-
-SIDES = {"image": IMAGE, "text": TEXT}
 
 
 class TowersExporter(Exporter):

@@ -18,6 +18,7 @@ are no predictions. A float32 counts classes and pairs exactly up to 2^24.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from compress.core.vectors import of_length_one
 
 Array = NDArray[Any]
 IMAGE, TEXT = 0, 1
+SIDES: Mapping[str, int] = {"image": IMAGE, "text": TEXT}
+"""The side of the rows that each tower of a model reads."""
 NO_PAIR = -1
 
 
@@ -89,3 +92,10 @@ def spread(labels: Array, count: int) -> list[int]:
 
 def _spaced(rows: Array, count: int) -> Array:
     return rows if len(rows) <= count else rows[np.arange(count) * len(rows) // count]
+
+
+def read_by(modality: str, rows: Sequence[Any]) -> list[int]:
+    """Returns the numbers of the rows that a model reads: of images and texts those of its modality, else all."""
+    if modality == "image":
+        return [number for number, row in enumerate(rows) if isinstance(row, bytes)]
+    return [number for number, row in enumerate(rows) if not isinstance(row, bytes)] if modality == "text" else list(range(len(rows)))
