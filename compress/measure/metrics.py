@@ -85,7 +85,10 @@ def primary(task: Task) -> Metric:
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, or of correctly predicted tokens."""
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, or of
+    images whose nearest class is theirs."""
+    if zero_shot.are_images_and_texts(labels):
+        answers, labels = zero_shot.similarities(answers, labels)
     if labels.ndim == 2:
         return next_token.accuracy(answers, labels)
     return float(np.mean(answers.argmax(axis=1) == labels))
@@ -93,6 +96,8 @@ def accuracy(answers: Array, labels: Array) -> float:
 
 def top_5(answers: Array, labels: Array) -> float:
     """Returns the share of rows `[n, C]` whose label is among the five largest logits; of equal logits the label's counts last."""
+    if zero_shot.are_images_and_texts(labels):
+        answers, labels = zero_shot.similarities(answers, labels)
     own = np.take_along_axis(answers, labels[:, None], axis=1)
     return float(np.mean((answers >= own).sum(axis=1) <= TOP))
 
