@@ -30,6 +30,7 @@ from compress.data.config import DataConfig
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
 from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
+from compress.stage.towers import refused
 from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
@@ -468,6 +469,7 @@ def _check_task(recipe: Recipe) -> list[str]:
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
+    problems += refused(recipe.model.task, recipe.stages, recipe.target, recipe.search is not None) if row.two_towers else []
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
     problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
     if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):

@@ -5,9 +5,9 @@
       image/  preprocess.json  model.onnx  engine files
       text/   preprocess.json  tokenizer.json  model.onnx  engine files
 
-To everything else a build is one model that answers with vectors: `export.engines.towers` opens both engines behind one `predict`, shares and
-layers are counted over both graphs, and an entry of export.json has the files of both under `towers`. Each tower has to agree with torch by
-itself: texts are few, and would not be seen among the images.
+To everything else a build is one model that answers with vectors: `export.engines.towers` opens both engines behind one `predict`,
+shares and layers are counted over both graphs, and an entry of export.json has the files of both under `towers`. Each tower has to agree
+with torch by itself: texts are few, and would not be seen among the images.
 """
 
 from __future__ import annotations
@@ -162,4 +162,3 @@ def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
         tensors = load_file(checkpoint / QUANTIZATION_TENSORS)
         save_file({name: value for name, value in tensors.items() if tower_of(name) == tower}, out / QUANTIZATION_TENSORS)
     return out
-

@@ -216,9 +216,10 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
         chosen: Name of the one that was chosen to be served; None: the last.
     """
     first = next((model for model in models if model.name == chosen), models[-1])
-    builds = {model.name: re.sub("-(image|text)$", "", model.name) if model.response == "vector" else model.name for model in models}
+    builds = {model.name: _build_of(model) for model in models}
+    served = {model.name: " (serve this one)" * (builds[model.name] == builds[first.name]) for model in models}
     lines = "\n".join(
-        f"| `{model.name}`{' (serve this one)' * (builds[model.name] == builds[first.name])} | {', '.join(model.inputs)} | {model.max_batch_size} | "
+        f"| `{model.name}`{served[model.name]} | {', '.join(model.inputs)} | {model.max_batch_size} | "
         f"{ENGINES[model.engine].title}, {model.mode} |"
         for model in models
     )
@@ -227,6 +228,11 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     more = " soundfile soxr" if AUDIO in first.inputs else ""
     answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
     return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer)
+
+
+def _build_of(model: ModelSettings) -> str:
+    """Returns the name of the build that a model serves, alone or as one of two towers."""
+    return re.sub("-(image|text)$", "", model.name) if model.response == "vector" else model.name
 
 
 def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
@@ -244,7 +250,9 @@ def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], ch
         entries = [entry for entry in build["engines"] if entry["engine"] in order and entry["runnable"]]
         entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), order.index(entry["engine"])))
         for entry in entries[:1]:
-            model = Served(f"{build['variant']}-{build['precision']}", build["variant"], build["precision"], root / build["folder"], entry, root)
+            model = Served(
+                f"{build['variant']}-{build['precision']}", build["variant"], build["precision"], root / build["folder"], entry, root
+            )
             yield from towers_of(model) if entry.get("towers") else [model]
 
 

@@ -1,6 +1,7 @@
 """A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`compress.core.vectors`).
 
-Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`), of images and texts `[n, 3]` (`compress.core.zero_shot`).
+Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`), those of images and texts `[n, 3]`
+(`compress.core.zero_shot`).
 """
 
 from __future__ import annotations

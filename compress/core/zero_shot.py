@@ -1,4 +1,6 @@
-"""Images and texts in one space of vectors: which row is which, what class it is of, and which class an image is nearest to. Uses only numpy.
+"""Images and texts in one space of vectors: which row is which, what class it is of, and which class an image is nearest to.
+
+Uses only numpy.
 
 A row is an image or a text, and its labels say:
 
@@ -64,7 +66,8 @@ def judged(labels: Array) -> Array:
 
 
 def similarities(vectors: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns the cosine of every judged image with every class that has a text, float64 `[m, k]`, and the column of its own, int64 `[m]`."""
+    """Returns the cosine of every judged image with every class that has a text, float64 `[m, k]`, and the column of its own class, int64
+    `[m]`."""
     classes, of_classes = class_vectors(vectors, labels)
     rows = judged(labels)
     return of_length_one(vectors[rows]) @ of_classes.T, np.searchsorted(classes, labels[rows, 1].astype(np.int64))

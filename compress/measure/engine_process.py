@@ -202,7 +202,8 @@ class EngineProcess:
 
 
 def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None = None) -> None:
-    """Writes rows of one type, or images and texts, to a safetensors file: `bytes` uint8 [total], `lengths` int64 [n, parts of a row], and `more`."""
+    """Writes rows of one type, or images and texts, to a safetensors file: `bytes` uint8 [total], `lengths` int64 [n, parts of a row], and
+    `more`."""
     kinds = {next((kind for kind, types in KINDS.items() if isinstance(row, types)), "text") for row in rows} or {"text"}
     kind = kinds.pop() if len(kinds) == 1 else MIXED
     parts = [[type(row).__name__.encode(), *_encode(row)] if kind == MIXED else _encode(row) for row in rows]

@@ -33,7 +33,6 @@ from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
 from compress.measure.answers import Array
 
-
 TOP = 5
 """Classes that `top_5` looks at."""
 

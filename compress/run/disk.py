@@ -18,11 +18,11 @@ from compress.core.spans import Part
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
 from compress.models.embedding import width_of
-from compress.models.towers import width_of as width_of_towers
 from compress.models.forward import linears
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
+from compress.models.towers import width_of as width_of_towers
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from compress.schemes.scales import Layer
@@ -119,7 +119,9 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         parameters=parameters,
         int8_parameters=int8_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
-        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size if TASKS[context.task].reads_text else 0,
+        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size
+        if TASKS[context.task].reads_text
+        else 0,
         prediction_bytes=labels.size * (8 + 4)
         if TASKS[context.task].generates
         else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),
