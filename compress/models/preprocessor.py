@@ -55,7 +55,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
         if TASKS[task].two_towers:
-            return _two_towers(checkpoint, config, task, max_length, target)
+            return _two_towers(checkpoint, task, max_length, target)
         if TASKS[task].modality == "image":
             own = config.get("vision_config") or config
             if not isinstance(own, dict):
@@ -70,19 +70,18 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         raise InputError(f"{checkpoint}: {error}") from error
 
 
-def _two_towers(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
+def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
     """Returns what prepares images and texts; a text tower that reads padding gets every text in one length."""
-    settings, vision = read_config(checkpoint, "checkpoint"), config.get("vision_config") or {}
+    settings = read_config(checkpoint, "checkpoint")
     check_towers(settings, "checkpoint", max_length)
-    texts = {**config, **(config.get("text_config") or {}), "hidden_size": width_of(settings)}
-    made = _text_preprocessor(checkpoint, texts, task, max_length, target)
+    made = _text_preprocessor(checkpoint, settings.text_config.to_dict(), task, max_length, target)
     return replace(
         made,
         modality=TWO_TOWERS,
         input_names=("pixel_values", "input_ids"),
         buckets=made.buckets if CAUSAL_TEXT[settings.model_type] else (max_length,),
         dimensions=width_of(settings),
-        image=_image_steps(checkpoint, _whole(vision, "num_channels", 3, checkpoint / "config.json")),
+        image=_image_steps(checkpoint, settings.vision_config.num_channels),
     )
 
 

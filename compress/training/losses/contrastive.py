@@ -37,7 +37,7 @@ def contrastive_loss(vectors_nD: Tensor, labels_n3: Tensor, scale: Tensor, bias:
         bias: b of SigLIP; None for CLIP.
     """
     images, texts = (torch.nonzero(labels_n3[:, 0] == side)[:, 0] for side in (IMAGE, TEXT))
-    image_AD, text_BD = vectors_nD.float().split([len(images), len(texts)])
+    image_AD, text_BD = vectors_nD[: len(images)].float(), vectors_nD[len(images) :].float()
     same_AB = labels_n3[images, 1][:, None] == labels_n3[texts, 1][None, :]
     logits_AB = scale.float() * image_AD @ text_BD.T
     losses_n = torch.zeros_like(labels_n3[:, 0])
