@@ -108,14 +108,28 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
 
 
 def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
-    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask tells what is observed."""
-    towers = dict(processor.towers)
-    if CAUSAL_TEXT[read_config(checkpoint, "checkpoint").model_type]:
-        towers["text"] = replace(towers["text"], input_names=(*towers["text"].input_names, "attention_mask"))
-    members = processor.members(rows)
+    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask tells what is observed.
+
+    Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
+    """
+    towers, text = dict(processor.towers), processor.towers["text"]
+    masked = CAUSAL_TEXT[read_config(checkpoint, "checkpoint").model_type]
+    names = (*text.input_names, "attention_mask") if masked else text.input_names
+    towers["text"] = replace(text, input_names=names, buckets=text.buckets[-1:])
+    members = {name: _different_first(of_tower, rows) for name, of_tower in processor.members(rows).items()}
     own = [towers[name].batches([rows[index] for index in of_tower], BATCH_SIZE) for name, of_tower in members.items()]
     for batches in zip_longest(*own, fillvalue=([], {})):
         yield [index for indices, _ in batches for index in indices], {key: value for _, found in batches for key, value in found.items()}
+
+
+def _different_first(members: Sequence[int], rows: Sequence[Row]) -> list[int]:
+    """Returns row numbers in an order where no row comes again before every other one has come."""
+    seen: dict[Row, int] = {}
+    turns = []
+    for index in members:
+        seen[rows[index]] = turn = seen.get(rows[index], 0) + 1
+        turns.append((turn, index))
+    return [index for _, index in sorted(turns)]
 
 
 def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:

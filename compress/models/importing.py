@@ -48,7 +48,7 @@ from compress.models.shapes import auto_class, mark
 from compress.models.size import count
 from compress.models.sounds import settings_of, settle, sound_steps
 from compress.models.tokenizer import TrainedTokenizer
-from compress.models.towers import check_towers
+from compress.models.towers import check_towers, with_first_scale
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
@@ -273,7 +273,7 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
     set_labels(settle(built), config.task, data_labels)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        return auto_class(config.task, built).from_config(with_class(built, config.task))
+        return with_first_scale(auto_class(config.task, built).from_config(with_class(built, config.task)))
 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
