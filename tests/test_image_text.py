@@ -53,7 +53,7 @@ def test_a_short_run_is_judged_in_torch_and_in_integers(tmp_path: Path, monkeypa
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
     assert all(line["input"].startswith("image of ") and {line["before"], line["after"]} <= {*tiny_towers.COLOURS} for line in lines)
     losses = json.loads(next((tmp_path / "run").glob("stages/finetune-*/manifest.json")).read_text())["metrics"]["losses"]
-    assert losses[-1]["contrastive"] < 0.7 * losses[0]["contrastive"]
+    assert losses[-1]["contrastive"] < losses[0]["contrastive"] - 0.3  # texts occur several times in a batch: it cannot be 0
 
 
 @pytest.mark.slow
