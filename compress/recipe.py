@@ -469,7 +469,9 @@ def _check_task(recipe: Recipe) -> list[str]:
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
-    problems += refused(recipe.model.task, recipe.stages, recipe.target, recipe.search is not None) if row.two_towers else []
+    if row.two_towers:
+        asked = {"new_head": recipe.model.head == "new", "searches": recipe.search is not None}
+        problems += refused(recipe.model.task, recipe.stages, recipe.target, **asked)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
     problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
     if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):

@@ -135,6 +135,11 @@ def test_stages_of_one_stack_are_refused_in_one_line(stage: dict[str, Any], line
             [],
             "search: given; its candidates are models of one tower: leave it out",
         ),
+        (
+            {"model": {"path": "owner/model", "task": TASK, "head": "new"}, "tokenizer": None},
+            [],
+            "model.head: new given; models of image-text have none, and would lose all weights: leave it out",
+        ),
         ({}, [{"export": {}}, {"triton_repo": {"tune": {}}}], "tune: .*two models are served, of which it would tune one: leave it out"),
     ],
 )

@@ -230,9 +230,11 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
             "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
-        remedy = "give a complete model" if TASKS[config.task].generates else "give model.head: new"
+        row = TASKS[config.task]
+        remedy = "give a complete model" if row.generates or row.two_towers else "give model.head: new"
         raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or with another shape); {remedy}")
-    layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
+    known = ("text_model.", "vision_model.") if TASKS[config.task].two_towers else f"{prefix}."
+    layers = {name for name in info["unexpected"] if name.startswith(known) and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
             f"model.path: {source} has weights of layers that are not in config.json: {some(layers)}; give files that belong together"

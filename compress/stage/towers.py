@@ -18,13 +18,14 @@ ONE_STACK = ("distill", "prune", "sparsify")
 SEARCHED = "search: given; its candidates are models of one tower: leave it out"
 
 
-def refused(task: Task, stages: Sequence[Any], target: Target, searches: bool) -> list[str]:
+def refused(task: Task, stages: Sequence[Any], target: Target, *, new_head: bool, searches: bool) -> list[str]:
     """Returns a line for each setting of a recipe that a model with two towers cannot have.
 
     Args:
         task: The task, which has two towers.
         stages: The stages of the recipe.
         target: Its target.
+        new_head: Whether it asks for a new head.
         searches: Whether it asks for a search.
     """
     able = "finetune, quantize with mode: ptq, export and triton_repo"
@@ -49,4 +50,6 @@ def refused(task: Task, stages: Sequence[Any], target: Target, searches: bool) -
             f"stages: triton_repo given with target.device {target.device}; it serves {task} on the cpu alone: give target.device: cpu, or "
             "leave triton_repo out"
         )
+    if new_head:
+        problems.append(f"model.head: new given; models of {task} have none, and would lose all weights: leave it out")
     return [*problems, SEARCHED] if searches else problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_a_folder_of_transformers_is_imported_whole(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "pipeline_tag: zero-shot-image-classification" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"num_hidden_layers": 1}, "has weights of layers that are not in config.json: text_model.encoder.layers.1"),
+        ({"num_hidden_layers": 3}, r"has no trained head \(text_model.encoder.layers.2.* missing.*; give a complete model"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(change: dict[str, int], line: str, tmp_path: Path) -> None:
+    folder = tiny_towers.checkpoint(tmp_path / "model", layers=2)
+    raw = json.loads((folder / "config.json").read_text())
+    raw["text_config"] |= change
+    (folder / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=line):
+        import_model(ModelConfig(path=str(folder), task=TASK), ("a", "b"), 0, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
