@@ -101,6 +101,19 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
     assert json.loads(printed[1])["outputs"][0]["name"] == json.loads(printed[2])["outputs"][0]["name"] == "VECTOR"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16"])
+def test_other_schemes_quantize_both_towers(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [FINETUNE, {"quantize": {"scheme": scheme}}, {"export": {}}]
+    report = run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent")).report
+    last = report["variants"][-1]
+    assert last["accuracy"]["onnxruntime"]["value"] >= 0.9
+    layers = {layer["name"]: layer["precision"] for layer in last["int8_layers"]}
+    for tower in ("text_model", "vision_model"):
+        assert layers[f"{tower}.encoder.layers.0.mlp.fc1"] != "fp32"
+
+
 @pytest.mark.parametrize(
     ("stage", "line"),
     [
