@@ -30,6 +30,7 @@ from compress.data.config import DataConfig
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
 from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
+from compress.stage.towers import refused
 from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
@@ -466,11 +467,14 @@ def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str
 def _check_task(recipe: Recipe) -> list[str]:
     """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], TASKS[recipe.model.task]
-    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
+    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or not row.reads_text):
         rows = {"image": "images need none", "audio": "sounds need none"}
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
+    if row.two_towers:
+        asked = {"new_head": recipe.model.head == "new", "searches": recipe.search is not None}
+        problems += refused(recipe.model.task, recipe.stages, recipe.target, **asked)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
     problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
     if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):

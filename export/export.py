@@ -52,6 +52,7 @@ from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
 from export.half_graphs import HalfGraphs
 from export.parity.rows import gate_rows
+from export.towers import TowersExporter
 
 EXPORTED = "export.json"
 COMPRESSED = "compressed-tensors"
@@ -143,7 +144,8 @@ class Export(Stage):
         graphs = HalfGraphs(context, self.float_precision)
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
-            entries.append(Exporter(build, context, out, self.float_precision, answers, agreement, graphs).run())
+            exporter = TowersExporter if TASKS[context.task].two_towers else Exporter
+            entries.append(exporter(build, context, out, self.float_precision, answers, agreement, graphs).run())
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
         divided = {} if self.tensor_parallel == 1 else {"divided": self._divided(context, out)}

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from compress.answers.table import answer_of
 from compress.core.tasks import TASKS, Task
-from compress.measure.closeness import bound_of, floor_of, spread
+from compress.core.zero_shot import are_images_and_texts
+from compress.measure.closeness import bound_of, floor_of, spread, spread_rows
 from compress.measure.closeness import distance as divergence
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
@@ -51,7 +52,10 @@ class Judgement:
 
 def trial_rows(context: Context) -> list[Row]:
     """Returns the rows that decide: of the selection split, of the training rows where that is empty."""
-    return spread(context.data.selection.rows or context.data.train.rows, TRIAL_ROWS)
+    split = context.data.selection if context.data.selection.rows else context.data.train
+    if are_images_and_texts(split.labels):
+        return [split.rows[row] for row in spread_rows(range(len(split)), TRIAL_ROWS, split.labels)]
+    return spread(split.rows, TRIAL_ROWS)
 
 
 def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPrecision = "bf16") -> Judgement:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,11 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError, nearest
+from compress.models.config import read_config
+from compress.models.towers import CAUSAL_TEXT
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import on_grid, weight_scale
 from compress.schemes.scales import SMALLEST_SCALE, Layer, Scales
 from compress.stage.context import Context
-from compress.standalone.preprocess import Row
+from compress.standalone.preprocess import Preprocessor, Row
 from quantize.calibration import Histogram, Observed, clipped_share
 from quantize.convolutions import block_prefixes
 
@@ -90,13 +94,42 @@ def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str)
 
 
 def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
-    """Yields the features of rows batch by batch, with a progress bar of that label; no bar if it is empty."""
+    """Yields the features of rows batch by batch, with a progress bar of that label; no bar if it is empty.
+
+    Of images and texts a batch holds both, as long as there are both: each tower is calibrated on its own rows, and seen in every batch.
+    """
 
     processor = context.preprocessor(checkpoint)
     with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
-        for indices, features in processor.batches(rows, BATCH_SIZE):
+        batches = _of_both(processor, checkpoint, rows) if processor.towers else processor.batches(rows, BATCH_SIZE)
+        for indices, features in batches:
             yield {name: torch.from_numpy(value) for name, value in features.items()}
             advance(len(indices))
+
+
+def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
+    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask tells what is observed.
+
+    Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
+    """
+    towers, text = dict(processor.towers), processor.towers["text"]
+    masked = CAUSAL_TEXT[read_config(checkpoint, "checkpoint").model_type]
+    names = (*text.input_names, "attention_mask") if masked else text.input_names
+    towers["text"] = replace(text, input_names=names, buckets=text.buckets[-1:])
+    members = {name: _different_first(of_tower, rows) for name, of_tower in processor.members(rows).items()}
+    own = [towers[name].batches([rows[index] for index in of_tower], BATCH_SIZE) for name, of_tower in members.items()]
+    for batches in zip_longest(*own, fillvalue=([], {})):
+        yield [index for indices, _ in batches for index in indices], {key: value for _, found in batches for key, value in found.items()}
+
+
+def _different_first(members: Sequence[int], rows: Sequence[Row]) -> list[int]:
+    """Returns row numbers in an order where no row comes again before every other one has come."""
+    seen: dict[Row, int] = {}
+    turns = []
+    for index in members:
+        seen[rows[index]] = turn = seen.get(rows[index], 0) + 1
+        turns.append((turn, index))
+    return [index for _, index in sorted(turns)]
 
 
 def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:

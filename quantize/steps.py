@@ -23,6 +23,7 @@ from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
+from compress.core import zero_shot
 from compress.core.errors import InputError
 from compress.machine.device import computing_device
 from compress.measure.closeness import Array, bounds, closer, in_words
@@ -146,7 +147,10 @@ class Steps:
 
     def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
         """Adds input ranges on selection rows to the figures of each layer; returns a warning if calibration does not cover them."""
-        selection = self.context.data.selection.rows[:SELECTION_ROWS]
+        split = self.context.data.selection
+        selection = split.rows[:SELECTION_ROWS]
+        if zero_shot.are_images_and_texts(split.labels):  # texts are the last rows
+            selection = [split.rows[row] for row in zero_shot.spread(split.labels, SELECTION_ROWS)]
         highest = SCHEMES[self.settings.scheme].largest_activation
         if not selection or highest is None:
             return []

@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import entities, questions, tiny_collection, tiny_embedding, tiny_sounds, without_clocks
+from tests import entities, questions, tiny_collection, tiny_embedding, tiny_sounds, tiny_towers, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -91,7 +91,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     facts = TASKS[recipe.model.task]
     by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
     by_answer |= {"value": reranking_settings} if facts.searches else {}
-    by_modality = {"image": image_settings, "audio": audio_settings}
+    by_modality = {"image": tower_settings if facts.two_towers else image_settings, "audio": audio_settings}
     write = by_modality[facts.modality] if facts.modality in by_modality else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
@@ -203,6 +203,15 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
         "model.config.num_hidden_layers=1",
         "model.config.hidden_size=48",
     ]
+
+
+def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes images of three colours, a folder for each class, and draws a tiny model with two towers."""
+    data = tiny_towers.folder(folder / "data", train=300, test=40)
+    model = json.dumps({"path": None, "config": tiny_towers.config(), "init": "random"})
+    own = [f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}", f"data.max_length={tiny_towers.LENGTH}"]
+    prompts = 'data.prompts=["a photo of a {}", "something {}"]'
+    return [f"model={model}", *own, prompts, f"data.path={data}", "data.columns={image: null, label: null}", "target.sequence_lengths=[8]"]
 
 
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:

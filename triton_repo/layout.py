@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class Served:
     """The entry of the engine in export.json."""
     root: Path
     """Folder of export.json."""
+    tower: str | None = None
+    """The rows that it answers, image or text, where a build is served as two models (`compress.models.towers`); None: all."""
     response: str | None = None
     """Form of its answers, a name in `compress.standalone.response.RESPONSES`; None: that of the build."""
 
@@ -213,8 +216,10 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
         chosen: Name of the one that was chosen to be served; None: the last.
     """
     first = next((model for model in models if model.name == chosen), models[-1])
+    builds = {model.name: _build_of(model) for model in models}
+    served = {model.name: " (serve this one)" * (builds[model.name] == builds[first.name]) for model in models}
     lines = "\n".join(
-        f"| `{model.name}`{' (serve this one)' * (model is first)} | {', '.join(model.inputs)} | {model.max_batch_size} | "
+        f"| `{model.name}`{served[model.name]} | {', '.join(model.inputs)} | {model.max_batch_size} | "
         f"{ENGINES[model.engine].title}, {model.mode} |"
         for model in models
     )
@@ -223,6 +228,11 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     more = " soundfile soxr" if AUDIO in first.inputs else ""
     answer = ", ".join(f'answer.as_numpy("{output.name}")[0]' for output in RESPONSES[first.response].outputs(first.width))
     return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, more=more, answer=answer)
+
+
+def _build_of(model: ModelSettings) -> str:
+    """Returns the name of the build that a model serves, alone or as one of two towers."""
+    return re.sub("-(image|text)$", "", model.name) if model.response == "vector" else model.name
 
 
 def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
@@ -240,8 +250,18 @@ def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], ch
         entries = [entry for entry in build["engines"] if entry["engine"] in order and entry["runnable"]]
         entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), order.index(entry["engine"])))
         for entry in entries[:1]:
-            model = f"{build['variant']}-{build['precision']}"
-            yield Served(model, build["variant"], build["precision"], root / build["folder"], entry, root)
+            model = Served(
+                f"{build['variant']}-{build['precision']}", build["variant"], build["precision"], root / build["folder"], entry, root
+            )
+            yield from towers_of(model) if entry.get("towers") else [model]
+
+
+def towers_of(model: Served) -> list[Served]:
+    """Returns the two models that a build with two towers is served as."""
+    return [
+        replace(model, name=f"{model.name}-{tower}", folder=model.folder / tower, engine={**model.engine, "file": file}, tower=tower)
+        for tower, file in model.engine["towers"].items()
+    ]
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:

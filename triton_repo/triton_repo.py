@@ -52,6 +52,7 @@ from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
 from triton_repo.queueing import Queue
+from triton_repo.towers import beside_the_other, rows_of_tower, with_both_towers
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
@@ -130,6 +131,7 @@ class TritonRepo(Stage):
         """
         rules = (
             (task.generates, SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
+            (task.two_towers, ("tune",), "two models are served, of which it would tune one"),
             (not task.tags, ("aggregation",), f"it is for {tasks_with(lambda row: row.tags)}"),
             (not task.generates or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
@@ -239,7 +241,7 @@ class TritonRepo(Stage):
 
         if self.tune is None or not self.serve:
             write(own, out / REPOSITORY, models, self.queue, None)
-            return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
+            return {**with_both_towers(self._results(models, lambda model: self._measure(model, context, out))), "chosen": name}
         found = tune_served(self.tune, own, one.name, context, lambda point, folder: write(point, folder, [one], Queue(), point.threads))
         write(found.best, out / REPOSITORY, models, self.queue, found.best.threads)
         results = self._results(models, lambda model: self._measure(model, context, out))
@@ -416,14 +418,16 @@ class TritonRepo(Stage):
         from triton_repo.server import TritonServer
 
         split = context.data.evaluation
+        own = rows_of_tower(model.tower, split.labels)
+        rows = [split.rows[row] for row in own.tolist()]
         log = context.scratch / f"triton-{model.name}.log"
         repository = out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
         with TritonServer(repository, environment.check(), log, models=[model.name]) as server:
-            with context.progress.bar(f"triton {model.name}", len(split.rows)) as advance:
-                answers = client.evaluate(server.grpc_address, model.name, split.rows, EVALUATION_CONCURRENCY, advance)
-            latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]
+            with context.progress.bar(f"triton {model.name}", len(rows)) as advance:
+                answers = client.evaluate(server.grpc_address, model.name, rows, EVALUATION_CONCURRENCY, advance)
+            latency = [client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency]
         predictions = f"{model.name}.safetensors"
-        logits = answers.kept(model.prepared)
+        logits = beside_the_other(model, answers.kept(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
         figures, count = metrics(context.task, logits, split.labels), num_predictions(split.labels)
         compared = compare(model, context.task, answers, split.labels)
@@ -457,7 +461,8 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
-    expected, _ = load_predictions(model.predictions)
+    expected, own = load_predictions(model.predictions)[0], rows_of_tower(model.tower, labels)
+    expected, labels = expected[own], labels[own]
     logits = answers.kept(model.prepared)
     compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")

@@ -1,6 +1,7 @@
 """A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`compress.core.vectors`).
 
-Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`).
+Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`), those of images and texts `[n, 3]`
+(`compress.core.zero_shot`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.answers.answer import Answer, Array
-from compress.core import relevance, vectors
+from compress.core import relevance, vectors, zero_shot
 from compress.core.tasks import VECTOR
 
 
@@ -37,5 +38,7 @@ class Vector(Answer):
         return 1.0 - vectors.agreement(reference, answers)
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
-        """The cosines of pairs as their scores, or the documents that queries find as the relevant ones."""
+        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, or the classes of images."""
+        if zero_shot.are_images_and_texts(labels):
+            return zero_shot.with_answers(labels, answers)
         return (relevance.with_answers if relevance.are_judged(labels) else vectors.with_scores)(labels, answers)

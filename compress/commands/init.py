@@ -94,6 +94,17 @@ data:
   columns: {columns}
 """
 
+TOWERS_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+data:
+  path: {data}   # Hub id, a folder split/class/file.jpg, or tar.gz archives of such folders
+  columns: {columns}
+  prompts: ["a photo of a {{}}"]   # what is said of a class; of several texts the mean counts
+  max_length: 77   # tokens; a SigLIP reads 64
+"""
+
 AUDIO_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
@@ -126,11 +137,14 @@ target:
   engines: {engines}
   batch_sizes: [1, 8]
 {lengths}stages:
-{finetune}  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student with fewer layers
-  # - prune: {{sparsity: 0.5}}   # remove half of the multiply-accumulates of the blocks, then recover by training
-  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: whatever max_drop requires
+{finetune}{smaller}  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows{modes}
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
+SMALLER = """\
+  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student with fewer layers
+  # - prune: {{sparsity: 0.5}}   # remove half of the multiply-accumulates of the blocks, then recover by training
+"""
+MODES = "; qat: trained in int8; auto: whatever max_drop requires"
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 SCORING = "[openvino, onnxruntime]   # the fastest that meets the goals is served; add tensorrt for NVIDIA GPUs"
 GENERATING = "[{engine}]   # answers prompts (compress generate); openvino and onnxruntime score text"
@@ -138,6 +152,7 @@ LENGTHS = {
     "text": "  sequence_lengths: [32, 128]\n",
     "questions": "  sequence_lengths: [128, 384]\n",
     "image": "",
+    "towers": "  sequence_lengths: [16, 77]   # of texts; a SigLIP has 64 alone\n",
     "audio": "  sequence_lengths: [32000, 160000]   # samples\n",
 }
 """Lengths of the target, by modality; of questions with windows of their contexts."""
@@ -155,19 +170,21 @@ def template(task: str, file: str) -> str:
     row = TASKS[task]
     values = {**asdict(row.example), "task": task, "file": file}
     generates = row.generates
-    values["lengths"] = LENGTHS["questions" if row.finds_spans else row.modality]
+    values["lengths"] = LENGTHS["questions" if row.finds_spans else "towers" if row.two_towers else row.modality]
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("3" if row.modality == "text" else "6", "minilm")
+    values["smaller"], values["modes"] = ("", "") if row.two_towers else (SMALLER.format(**values), MODES)
     values["drop"] = DROPS[primary(task).relative]
-    values["engines"] = SCORING
+    values["engines"] = SCORING.partition(";")[0] if row.two_towers else SCORING
     if generates:
         values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
     values["more"] = SEARCH_MORE[row.orders] if row.searches else ""
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     of_text = generating if generates else SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
-    body = {"image": IMAGE_MODEL, "audio": SPEECH_MODEL if row.transcribes else AUDIO_MODEL}.get(row.modality, of_text)
+    of_images = TOWERS_MODEL if row.two_towers else IMAGE_MODEL
+    body = {"image": of_images, "audio": SPEECH_MODEL if row.transcribes else AUDIO_MODEL}.get(row.modality, of_text)
     return (HEAD + body + TAIL).format(**values)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.files import local
+from compress.core.zero_shot import read_by
 from compress.data.splits import Split
 from compress.data.tables import Table, text_lines
 from compress.data.unlabelled import read_unlabelled
@@ -124,12 +125,13 @@ def _measured(
 
 def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
     """Returns the rows, and where they are from."""
+    modality = {"IMAGE": "image", "AUDIO": "audio"}.get(model.inputs[0], "text")
     if given.run is not None:
-        return evaluation_rows(given.run), f"the evaluation split of {given.run}"
+        rows = evaluation_rows(given.run)
+        return [rows[row] for row in read_by(modality, rows)], f"the evaluation split of {given.run}"
     columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
         raise InputError(f"--column: {len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}: give one for each")
-    modality = {"IMAGE": "image", "AUDIO": "audio"}.get(model.inputs[0], "text")
     if given.file == STANDARD_INPUT:
         if model.inputs != ("TEXT",):
             kind = MEASURED[model.inputs]

@@ -18,6 +18,7 @@ from compress.artifacts.chain import GOLDEN
 from compress.artifacts.run_folder import Run
 from compress.commands.verify import compare
 from compress.core.errors import InputError
+from compress.core.zero_shot import read_by
 from compress.pipeline import opened
 from compress.report import evaluations
 from compress.standalone.preprocess import Row
@@ -76,10 +77,12 @@ def _check(run: Run, model: Path, rows: list[Row], recorded: dict[str, np.ndarra
 
     def check(address: str, version: str) -> None:
         try:
-            logits = evaluate(address, name, rows, 1, version=version).kept(prepared_of(model))
+            prepared = prepared_of(model)
+            own = read_by(prepared.modality, rows)
+            logits = evaluate(address, name, [rows[row] for row in own], 1, version=version).kept(prepared)
         except RequestError as error:
             raise InputError(f"{name}: version {version} does not answer: {error}; the version before is served as it was") from error
-        problems = list(compare(key, run, recorded[key], logits, log))
+        problems = list(compare(key, run, recorded[key][own], logits, log))
         if problems:
             raise InputError(*(f"{line}; the version before is served as it was" for line in problems))
 

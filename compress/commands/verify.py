@@ -19,6 +19,7 @@ from compress.artifacts.chain import GOLDEN, changes, checked, damage, read_chai
 from compress.artifacts.run_folder import Run, blaming_damage, locked
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.core.zero_shot import read_by
 from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.answers import load_predictions
 from compress.pipeline import opened
@@ -150,9 +151,10 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                answers = evaluate(server.grpc_address, model["model"], rows, 1)
                 prepared = prepared_of(repository_of(run.folder) / model["model"])
-                yield from compare(key, run, recorded[key], answers.kept(prepared), log)
+                own = read_by(prepared.modality, rows)
+                answers = evaluate(server.grpc_address, model["model"], [rows[row] for row in own], 1)
+                yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
@@ -171,9 +173,11 @@ def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray
             problems = server.differences(repository / name)
             yield from problems
             if not problems:
-                answers = server.answers(name, rows)
+                prepared = prepared_of(repository / name)
+                own = read_by(prepared.modality, rows)
+                answers = server.answers(name, [rows[row] for row in own])
                 yield from server.contradictions(repository / name, answers)
-                yield from compare(key, run, recorded[key], answers.kept(prepared_of(repository / name)), log)
+                yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Target(Config):
     def has_lengths(self, task: Task) -> bool:
         """Whether rows of a task have lengths: texts have, images have not, sounds have those that their model reads as waveforms."""
         modality = TASKS[task].modality
-        return modality == "text" or (modality == "audio" and bool(self.sequence_lengths))
+        return TASKS[task].reads_text or (modality == "audio" and bool(self.sequence_lengths))
 
     @property
     def num_threads(self) -> int:

@@ -23,7 +23,8 @@ The answers that there are:
                  (`compress.core.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
                  (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-                 (`compress.core.relevance`)
+                 (`compress.core.relevance`); where images are found by words [n, 3]: image or text, and its class
+                 (`compress.core.zero_shot`)
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Facts:
     """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
     label_column: str = "label"
     """What the column of the labels is called where the recipe does not say."""
+    two_towers: bool = False
+    """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space (`compress.models.towers`)."""
     pair_loss: Literal["cosine", "ranking"] = "cosine"
     """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 
@@ -112,6 +115,16 @@ class Facts:
     def classifies(self) -> bool:
         """Whether it has an output for each label, whose names the data or the model know; of transcripts these are characters."""
         return self.answer in ("class", "labels", "tags", "transcript")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its models have a tokenizer."""
+        return self.modality == "text" or self.two_towers
+
+    @property
+    def named_classes(self) -> bool:
+        """Whether rows have a class whose name the data know; the model has an output for each only where the task `classifies`."""
+        return self.classifies or self.two_towers
 
     @property
     def tags(self) -> bool:
@@ -251,6 +264,25 @@ TASKS: Mapping[str, Facts] = {
             data="nyu-mll/glue",
             subset="stsb",
             columns="{text: sentence1, text_pair: sentence2, label: label}",
+        ),
+    ),
+    "image-text": Facts(  # before the other tasks of vectors: `task_of` takes the first whose classes have that of a checkpoint
+        modality="image",
+        answer="vector",
+        columns=("image", "label"),
+        metrics=("accuracy", "top_5"),
+        auto_class="AutoModelForZeroShotImageClassification",
+        problem_type=None,
+        pipeline_tag="zero-shot-image-classification",
+        counts="images",
+        two_towers=True,
+        example=Example(
+            about="Vectors of images and of texts in int8, from two towers that Triton serves.",
+            name="my-image-text",
+            model="openai/clip-vit-base-patch32",
+            head="keep",
+            data="uoft-cs/cifar10",
+            columns="{image: img, label: label}",
         ),
     ),
     "sentence-embedding": Facts(

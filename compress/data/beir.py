@@ -69,7 +69,10 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
     ]
     if problems:
         raise InputError(*problems)
-    limit, prompts = Limit(config.max_expanded_gb, "data.max_expanded_gb"), config.prompts or Prompts()
+    limit, prompts = (
+        Limit(config.max_expanded_gb, "data.max_expanded_gb"),
+        config.prompts if isinstance(config.prompts, Prompts) else Prompts(),
+    )
     queries = _texts(_file(folder / QUERIES), limit, prompts.query, titles=False)
     documents = _texts(_file(folder / CORPUS), limit, prompts.document, titles=True)
     files = {split: _found(folder / QRELS / f"{split}.tsv") for split in SPLITS}

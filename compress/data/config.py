@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
@@ -110,6 +110,21 @@ class Windows(Config):
     it."""
 
 
+def _as_templates(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _has_a_place(template: str) -> str:
+    """Checks that a template has one place for the name of a class."""
+    if template.count("{}") != 1 or template.replace("{}", "").count("{") or template.replace("{}", "").count("}"):
+        raise ValueError(f"{template!r} given; a text with one {{}}, where the name of a class goes, is allowed")
+    return template
+
+
+Template = Annotated[str, AfterValidator(_has_a_place)]
+Templates = Annotated[tuple[Template, ...], Field(min_length=1, max_length=1000), BeforeValidator(_as_templates)]
+
+
 class DataConfig(Config):
     """Training and evaluation data."""
 
@@ -126,8 +141,9 @@ class DataConfig(Config):
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
-    prompts: Prompts | None = None
-    """For tasks that search documents: what stands before queries and documents, for models that were trained so."""
+    prompts: Prompts | Templates | None = None
+    """For tasks that search documents: what stands before queries and documents, for models that were trained so. For image-text: one or
+    several texts with `{}` where the name of a class goes; a class is the mean of their vectors. Default there: `a photo of a {}`."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128

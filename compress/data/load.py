@@ -20,8 +20,9 @@ from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
-from compress.data.config import DataConfig
+from compress.data.config import DataConfig, Prompts
 from compress.data.judged_texts import load_judged
+from compress.data.prompted_images import TEMPLATES, with_prompts
 from compress.data.questions import load_questions
 from compress.data.sentence_pairs import as_texts
 from compress.data.sources import Source, read_sources
@@ -65,9 +66,7 @@ def load_data(
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
         return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
-    if config.prompts is not None and not TASKS[task].searches:
-        tasks = tasks_with(lambda row: row.searches)
-        raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
+    _check_prompts(config, task)
     if config.candidates is not None and not TASKS[task].orders:
         tasks = tasks_with(lambda row: row.orders)
         raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
@@ -89,7 +88,7 @@ def load_data(
     if not isinstance(tokenizer, TrainTokenizer):
         return data if config.windows is None else in_windows(data, config, tokenizer, log)
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
-    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True, starts=not TASKS[task].two_towers))
     return data if config.windows is None else in_windows(data, config, None, log)
 
 
@@ -101,7 +100,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
             raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
         log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
-    names, origin, predicts_values = SCORE, "data", not TASKS[task].classifies
+    names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
     if not predicts_values:
         found = label_sets.set_names if TASKS[task].several else labels.class_names
         names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
@@ -112,7 +111,23 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    if TASKS[task].two_towers:
+        templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
+        return with_prompts(data, templates, f"data.path {config.path}", log)
     return as_texts(data, f"data.path {config.path}", log) if TASKS[task].embeds else data
+
+
+def _check_prompts(config: DataConfig, task: Task) -> None:
+    """Raises an `InputError` if prompts are given in a form that the task does not read."""
+    given, searches = config.prompts, TASKS[task].searches
+    if given is None:
+        return
+    if not searches and not TASKS[task].two_towers:
+        tasks = tasks_with(lambda row: row.searches or row.two_towers)
+        raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
+    if searches != isinstance(given, Prompts):
+        allowed = "a map with query and document" if searches else "a list of texts with {}, where the name of a class goes,"
+        raise InputError(f"data.prompts: {'a list' if searches else 'a map'} given for {task}; {allowed} is allowed")
 
 
 def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], np.ndarray]) -> dict[str, Split]:

@@ -30,6 +30,8 @@ from compress.standalone.windows import Window
 Array = NDArray[Any]
 KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""
+MIXED = "mixed"
+"""Images and texts, each behind the name of its type."""
 
 
 class EngineError(RuntimeError):
@@ -200,9 +202,11 @@ class EngineProcess:
 
 
 def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None = None) -> None:
-    """Writes rows of one type to a safetensors file: `bytes` uint8 [total], `lengths` int64 [n, parts of a row], and `more`."""
-    kind = next((kind for kind, types in KINDS.items() if rows and isinstance(rows[0], types)), "text")
-    parts = [_encode(row) for row in rows]
+    """Writes rows of one type, or images and texts, to a safetensors file: `bytes` uint8 [total], `lengths` int64 [n, parts of a row], and
+    `more`."""
+    kinds = {next((kind for kind, types in KINDS.items() if isinstance(row, types)), "text") for row in rows} or {"text"}
+    kind = kinds.pop() if len(kinds) == 1 else MIXED
+    parts = [[type(row).__name__.encode(), *_encode(row)] if kind == MIXED else _encode(row) for row in rows]
     data = np.frombuffer(b"".join(part for row in parts for part in row), dtype=np.uint8)
     lengths = np.array([[len(part) for part in row] for row in parts], dtype=np.int64)
     save_file({"bytes": data, "lengths": lengths, **(more or {})}, path, {"kind": kind})
@@ -219,7 +223,9 @@ def read_rows(path: Path) -> list[Row]:
     rows: list[Row] = []
     for row_ends, row_lengths in zip(ends, lengths, strict=True):
         parts = [data[end - size : end] for end, size in zip(row_ends, row_lengths, strict=True)]
-        if kind == "image":
+        if kind == MIXED:
+            rows.append(parts[1] if parts[0] == b"bytes" else parts[1].decode())
+        elif kind == "image":
             rows.append(parts[0])
         elif kind == "window":
             rows.append(Window(parts[0].decode(), parts[1].decode(), *np.frombuffer(parts[2], np.int64).tolist()))

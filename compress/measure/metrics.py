@@ -6,6 +6,7 @@ of a task is the primary one, which goals refer to. Intervals of a new metric ar
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
 
     accuracy  = mean(argmax(logits) == y)                                            ties go to the lowest class
+    top_5     = mean(y is among the five largest logits)                             where there are more than five classes
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in predictions or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
@@ -27,11 +28,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors
+from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors, zero_shot
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
 from compress.measure.answers import Array
+
+TOP = 5
+"""Classes that `top_5` looks at."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,21 @@ def primary(task: Task) -> Metric:
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, or of correctly predicted tokens."""
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, or of
+    images whose nearest class is theirs."""
+    if zero_shot.are_images_and_texts(labels):
+        answers, labels = zero_shot.similarities(answers, labels)
     if labels.ndim == 2:
         return next_token.accuracy(answers, labels)
     return float(np.mean(answers.argmax(axis=1) == labels))
+
+
+def top_5(answers: Array, labels: Array) -> float:
+    """Returns the share of rows `[n, C]` whose label is among the five largest logits; of equal logits the label's counts last."""
+    if zero_shot.are_images_and_texts(labels):
+        answers, labels = zero_shot.similarities(answers, labels)
+    own = np.take_along_axis(answers, labels[:, None], axis=1)
+    return float(np.mean((answers >= own).sum(axis=1) <= TOP))
 
 
 def f1(logits: Array, labels: Array) -> float:
@@ -125,7 +140,10 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
     each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
     contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
-    (`compress.core.transcripts`), with zeros; other predictions and labels as they are."""
+    (`compress.core.transcripts`), with zeros; those of images and texts as the cosines of images with classes `[m, k]` and the class of
+    each `[m]` (`compress.core.zero_shot`); other predictions and labels as they are."""
+    if zero_shot.are_images_and_texts(labels):
+        return zero_shot.similarities(answers, labels)
     if tags.are_tags(labels):
         return tags.entity_counts(answers, labels), np.zeros(len(labels), np.float32)
     if transcripts.are_transcripts(labels):
@@ -174,6 +192,7 @@ def _of_both_kinds(answers: Array) -> bool:
 
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
+    "top_5": Metric(top_5, is_share=True, defined=lambda answers: answers.shape[1] > TOP),
     "f1": Metric(f1, is_share=True),
     "matthews": Metric(matthews),
     "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
@@ -196,7 +215,9 @@ METRICS: Mapping[str, Metric] = {
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, or judged queries."""
+    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, judged queries, or images."""
+    if zero_shot.are_images_and_texts(labels):
+        return len(zero_shot.judged(labels))
     if relevance.are_judged(labels):
         return len(relevance.judged(labels).queries)
     if candidates.are_candidates(labels):

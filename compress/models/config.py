@@ -29,6 +29,7 @@ from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
+from compress.models.towers import check_towers
 from compress.models.transcriber import vocabulary_of
 from compress.standalone.response import BLANK
 
@@ -65,8 +66,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
-        if self.embedding is not None and not TASKS[self.task].embeds:
-            vectors = tasks_with(lambda row: row.embeds)
+        if self.embedding is not None and (not TASKS[self.task].embeds or TASKS[self.task].two_towers):
+            vectors = tasks_with(lambda row: row.embeds and not row.two_towers)
             raise ValueError(f"embedding: given for {self.task}; it is for {vectors}: leave it out")
         return self
 
@@ -157,6 +158,8 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
             f"model.path: {config.path} is a {found.model_type}, which cannot do {config.task}; give a model that can, or change model.task"
         )
     _check_padding(found, config.task, "model.path")
+    if TASKS[config.task].two_towers:
+        check_towers(found, "model.path")
     if config.head == "new":
         return
     row = TASKS[config.task]
@@ -188,7 +191,7 @@ def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
     Raises:
         InputError: See `compress.models.embedding.resolved`.
     """
-    if TASKS[config.task].embeds:
+    if TASKS[config.task].embeds and not TASKS[config.task].two_towers:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
     return found
 
@@ -202,6 +205,7 @@ def check_length(config: Any, max_length: int) -> None:
 
 def most_tokens(config: Any) -> int | None:
     """Returns the most tokens that a text model reads; None where its positions have no limit."""
+    config = getattr(config, "text_config", config)  # of two towers that of texts
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
         return None
@@ -238,6 +242,10 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     check_raw(values, _defaults(kind), "model.config")
     if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
+    if TASKS[config.task].two_towers:
+        check_towers(default, "model.config.model_type")
+        texts = values.get("text_config") or {}
+        values["text_config"] = {**_tokenizer_values(tokenizer, texts, default.text_config), **texts}
     if TASKS[config.task].encoder_decoder:
         values = {**_decoder_values(values), **values}
     try:

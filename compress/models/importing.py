@@ -48,6 +48,7 @@ from compress.models.shapes import auto_class, mark
 from compress.models.size import count
 from compress.models.sounds import settings_of, settle, sound_steps
 from compress.models.tokenizer import TrainedTokenizer
+from compress.models.towers import check_towers, with_first_scale
 from compress.models.transcriber import write_vocabulary
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
@@ -102,8 +103,10 @@ def check_model(
     if config.preprocessor is not None:
         check_raw(config.preprocessor, {}, "model.preprocessor")
     names = label_names(config)
-    if max_length is not None and TASKS[config.task].modality == "text":
+    if max_length is not None and TASKS[config.task].reads_text:
         check_length(checked, max_length)
+    if TASKS[config.task].two_towers:
+        check_towers(checked, "model.path", max_length)
     if not TASKS[config.task].classifies or (num_labels is not None and names is None):
         set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
     return Checked(checked, names, size)
@@ -228,9 +231,11 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
             "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
-        remedy = "give a complete model" if TASKS[config.task].generates else "give model.head: new"
+        row = TASKS[config.task]
+        remedy = "give a complete model" if row.generates or row.two_towers else "give model.head: new"
         raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or with another shape); {remedy}")
-    layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
+    known = ("text_model.", "vision_model.") if TASKS[config.task].two_towers else f"{prefix}."
+    layers = {name for name in info["unexpected"] if name.startswith(known) and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
             f"model.path: {source} has weights of layers that are not in config.json: {some(layers)}; give files that belong together"
@@ -271,7 +276,7 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
     set_labels(settle(built), config.task, data_labels)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        return auto_class(config.task, built).from_config(with_class(built, config.task))
+        return with_first_scale(auto_class(config.task, built).from_config(with_class(built, config.task)))
 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
@@ -291,12 +296,13 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
         else:
             read_json(source / IMAGE_FILES[0], "model.path")
             copy_files(source, out, IMAGE_FILES)
+    if not TASKS[config.task].reads_text:
         return
     if isinstance(tokenizer, TrainedTokenizer):
         tokenizer.write(out)
         return
     folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
-    _save_tokenizer(folder, out, built.vocab_size)
+    _save_tokenizer(folder, out, getattr(built, "text_config", built).vocab_size)
 
 
 def image_settings(config: Any) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.models.reader import THRESHOLD_KEY
 from compress.models.sounds import INPUT, SETTINGS, sound_steps
+from compress.models.towers import CAUSAL_TEXT, check_towers, width_of
 from compress.models.transcriber import strides_of
 from compress.standalone.image import BadImage
-from compress.standalone.preprocess import BadRow, Preprocessor
+from compress.standalone.preprocess import TWO_TOWERS, BadRow, Preprocessor
 from compress.standalone.sound import BadSound
 
 UNLIMITED = 10**30
@@ -55,6 +56,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
     """
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
+        if TASKS[task].two_towers:
+            return _two_towers(checkpoint, task, max_length, target)
         if TASKS[task].modality == "image":
             own = config.get("vision_config") or config
             if not isinstance(own, dict):
@@ -69,6 +72,21 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
     except (BadRow, BadImage, BadSound) as error:
         raise InputError(f"{checkpoint}: {error}") from error
+
+
+def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
+    """Returns what prepares images and texts; a text tower that reads padding gets every text in one length."""
+    settings = read_config(checkpoint, "checkpoint")
+    check_towers(settings, "checkpoint", max_length)
+    made = _text_preprocessor(checkpoint, settings.text_config.to_dict(), task, max_length, target)
+    return replace(
+        made,
+        modality=TWO_TOWERS,
+        input_names=("pixel_values", "input_ids"),
+        buckets=made.buckets if CAUSAL_TEXT[settings.model_type] else (max_length,),
+        dimensions=width_of(settings),
+        image=_image_steps(checkpoint, settings.vision_config.num_channels),
+    )
 
 
 def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
@@ -196,6 +214,8 @@ def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[
 
     Some models (RoBERTa) accept token_type_ids but have a single type; these do not get that input.
     """
+    if TASKS[task].two_towers:
+        return TEXT_INPUTS[:1]
     if TASKS[task].encoder_decoder:
         return ENCODER_DECODER_INPUTS
     if TASKS[task].generates:

@@ -42,6 +42,7 @@ from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.reader import reader_class
 from compress.models.structure import Sizes, Structure, head_axes
+from compress.models.towers import towers_class
 from compress.models.transcriber import transcriber_class
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -69,6 +70,8 @@ def auto_class(task: Task, config: Any = None) -> Any:
             vectors, spans and transcripts.
     """
     row = TASKS[task]
+    if row.two_towers:
+        return towers_class(model_class(config, task))
     if row.embeds or row.finds_spans or row.transcribes:
         made = (embedding_class if row.embeds else reader_class if row.finds_spans else transcriber_class)(model_class(config, task))
         return own_class(made) if getattr(config, SHAPE_KEY, None) else made

@@ -102,7 +102,8 @@ def inputs_of(config: Any, task: Task, length: int, masked: bool = True) -> dict
     """Returns the inputs of one row; `masked`: with a padding mask, whose values most models read, and which changes no GEMM."""
     if TASKS[task].modality == "image":
         channels, height, width = image_shape(config)
-        return {"pixel_values": torch.zeros(1, channels, height, width)}
+        texts = {"input_ids": torch.zeros(1, length, dtype=torch.long)} if TASKS[task].two_towers else {}
+        return {"pixel_values": torch.zeros(1, channels, height, width), **texts}
     if TASKS[task].modality == "audio":  # a mask changes no GEMM
         return {INPUT: torch.zeros(1, *(spectrogram_shape(config) or (max(length, least_samples(config)),)))}
     ids = torch.zeros(1, length, dtype=torch.long)

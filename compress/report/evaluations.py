@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import PROFILES, Run
+from compress.core import zero_shot
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
@@ -132,6 +133,8 @@ def write_golden(run: Run, data: Data) -> None:
     """Writes `golden.safetensors`: 64 rows with their logits from every backend and served model; `verify` then needs no data set."""
     count = min(GOLDEN_ROWS, len(data.evaluation))
     chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
+    if zero_shot.are_images_and_texts(data.evaluation.labels):
+        chosen = np.array(zero_shot.spread(data.evaluation.labels, count), np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
     for evaluation in evaluations(run):
         if evaluation.backend != "triton":

@@ -24,6 +24,7 @@ from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.models.sounds import frames_of
+from compress.models.towers import width_of as width_of_towers
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from compress.schemes.scales import Layer
@@ -111,7 +112,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters = _parameters(config, context.task, quantizer)
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
     if TASKS[context.task].embeds:
-        numbers = width_of(config)
+        numbers = width_of_towers(config) if TASKS[context.task].two_towers else width_of(config)
     if TASKS[context.task].finds_spans:
         numbers = Part.WORDS.stop
     if TASKS[context.task].tags:
@@ -122,7 +123,9 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         parameters=parameters,
         int8_parameters=int8_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
-        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * config.vocab_size if TASKS[context.task].modality == "text" else 0,
+        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size
+        if TASKS[context.task].reads_text
+        else 0,
         prediction_bytes=labels.size * (8 + 4)
         if TASKS[context.task].generates
         else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),

@@ -145,8 +145,10 @@ def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any
 
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
-    """Returns the target shapes (batch, sequence) from small to large; the sequence is None for rows of one size."""
+    """Returns the target shapes (batch, sequence) from small to large; the sequence is None for rows of one size, such as images."""
     lengths: list[int | None] = [*sorted(target.sequence_lengths)] if target.has_lengths(task) else [None]
+    if TASKS[task].two_towers:
+        lengths = [None, *lengths]  # images have no length
     return [(batch, length) for batch in sorted(target.batch_sizes) for length in lengths]
 
 

@@ -1,12 +1,21 @@
-"""Lengths of sounds: seconds of the recipe become samples, which is what every later length of a waveform counts."""
+"""Lengths of sounds: seconds of the recipe become samples, which is what every later length of a waveform counts.
+
+Those of texts beside images: towers read few tokens, so that the usual lengths are cut to theirs.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
+from compress.core.files import local
 from compress.core.tasks import TASKS
 from compress.models.config import build_config, read_config
 from compress.models.files import find
 from compress.models.sounds import settings_of, sound_steps
+from compress.models.towers import CAUSAL_TEXT
 from compress.recipe import Recipe
 
 
@@ -23,12 +32,13 @@ def in_samples(recipe: Recipe) -> Recipe:
         InputError: `data.max_seconds` is given for another task, or missing, or too short; or the model reads no sounds.
     """
     seconds = recipe.data.max_seconds
+    if TASKS[recipe.model.task].two_towers and seconds is None:
+        return _of_towers(recipe)
     if TASKS[recipe.model.task].modality != "audio":
         if seconds is not None:
             raise InputError(f"data.max_seconds: {seconds:g} given for {recipe.model.task}; it is for sounds: leave it out")
         return recipe
-    folder = None if recipe.model.path is None else find(recipe.model.path, "model.path", weights=False)
-    config = build_config(recipe.model, None) if folder is None else read_config(folder, "model.path")
+    config, folder = _config(recipe)
     steps = sound_steps(settings_of(folder, config, recipe.model.preprocessor), config, "model.preprocessor")
     if steps["kind"] == "spectrogram":
         return _with(recipe, 0, ())
@@ -41,6 +51,28 @@ def in_samples(recipe: Recipe) -> Recipe:
         allowed = f"{steps['least']} to {longest} samples, at {steps['sampling_rate']} a second, are allowed"
         raise InputError(f"target.sequence_lengths, data.max_seconds: {wrong[0]} samples given; {allowed}")
     return _with(recipe, longest, given)
+
+
+def _config(recipe: Recipe) -> tuple[Any, Path | None]:
+    """Returns the Transformers config of the model, and its folder; None for random weights."""
+    folder = None if recipe.model.path is None else find(recipe.model.path, "model.path", weights=False)
+    return (build_config(recipe.model, None) if folder is None else read_config(folder, "model.path")), folder
+
+
+def _of_towers(recipe: Recipe) -> Recipe:
+    """Returns a recipe whose target has lengths that the text tower reads: a causal one up to `data.max_length`, others that alone."""
+    longest = recipe.data.max_length
+    given = recipe.model.config
+    raw = read_json(local(given, "model.config"), "model.config") if isinstance(given, str) else given or {}
+    kind = raw.get("model_type") if recipe.model.path is None else _config(recipe)[0].model_type
+    causal = CAUSAL_TEXT.get(str(kind), True)  # other types are refused later
+    usual = "sequence_lengths" not in recipe.target.model_fields_set
+    allowed = [length for length in recipe.target.sequence_lengths if length == longest or (causal and length < longest)]
+    wrong = [length for length in recipe.target.sequence_lengths if length not in allowed]
+    if wrong and not usual:
+        read = f"up to {longest} tokens (data.max_length)" if causal else f"{longest} tokens alone (data.max_length)"
+        raise InputError(f"target.sequence_lengths: {wrong[0]} given; texts of {read} are allowed")
+    return _with(recipe, longest, (*allowed, longest) if longest not in allowed and usual else tuple(allowed))
 
 
 def _with(recipe: Recipe, longest: int, lengths: tuple[int, ...]) -> Recipe:

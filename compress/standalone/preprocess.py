@@ -15,7 +15,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ SCHEMA = 1
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
 LOGIT_BYTES = 2**28
+TWO_TOWERS = "image-text"
+"""The modality of a model whose rows are images and texts."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")
 """What a text can be to a model, all int64 [n, L]."""
@@ -86,7 +88,7 @@ class Preprocessor:
     """Prepares rows for one checkpoint; immutable and safe to share between threads."""
 
     modality: str
-    """"text", "image" or "audio"."""
+    """"text", "image" or "audio", or "image-text" of a model with a tower for each."""
     input_names: tuple[str, ...]
     """Names of the model's inputs, in the order of its graph."""
     labels: tuple[str, ...]
@@ -125,10 +127,17 @@ class Preprocessor:
     """The image steps, a `compress.standalone.image.ImageSteps`, derived from `image`."""
     sounds: Any = field(default=None, init=False, repr=False, compare=False)
     """What prepares sounds, a `compress.standalone.sound.Sounds`, derived from `sound`."""
+    towers: Mapping[str, Preprocessor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of a model with two towers what prepares the rows of each, "image" and "text"; else empty."""
 
     def __post_init__(self) -> None:
         if self.sound is not None:
             object.__setattr__(self, "sounds", _sounds(self.sound, self.input_names, self.max_length, self.buckets))
+        if self.modality == TWO_TOWERS:
+            image = replace(self, modality="image", input_names=self.input_names[:1], max_length=0, buckets=(), tokenizer=None)
+            text = replace(self, modality="text", input_names=self.input_names[1:], image=None)
+            object.__setattr__(self, "towers", {"image": image, "text": text})
+            return
         if self.image is not None:
             object.__setattr__(self, "steps", _beside("image").ImageSteps.build(self.image))
         if self.tokenizer is not None:
@@ -184,7 +193,7 @@ class Preprocessor:
         for key in ("input_names", "labels", "buckets"):
             values[key] = tuple(values[key])
         values.setdefault("response", "vector" if values.get("dimensions") else "label")  # folders written before it was named
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER)) if values["modality"] == "text" else None
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER)) if values["modality"] in ("text", TWO_TOWERS) else None
         return cls(**values, tokenizer=tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -232,6 +241,9 @@ class Preprocessor:
             BadSound: The same of a sound (`compress.standalone.sound`), also a ValueError.
             ValueError: A row is longer than `length`.
         """
+        if self.towers:
+            (name,) = {_tower(index, row) for index, row in enumerate(rows)} or {"text"}
+            return self.towers[name].encode(rows, length)
         if self.sounds is not None:
             made: dict[str, np.ndarray] = self.sounds.encode(self.sounds.prepared(rows), length)
             return made
@@ -254,6 +266,11 @@ class Preprocessor:
 
         For generation, `LOGIT_BYTES` limits the rows of a batch further: the logits have an entry for every token of the vocabulary.
         """
+        if self.towers:
+            for name, members in self.members(rows).items():
+                for indices, features in self.towers[name].batches([rows[i] for i in members], batch_size):
+                    yield [members[index] for index in indices], features
+            return
         if self.sounds is not None:
             yield from self.sounds.batches(rows, batch_size)
             return
@@ -267,6 +284,15 @@ class Preprocessor:
                     yield indices, self.encode([rows[i] for i in indices])
                 else:
                     yield [owners[i] for i in indices], self._pad([tokens[i] for i in indices], bucket)
+
+    def members(self, rows: Sequence[Row]) -> dict[str, list[int]]:
+        """Returns the indices of the rows of each tower; without rows of its own a tower is absent.
+
+        Raises:
+            BadRow: A row is neither an image nor a text.
+        """
+        kinds = [_tower(index, row) for index, row in enumerate(rows)]
+        return {name: [index for index, kind in enumerate(kinds) if kind == name] for name in self.towers if name in kinds}
 
     def _max_rows(self, bucket: int, batch_size: int) -> int:
         if not self.generates:
@@ -393,6 +419,13 @@ def _block(index: int, row: Row, max_length: int) -> NDArray[np.int32]:
         given = f"{row.dtype} {list(row.shape)}" if isinstance(row, np.ndarray) else type(row).__name__
         raise BadRow(f"row {index}: {given} given; a block of 2 to {max_length} token ids, int32, is allowed")
     return row
+
+
+def _tower(index: int, row: Row) -> str:
+    """Returns the tower that reads a row."""
+    if not isinstance(row, bytes | str):
+        raise BadRow(f"row {index}: {type(row).__name__} given; a text, or the bytes of a PNG or JPEG image, is allowed")
+    return "text" if isinstance(row, str) else "image"
 
 
 def _check_text(index: int, row: Row) -> None:

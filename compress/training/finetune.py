@@ -3,6 +3,7 @@
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
     generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
+    image-text      the loss of the model itself (`compress.training.losses.contrastive`)
 
 with p = softmax of the logits z. The final weights are those with the best metric on the selection split, which is not trained on.
 """
@@ -90,8 +91,10 @@ class Finetune(Stage):
         key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].embeds
         if self.loss is not None and not vectors:
             raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
-        loss = self.loss or TASKS[context.task].pair_loss
-        if vectors and loss in ACROSS_ROWS and self.micro_batch_size is not None:
+        if self.loss is not None and TASKS[context.task].two_towers:
+            raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")
+        loss = "contrastive" if TASKS[context.task].two_towers else self.loss or TASKS[context.task].pair_loss
+        if vectors and loss in (*ACROSS_ROWS, "contrastive") and self.micro_batch_size is not None:
             raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
         if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
             raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")

@@ -8,8 +8,8 @@ longest row, rounded up to a multiple of 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -57,10 +57,14 @@ class Rows:
     """Texts, and waveforms that fit in memory: the values of each input, with all rows concatenated; else empty."""
     pixels: NDArray[np.float32] | None
     """Images and spectrograms that fit in memory: float32 `[n, ...]`."""
+    towers: Mapping[str, tuple[Rows, NDArray[np.int64]]] = field(default_factory=dict)
+    """Of images and texts: the rows of each tower, and the place of every row among them, -1 where it is of the other one `[n]`."""
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
         """Tokenizes texts, takes blocks and pairs of tokens as they are, and preprocesses images and sounds if they fit in memory."""
+        if preprocessor.towers:
+            return cls._of_towers(rows, preprocessor)
         if preprocessor.modality == "audio" and preprocessor.buckets:
             return cls._waveforms(rows, preprocessor)
         if preprocessor.modality != "text":
@@ -71,6 +75,17 @@ class Rows:
         lengths = np.array([row.shape[1] for row in tokenized])
         tokens = {name: np.concatenate([row[INPUTS.index(name)] for row in tokenized]) for name in preprocessor.input_names}
         return cls(preprocessor, rows, lengths, tokens, None)
+
+    @classmethod
+    def _of_towers(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+        """Prepares images and texts apart."""
+        lengths, towers = np.zeros(len(rows), np.int64), {}
+        for name, members in preprocessor.members(rows).items():
+            part = cls.prepare([rows[index] for index in members], preprocessor.towers[name])
+            place = np.full(len(rows), -1, np.int64)
+            place[members], lengths[members] = np.arange(len(members)), part.lengths
+            towers[name] = part, place
+        return cls(preprocessor, rows, lengths, {}, None, towers)
 
     @classmethod
     def _waveforms(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
@@ -98,7 +113,10 @@ class Rows:
         return np.cumsum(self.lengths) - self.lengths
 
     def batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`."""
+        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`; of images and texts those of both."""
+        if self.towers:
+            own = {name: (part, place[indices][place[indices] >= 0]) for name, (part, place) in self.towers.items()}
+            return {name: values for part, places in own.values() if len(places) for name, values in part.batch(places).items()}
         if not self.tokens:
             if self.pixels is not None:
                 return {self.preprocessor.input_names[0]: torch.from_numpy(self.pixels[indices])}
@@ -121,6 +139,8 @@ class Rows:
         """Returns the length that a batch is padded to: that of the server where a model cannot be told what is padding."""
         if "attention_mask" not in self.preprocessor.input_names and self.preprocessor.modality == "audio":
             return next(bucket for bucket in self.preprocessor.buckets if bucket >= longest)
+        if len(self.preprocessor.buckets) == 1 and self.preprocessor.dimensions and "attention_mask" not in self.preprocessor.input_names:
+            return self.preprocessor.max_length  # a tower that reads padding knows one length alone
         return min(-(-longest // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
 
 

@@ -9,6 +9,7 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.data.splits import Data
 from compress.models.forward import forward
+from compress.training.losses.contrastive import contrastive_loss, scale_of
 from compress.training.losses.table import losses_of
 from compress.training.losses.vector import PairLoss
 from compress.training.train import Batch, Objective
@@ -39,9 +40,18 @@ def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None 
         label_smoothing: Share of the target probability that is spread over all choices.
         pairs: For vectors, the loss of pairs; None: that of the task.
     """
+    if TASKS[task].two_towers:
+        return _contrastive
     losses = losses_of(task, pairs)
 
     def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {losses.name: losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}
 
     return learn
+
+
+def _contrastive(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The objective of two towers: their loss has a scale, and of SigLIP a bias, that are weights of the model."""
+    vectors_nD = forward(model, batch.features)
+    loss_n = contrastive_loss(vectors_nD, batch.labels, scale_of(model), getattr(model, "logit_bias", None))
+    return {"contrastive": loss_n}

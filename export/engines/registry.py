@@ -46,4 +46,8 @@ def runs_here(target: Target) -> bool:
 
 def open_engine(spec: EngineSpec) -> Engine:
     """Opens an engine in this process; raises what its library raises where it does not run here."""
+    if spec.towers:
+        from export.engines.towers import Towers
+
+        return Towers(spec, engine_module(spec.engine).open_engine)
     return engine_module(spec.engine).open_engine(spec)

@@ -54,6 +54,8 @@ class EngineSpec:
     """Batch sizes that a static engine is compiled for, ascending."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine that its entry in export.json holds."""
+    towers: Mapping[str, str] = field(default_factory=dict)
+    """Of a model with two towers the model file of each, by its name; `path` is that of the first. Else empty."""
     speculation: Speculation | None = None
     """What proposes tokens to an engine that answers prompts; None: nothing."""
 
@@ -247,6 +249,7 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         folder=str((root / build["folder"]).resolve()),
         batch_sizes=compiled_batch_sizes(target),
         properties=engine.get("properties") or {},
+        towers={name: str((root / file).resolve()) for name, file in (engine.get("towers") or {}).items()},
     )
 
 

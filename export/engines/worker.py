@@ -130,6 +130,8 @@ class Worker:
 
 def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> dict[str, np.ndarray]:
     """Returns made-up rows of one shape: random tokens of the vocabulary, none of them padding, or random pixels, samples or energies."""
+    if preprocessor.towers:  # images have no length
+        preprocessor = preprocessor.towers["image" if sequence is None else "text"]
     generator = np.random.default_rng(0)
     if preprocessor.modality != "text":
         shape = preprocessor.shape or (sequence,)

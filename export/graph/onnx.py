@@ -49,6 +49,7 @@ from compress.models.experts import with_separate_experts
 from compress.models.grids import put_on_grids
 from compress.models.library import one_line, quiet
 from compress.models.shapes import auto_class
+from compress.models.towers import CAUSAL_TEXT
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
@@ -121,6 +122,20 @@ class _EncoderDecoder(nn.Module):
         return logits
 
 
+class _Texts(nn.Module):
+    """Takes the texts of a model with two towers, token ids int64 [B, S]; hands a causal tower an additive mask float [1, 1, S, S]."""
+
+    def __init__(self, model: nn.Module, causal: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.causal = causal
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (ids_BS,) = inputs
+        logits: Tensor = self.model(input_ids=ids_BS, attention_mask=_additive_causal(ids_BS) if self.causal else None).logits
+        return logits
+
+
 class _Numbers(nn.Module):
     """Takes pixel values float [B, C, H, W], spectrograms float [B, frames, filters], or waveforms float [B, S] and their mask, if any."""
 
@@ -148,16 +163,17 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
         [batch, num_labels], or [batch, sequence or frames, vocabulary or tags].
     """
     with _quiet(), torch.no_grad():
-        model = _load(checkpoint, preprocessor.task)
+        model, two_towers = _load(checkpoint, preprocessor.task), TASKS[preprocessor.task].two_towers
         axes: tuple[str, ...] = ("batch",)
         if preprocessor.modality == "text":
-            wrapper: nn.Module = _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
-            example = _text_rows(preprocessor, model.config.vocab_size, min(EXAMPLE_LENGTH, preprocessor.max_length))
-            axes = ("batch", "sequence")
+            wrapper: nn.Module = _texts(model, preprocessor)
+            fixed = preprocessor.buckets[0] if two_towers and not wrapper.causal else EXAMPLE_LENGTH
+            example = _text_rows(preprocessor, _vocab_size(model), min(fixed, preprocessor.max_length))
+            axes = ("batch", "sequence") if fixed == EXAMPLE_LENGTH else ("batch",)
         else:
             wrapper, example = _Numbers(model, preprocessor.input_names), _number_rows(preprocessor)
             axes = axes if preprocessor.shape else ("batch", "sequence")
-        with nullcontext() if preprocessor.modality == "text" or len(example) > 1 else _without_masks():
+        with _without_masks() if len(example) == 1 and (preprocessor.modality != "text" or two_towers) else nullcontext():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
     answered = ("batch", "frames") if preprocessor.transcribes else axes if preprocessor.per_token else axes[:1]
     return save(_tidy(graph, axes, answered), out)
@@ -214,6 +230,17 @@ def _load(checkpoint: Path, task: Task) -> Any:
         put_on_grids(model, checkpoint)
     make_exportable(model)
     return model.eval()
+
+
+def _texts(model: Any, preprocessor: Preprocessor) -> Any:
+    """Returns the wrapper of a model, or a tower, that reads texts."""
+    if TASKS[preprocessor.task].two_towers:
+        return _Texts(model, CAUSAL_TEXT[model.config.model_type])
+    return _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
+
+
+def _vocab_size(model: Any) -> int:
+    return int(getattr(model.config, "text_config", model.config).vocab_size)
 
 
 def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation] | type[_EncoderDecoder]:

@@ -6,8 +6,9 @@ results only (`compress.data.splits`): no engine answers them before it has pass
 
 from __future__ import annotations
 
+from compress.core.zero_shot import are_images_and_texts
 from compress.data.splits import Data, Split
-from compress.measure.closeness import spread
+from compress.measure.closeness import spread, spread_rows
 
 GATE_ROWS = 1000
 
@@ -15,4 +16,6 @@ GATE_ROWS = 1000
 def gate_rows(data: Data) -> Split:
     """Returns up to `GATE_ROWS` rows, evenly spread over the selection split; over the train split if that is empty."""
     split = data.selection if len(data.selection) else data.train
+    if are_images_and_texts(split.labels):
+        return split.take(spread_rows(range(len(split)), GATE_ROWS, split.labels))
     return split.take(spread(range(len(split)), GATE_ROWS))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
-from tests import tiny_sounds
+from tests import tiny_sounds, tiny_towers
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.test_recipes import (
@@ -21,6 +21,7 @@ from tests.test_recipes import (
     image_settings,
     question_settings,
     text_settings,
+    tower_settings,
 )
 
 VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
@@ -62,6 +63,12 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
             sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
             return ["data.max_length=16", "tokenizer.vocab_size=300", *(f"model.config.{key}={value}" for key, value in sizes.items())]
         return generation_settings(recipe, place)
+    if facts.two_towers:
+        place.mkdir(exist_ok=True)
+        finetuned = any(stage.NAME == "finetune" for stage in recipe.stages)
+        source = [] if finetuned else [f"model.path={tiny_towers.checkpoint(place / 'model')}"]
+        found = tower_settings(recipe, place)[0 if finetuned else 2 :]
+        return [*source, *(setting for setting in found if not (local and setting.startswith("data.path")))]
     if facts.answer == "vector":
         place.mkdir(exist_ok=True)
         return embedding_settings(recipe, place)

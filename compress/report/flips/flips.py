@@ -23,8 +23,11 @@ from compress.report.flips.tags import TagFlips
 from compress.report.flips.tokens import TokenFlips
 from compress.report.flips.transcripts import TranscriptFlips
 from compress.report.flips.vectors import NeighbourFlips
+from compress.report.flips.zero_shot import NearestClassFlips
 
-Flips = RowFlips | SetFlips | TagFlips | SpanFlips | TranscriptFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips
+Flips = (
+    RowFlips | SetFlips | TagFlips | SpanFlips | TranscriptFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips | NearestClassFlips
+)
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -70,6 +73,8 @@ def _described(run: Run, data: Data) -> Flips:
         return SetFlips(data)
     if candidates.are_candidates(data.evaluation.labels):
         return FirstFlips(data)
+    if facts.two_towers:
+        return NearestClassFlips(data)
     if facts.embeds:
         return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
     return RowFlips(data)

@@ -107,7 +107,7 @@ def test_a_folder_without_sounds_and_other_tasks_are_refused(sounds: Path, tmp_p
     with pytest.raises(InputError, match="not the name of an image"):
         load(sounds, "image-classification")
     with pytest.raises(
-        InputError, match=r"sklearn:digits: images, and model.task is audio-classification; image-classification is allowed"
+        InputError, match=r"sklearn:digits: images, and model.task is audio-classification; image-text or image-classification is allowed"
     ):
         load("sklearn:digits")
     (tmp_path / "rows.csv").write_text("audio,label\nabsent.wav,a\n")

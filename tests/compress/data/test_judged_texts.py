@@ -194,5 +194,5 @@ def test_what_is_missing_or_has_no_use_is_said(tmp_path: Path) -> None:
         loaded(folder)
     with pytest.raises(InputError, match=r"reads a local folder with corpus\.jsonl, queries\.jsonl and qrels/test\.tsv: give one"):
         loaded(tmp_path / "absent")
-    with pytest.raises(InputError, match=r"data\.prompts: given for text-regression; they are for retrieval"):
+    with pytest.raises(InputError, match=r"data\.prompts: given for text-regression; they are for image-text, retrieval or reranking"):
         load_data(DataConfig(path=str(folder), prompts={"query": "q"}), "text-regression", None, print)  # type: ignore[arg-type]

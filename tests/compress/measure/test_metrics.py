@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import correlation, spans, tags
+from compress.core import correlation, spans, tags, zero_shot
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -80,6 +80,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
         if TASKS[task].searches:
             cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
             cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
+        if TASKS[task].two_towers:  # an image and seven classes
+            cases["vector"] = np.eye(8, dtype=np.float32), zero_shot.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics

@@ -1,0 +1,164 @@
+"""The export of a model with two towers: a folder for each inside that of the build, with a graph, an engine and what prepares its rows.
+
+    <variant>-<precision>/
+      preprocess.json  tokenizer.json                    of both
+      image/  preprocess.json  model.onnx  engine files
+      text/   preprocess.json  tokenizer.json  model.onnx  engine files
+
+To everything else a build is one model that answers with vectors: `export.engines.towers` opens both engines behind one `predict`,
+shares and layers are counted over both graphs, and an entry of export.json has the files of both under `towers`. Each tower has to agree
+with torch by itself: texts are few, and would not be seen among the images.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from compress.artifacts.artifact import write_json
+from compress.core.engines import ENGINES, EngineName
+from compress.core.zero_shot import SIDES
+from compress.models.towers import tower_of
+from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
+from export.engines.registry import engine_module
+from export.exporter import MODEL, PROBED_TOKENS, Exporter
+from export.graph.quantized import write_graphs
+from export.stored_weights import integer_weights
+
+
+class TowersExporter(Exporter):
+    """The work on one build of a model with two towers."""
+
+    tower = "image"
+    """The tower that is being looked at."""
+
+    def _onnx(self) -> Path:
+        """Writes the graphs of both towers; returns the path of the first one's. A half has those of fp32."""
+        for name, prepared in self.preprocessor.towers.items():
+            (self.folder / name).mkdir()
+            prepared.save(self.folder / name)
+            if not self.build.is_half:
+                with tempfile.TemporaryDirectory(dir=self.folder, prefix="tower-") as folder:
+                    view = checkpoint_of_tower(self.build.checkpoint, name, Path(folder))
+                    write_graphs(view, prepared, self.files / name / MODEL, self.context.target.engines)
+        return self._model("image")
+
+    def _model(self, tower: str) -> Path:
+        return self.files / tower / MODEL
+
+    def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+        """Writes the files of one engine for both towers; yields an entry for each of its modes."""
+        if not ENGINES[engine].builds:
+            yield from super()._build(engine, model)
+            return
+        refused = [name for name in SIDES if engine_module(engine).refusal(self.build.precision, self._model(name)) is not None]
+        if refused:
+            yield from super()._build(engine, self._model(refused[0]))
+            return
+        request = self._request(engine, model)
+        built = [
+            list(
+                engine_module(engine).build(
+                    replace(
+                        request,
+                        model=self._model(name),
+                        folder=self.folder / name,
+                        shared=self.files / name,
+                        buckets=self.preprocessor.towers[name].buckets,
+                    )
+                )
+            )
+            for name in SIDES
+        ]
+        for entries in zip(*built, strict=True):
+            yield self._joined(dict(zip(SIDES, entries, strict=True)))
+
+    def _joined(self, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """Returns the entry of both towers from that of each."""
+        first, second = entries.values()
+        assert (first["mode"], first["float_precision"]) == (second["mode"], second["float_precision"]), entries
+        files = {name: entry["file"] for name, entry in entries.items()}
+        return {
+            **first,
+            "towers": files,
+            "size_bytes": first["size_bytes"] + second["size_bytes"],
+            "integer_weights": integer_weights([self.out / file for file in files.values()]),
+        }
+
+    def _share(self, process: Any, model: Path) -> dict[str, Any]:
+        """Counts over both graphs, an image and a text of full length each."""
+        from export.graph.macs import count_macs
+        from export.share import share
+
+        batch, gemms, told = max(self.context.target.batch_sizes), list[Any](), dict[str, str]()
+        for name, prepared in self.preprocessor.towers.items():
+            sequence = max(prepared.buckets, default=None)
+            own = count_macs(self._model(name), batch, sequence)
+            told |= process.ask("precisions", gemms=[gemm.node for gemm in own], batch=batch, sequence=sequence)["precisions"]
+            gemms += own
+        return share(gemms, told)
+
+    def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
+        """Compares the layers of both graphs."""
+        found = []
+        for name in SIDES:
+            self.tower = name
+            found += super()._layers(process, self._model(name), engine)
+        return found
+
+    def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
+        """Returns the tensors of these layers and sites on some rows of the tower."""
+        split, _ = self._gate
+        rows = [split.rows[index] for index in np.flatnonzero(split.labels[:, 0] == SIDES[self.tower]).tolist()]
+        length = max(self.preprocessor.towers[self.tower].buckets, default=None)
+        names = list(dict.fromkeys(name for entry in entries for name in entry.tensors))
+        return process.probe(names, rows[: max(1, PROBED_TOKENS // length) if length else 1], length)
+
+    def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
+        """Compares both towers with torch together, and each by itself."""
+        from compress.measure.agreement import compare_predictions, shortfall
+
+        compared = super()._compared(entry, answers, layers)
+        split, expected = self._gate
+        for name, side in SIDES.items():
+            rows = split.labels[:, 0] == side
+            own = compare_predictions(self.context.task, expected[rows], answers[rows], split.labels[rows])
+            short = shortfall(own, f"torch ({name}s)") if entry["float_precision"] == "fp32" else None
+            if short is not None and compared["reason"] is None and self._rounding(entry["engine"]) is None:
+                compared |= {"passed": False, "reason": f"parity: {self.build.name} {entry['engine']} {entry['mode']}: {short}"}
+        return compared
+
+
+def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
+    """Writes a checkpoint whose quantized layers are those of one tower: links to its files, and its part of the scales.
+
+    Args:
+        checkpoint: The checkpoint, float or quantized.
+        tower: image or text.
+        out: Empty folder.
+
+    Returns:
+        `out`.
+    """
+    for file in checkpoint.iterdir():
+        if file.name not in (QUANTIZATION_JSON, QUANTIZATION_TENSORS):
+            (out / file.name).symlink_to(file.resolve())
+    if (checkpoint / QUANTIZATION_JSON).exists():
+        document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+        for key in ("layers", "float_layers"):
+            document[key] = {name: value for name, value in document[key].items() if tower_of(name) == tower}
+        for key in ("products", "residuals"):
+            if key in document:
+                document[key] = [name for name in document[key] if tower_of(name) == tower]
+        write_json(out / QUANTIZATION_JSON, document)
+        tensors = load_file(checkpoint / QUANTIZATION_TENSORS)
+        save_file({name: value for name, value in tensors.items() if tower_of(name) == tower}, out / QUANTIZATION_TENSORS)
+    return out

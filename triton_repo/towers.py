@@ -1,0 +1,55 @@
+"""Served models with two towers: a build is two models, `<variant>-<precision>-image` and `<variant>-<precision>-text`.
+
+Each is asked for the rows of its tower, and compared with the engine on them. What both served together is told once both have run: the
+vectors of the second stand beside those that the first one served, not beside those of its engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core.zero_shot import SIDES
+from compress.measure.answers import load_predictions
+
+Array = NDArray[Any]
+
+
+def rows_of_tower(tower: str | None, labels: Array) -> Array:
+    """Returns the rows that a model answers, int64 `[m]`.
+
+    Args:
+        tower: image or text; None: all.
+        labels: Labels of the split; of images and texts float32 `[n, 3]` (`compress.core.zero_shot`).
+    """
+    return np.arange(len(labels)) if tower is None else np.flatnonzero(labels[:, 0] == SIDES[tower])
+
+
+def beside_the_other(model: Any, answers: Array, labels: Array, out: Path) -> Array:
+    """Returns the predictions of a split: the answers of a model, and beside them, where it is a tower, the vectors of the other one.
+
+    Args:
+        model: The `Served` model.
+        answers: What it answered to its rows, float32 `[m, D]`.
+        labels: Labels of the split.
+        out: Folder of the predictions of the models that were served before.
+    """
+    if model.tower is None:
+        return answers
+    other = next(name for name in SIDES if name != model.tower)
+    served = out / f"{model.name.removesuffix(model.tower)}{other}.safetensors"
+    whole, _ = load_predictions(served if served.exists() else model.predictions)
+    whole[rows_of_tower(model.tower, labels)] = answers
+    return whole
+
+
+def with_both_towers(results: dict[str, Any]) -> dict[str, Any]:
+    """Returns the contents of triton.json where the first tower of a build has the metrics and predictions of both, as the second has."""
+    last = {(model["variant"], model["precision"]): model for model in results["models"]}
+    for model in results["models"]:
+        both = last[model["variant"], model["precision"]]
+        model |= {key: both[key] for key in ("metrics", "n", "predictions")}
+    return results
