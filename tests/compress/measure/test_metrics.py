@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import correlation, spans, tags, zero_shot
+from compress.core import correlation, spans, tags, transcripts, zero_shot
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -77,6 +77,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
         cases["tags"] = np.ones((2, 4, 3), np.float32), tags.labels_of([["O"]] * 2, [np.array([1])] * 2, ("O", "B-A", "I-A"))
         span = np.zeros((2, spans.Part.WORDS.stop), np.float32)
         cases["span"] = span, spans.labels_of(np.zeros((2, 2), int), [0, 1], [True, False], [["a b"], []])
+        read = np.zeros((2, 5, transcripts.Part.WIDTH), np.float32)
+        cases["transcript"] = read, transcripts.labels_of(["a b", "a"], ("<pad>", "|", "a", "b"))
         if TASKS[task].searches:
             cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
             cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])

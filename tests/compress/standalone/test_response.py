@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.answers.table import ANSWERS
-from compress.standalone.response import RESPONSES, STRING
+from compress.standalone.response import BLANK, DELIMITER, RESPONSES, STRING
 from compress.standalone.windows import Asked, Read
 
 NAMES = ("no", "yes", "perhaps")
@@ -53,9 +53,11 @@ def test_all_labels_come_with_their_sigmoids_the_likeliest_first(rows: list[list
 @pytest.mark.parametrize("form", RESPONSES)
 def test_outputs_are_as_announced(form: str) -> None:
     told: dict[str, Any] = {"entities": ("a", ((1, 0, 1, False),)), "span": Asked("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
+    told["transcript"] = 4
+    names = (BLANK, DELIMITER, "a") if form == "transcript" else NAMES
     placed = [told[form.partition("-")[0]]] * 4 if form.partition("-")[0] in told else []
     logits = np.zeros((4, 5, 3) if placed else (4, 3), np.float32)
-    found = RESPONSES[form].of(logits, NAMES, placed)
+    found = RESPONSES[form].of(logits, names, placed)
     announced = RESPONSES[form].outputs(3)
     assert [output.name for output in announced] == list(found)
     for output in announced:
