@@ -58,7 +58,9 @@ def check_towers(config: Any, key: str, max_length: int | None = None) -> None:
         InputError: It has not, or it reads texts of another length.
     """
     if config.model_type not in CAUSAL_TEXT:
-        raise InputError(f"{key}: a {config.model_type} given; {one_of(list(CAUSAL_TEXT))} is allowed for image-text")
+        raise InputError(
+            f"{key}: a {config.model_type} given; {one_of(list(CAUSAL_TEXT))} is allowed where an image and a text get a vector each"
+        )
     positions = config.text_config.max_position_embeddings
     if max_length is not None and not CAUSAL_TEXT[config.model_type] and max_length != positions:
         raise InputError(

@@ -27,7 +27,7 @@ SCHEMA = 1
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
 LOGIT_BYTES = 2**28
-TWO_TOWERS = "image-text"
+TWO_TOWERS = "two towers"
 """The modality of a model whose rows are images and texts."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")
@@ -88,7 +88,7 @@ class Preprocessor:
     """Prepares rows for one checkpoint; immutable and safe to share between threads."""
 
     modality: str
-    """"text", "image" or "audio", or "image-text" of a model with a tower for each."""
+    """"text", "image" or "audio", or "two towers" of a model with a tower for each."""
     input_names: tuple[str, ...]
     """Names of the model's inputs, in the order of its graph."""
     labels: tuple[str, ...]

@@ -152,7 +152,7 @@ def test_files_that_do_not_belong_together_are_refused(change: dict[str, int], l
     [
         (
             {"path": None, "config": {"model_type": "clipseg"}, "init": "random"},
-            "a clipseg given; clip or siglip is allowed for image-text",
+            "a clipseg given; clip or siglip is allowed where an image and a text get a vector each",
         ),
         ({"path": None, "config": {"model_type": "bert"}, "init": "random"}, "a bert given; clip or siglip is allowed"),
         (
