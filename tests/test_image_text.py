@@ -91,7 +91,7 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
         np.testing.assert_allclose(served, engine, atol=1e-3)
         cosines, own = zero_shot.similarities(served, labels)
         assert image["metrics"]["accuracy"] == pytest.approx(float((cosines.argmax(axis=1) == own).mean()))
-        assert image["metrics"]["accuracy"] >= 0.9
+        assert image["metrics"]["accuracy"] >= (0.9 if kind == "clip" else 0.8)
     assert verify(folder, live=True, log=lambda line: None) == []
     readme = (repository / "README.md").read_text()
     assert readme.count("(serve this one)") == 2
