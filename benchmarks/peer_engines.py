@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from compress.standalone.preprocess import Preprocessor, Row
 
@@ -20,8 +19,7 @@ def ordinary_export(checkpoint: Path, folder: Path, out: Path) -> Path:
     """
     from export.graph.onnx import export_float
 
-    with patch("export.graph.onnx.drop_unread_tokens", lambda graph: 0):
-        return export_float(checkpoint, Preprocessor.load(folder), out)
+    return export_float(checkpoint, Preprocessor.load(folder), out, all_tokens=True)
 
 
 def nncf_int8(onnx: Path, folder: Path, rows: Sequence[Row], out: Path) -> Path:

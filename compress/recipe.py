@@ -365,9 +365,8 @@ def _check_order(recipe: Recipe) -> list[str]:
         if stage.id in ids:
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used; give this {stage.NAME} stage its own `id:`")
         if is_reserved(str(stage.id)):
-            problems.append(
-                f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself; give this {stage.NAME} stage another"
-            )
+            used = f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself"
+            problems.append(f"{used}; give this {stage.NAME} stage another")
         teachers = {BASELINE, INPUT, *ids}
         problems += [
             f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
@@ -380,9 +379,8 @@ def _check_order(recipe: Recipe) -> list[str]:
         branches = input_named(stage) is not None and not isinstance(listed, Export | TritonRepo)
         before = next(reversed(made[stage.id][:-1]), None) if branches else listed
         if before is not None and order[type(stage)] < order[type(before)]:
-            problems.append(
-                f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {', '.join(s.NAME for s in STAGES)}"
-            )
+            order = ", ".join(known.NAME for known in STAGES)
+            problems.append(f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {order}")
     for once in (Finetune, Export, TritonRepo):
         if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
             problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
@@ -497,7 +495,6 @@ def _check_vllm(recipe: Recipe) -> list[str]:
             decoders = tasks_with(lambda other: other.generates and not other.encoder_decoder)
             problems.append(f"{key} for the task {recipe.model.task}; vLLM serves {decoders} here: leave it out")
         elif not any(isinstance(other, Quantize) for other in recipe.stages):
-            problems.append(
-                f"{key} without a quantize stage; vLLM gets the quantized weights of the last variant: add one, or leave it out"
-            )
+            reason = "vLLM gets the quantized weights of the last variant: add one, or leave it out"
+            problems.append(f"{key} without a quantize stage; {reason}")
     return problems

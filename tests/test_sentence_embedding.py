@@ -126,7 +126,9 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
 def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
     config = read_config(sentiment.checkpoint(), "checkpoint")
-    with pytest.raises(InputError, match=r"finetune\.loss: ranking given; it is for sentence-embedding or retrieval: leave it out"):
+    with pytest.raises(
+        InputError, match=r"finetune\.loss: ranking given; it is for image-text, sentence-embedding or retrieval: leave it out"
+    ):
         Finetune(loss="ranking").check(config, None, context)
     with pytest.raises(InputError, match="similarity given for text-classification; it is for sentence-embedding or retrieval: give"):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]

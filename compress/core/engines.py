@@ -57,6 +57,8 @@ class EngineFacts:
     """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
     proved: bool = False
     """Whether the engine is proved ahead of time, or recorded as not runnable, where it cannot run; a run then goes on."""
+    all_tokens: bool = False
+    """Whether its graph computes the tokens of the last layer that no head reads, too (`export.graph.unread_tokens`)."""
     generates: bool = False
     """Whether it answers prompts from a cache of keys and values; such engines are for tasks whose answers are tokens."""
     encoder_decoder: bool = False
@@ -137,6 +139,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         library="tensorrt",
         marker="triangle",
         half_graph=True,
+        all_tokens=True,  # keys and values of a layer with fewer queries come out in float32, and no GPU has timed that
         proved=True,
         serves="cuda",
     ),

@@ -61,5 +61,5 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
 
 def _values(found: Any) -> Tensor:
     """Returns the first output of a model, float32."""
-    values: Tensor = found if isinstance(found, Tensor) else found[0]
+    values: Tensor = found if isinstance(found, Tensor) else found[0] if isinstance(found, tuple | Mapping) else found.logits
     return values.float()

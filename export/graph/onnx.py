@@ -149,13 +149,14 @@ class _Numbers(nn.Module):
         return logits
 
 
-def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Path:
+def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_tokens: bool = False) -> Path:
     """Writes the float32 ONNX model of a checkpoint.
 
     Args:
         checkpoint: Transformers folder; of a quantized one the float module with its grid weights is taken.
         preprocessor: Gives modality and input names.
         out: The file to write. Weights of 2 GB and more go to `<out>.data` beside it.
+        all_tokens: Whether the last layer computes tokens that nothing reads, too.
 
     Returns:
         `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W], or `input_values`
@@ -175,6 +176,8 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             axes = axes if preprocessor.shape else ("batch", "sequence")
         with _without_masks() if len(example) == 1 and (preprocessor.modality != "text" or two_towers) else nullcontext():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
+    if not all_tokens:
+        drop_unread_tokens(graph.graph)  # which needs the shapes that the exporter wrote
     answered = ("batch", "frames") if preprocessor.transcribes else axes if preprocessor.per_token else axes[:1]
     return save(_tidy(graph, axes, answered), out)
 
@@ -339,7 +342,6 @@ def _quiet() -> Iterator[None]:
 def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:
     graph = model.graph
     assert not model.functions, [function.name for function in model.functions]
-    drop_unread_tokens(graph)
     del graph.value_info[:]
     del model.metadata_props[:]
     del graph.metadata_props[:]

@@ -47,11 +47,11 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
-    scheme = scheme_of(checkpoint)
+    scheme, all_tokens = scheme_of(checkpoint), any(ENGINES[engine].all_tokens for engine in engines)
     if scheme is None:
-        return export_float(checkpoint, preprocessor, model)
+        return export_float(checkpoint, preprocessor, model, all_tokens)
     with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:
-        floating = export_float(checkpoint, preprocessor, Path(folder, model.name))
+        floating = export_float(checkpoint, preprocessor, Path(folder, model.name), all_tokens)
         _quantize(SCHEMES[scheme], floating, checkpoint, model, engines)
     return model
 

@@ -64,7 +64,7 @@ def names(kind: str) -> tuple[str, ...]:
 @cache
 def graph(kind: str) -> Path:
     """Returns the float graph, made once for all tests, which leave the file alone."""
-    return export_float(_checkpoint(kind), _preprocessor(kind), Path(_SCRATCH.name) / f"{kind}.onnx")
+    return export_float(_checkpoint(kind), _preprocessor(kind), Path(_SCRATCH.name) / f"{kind}.onnx", all_tokens=True)
 
 
 @cache

@@ -104,9 +104,9 @@ class noted:
         self.during, self.part, self.original = during, part, module.summed
 
     def __enter__(self) -> None:
-        def summed(gradients: Tensor) -> Any:
+        def summed(gradients: Tensor, group: Any = None) -> Any:
             self.during.append(self.part)
-            return self.original(gradients)
+            return self.original(gradients, group)
 
         module.summed = summed
 

@@ -332,7 +332,7 @@ class Waits:
     def resume(self, state: Any, progress: Any, seed: int) -> None:
         assert state is None
 
-    def run(self, write: Any, progress: Any) -> None: ...
+    def run(self, write: Any, progress: Any, profiles: Any) -> None: ...
 
     def finish(self) -> History:
         return self.history

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from export.graph.quantized import write_graphs
 from export.graph.unread_tokens import MOST, drop_unread_tokens
 from tests.export import tiny_checkpoints as tiny
 
@@ -223,3 +224,11 @@ def test_models_of_every_family_answer_as_before(family):
         node.name for node in whole.graph.node if node.op_type == "MatMul"
     ]
     assert sum(node.op_type == "Slice" for node in model.graph.node) > sum(node.op_type == "Slice" for node in whole.graph.node)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("engines", [("onnxruntime", "openvino"), ("openvino", "tensorrt")])
+def test_the_engines_decide_which_tokens_are_computed(engines, tmp_path):
+    folder, path = tiny.exported("bert")
+    written = write_graphs(folder, tiny.preprocessor("bert"), tmp_path / "model.onnx", engines)
+    assert written.read_bytes() == (tiny.whole("bert") if "tensorrt" in engines else path).read_bytes()
