@@ -379,8 +379,8 @@ def _check_order(recipe: Recipe) -> list[str]:
         branches = input_named(stage) is not None and not isinstance(listed, Export | TritonRepo)
         before = next(reversed(made[stage.id][:-1]), None) if branches else listed
         if before is not None and order[type(stage)] < order[type(before)]:
-            order = ", ".join(known.NAME for known in STAGES)
-            problems.append(f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {order}")
+            names = ", ".join(known.NAME for known in STAGES)
+            problems.append(f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {names}")
     for once in (Finetune, Export, TritonRepo):
         if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
             problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")

@@ -36,8 +36,16 @@ ALIKE = (
     "sst2-minilm-cuda",
     "bert-large-random-cuda",
     "squad-minilm-qat",
+    "squad-minilm",
+    "cranfield-student",
+    "cranfield-reranking",
+    "conll2003-minilm",
+    "goemotions-minilm",
+    "stsb-minilm",
+    "fsdd-ast",
 )
-"""Recipes that differ from another one in their data only, are the start of another one, or take long: the slow tests run them."""
+"""Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task of which another test
+runs every stage: the slow tests run them."""
 
 
 def test_there_are_recipes() -> None:

@@ -130,7 +130,9 @@ def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
         InputError, match=r"finetune\.loss: ranking given; it is for image-text, sentence-embedding or retrieval: leave it out"
     ):
         Finetune(loss="ranking").check(config, None, context)
-    with pytest.raises(InputError, match="similarity given for text-classification; it is for sentence-embedding or retrieval: give"):
+    with pytest.raises(
+        InputError, match="similarity given for text-classification; it is for image-text, sentence-embedding or retrieval: give"
+    ):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
 
 
