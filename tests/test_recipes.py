@@ -44,8 +44,8 @@ ALIKE = (
     "stsb-minilm",
     "fsdd-ast",
 )
-"""Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task of which another test
-runs every stage: the slow tests run them."""
+"""Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
+test takes through every stage: the slow tests run them."""
 
 
 def test_there_are_recipes() -> None:
