@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import BertConfig, ModernBertConfig
+from transformers import AutoTokenizer, BertConfig, ModernBertConfig
 
 from compress.commands.plan import describe
 from compress.core.progress import ConsoleProgress
@@ -64,7 +64,8 @@ def recipe(folder: Path, length: int, **target: Any) -> Any:
     stages = [{"finetune": {"epochs": 0.1, "batch_size": 4}}, {"quantize": {"calibration": {"rows": 8}}}, {"export": {}}]
     whole = {"engines": ["onnxruntime"], "batch_sizes": [1], "threads": 1, **target}
     data = {"path": str(folder), "max_length": length}
-    tokenizer = str(sentiment.checkpoint())
+    tokenizer = str(folder.with_name("tokenizer"))  # that of the tests reads 16 tokens
+    AutoTokenizer.from_pretrained(sentiment.checkpoint(), model_max_length=8192).save_pretrained(tokenizer)
     return check({"name": "long", "model": model, "tokenizer": tokenizer, "data": data, "target": whole, "stages": stages, "seed": 1})
 
 
