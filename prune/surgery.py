@@ -27,11 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention
 from compress.models.axes import Axis
 from compress.models.blocks import source_of, with_layers
 from compress.models.shapes import remade, with_sizes
-from compress.models.structure import HEAD_KINDS, HeadAxes, Sizes, Structure, is_interleaved
+from compress.models.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
 from prune.cost import Component
 from prune.vocabulary import with_vocabulary
 
@@ -72,7 +71,7 @@ class KeptUnits:
     def query_heads(self, before: Sizes) -> list[list[int]]:
         """Returns the query heads of the layers that stay, given the sizes of the large model."""
         groups = [before.heads[layer] // before.key_value_heads[layer] for layer in self.layers]
-        return [_numbers(self.heads[layer], group).tolist() for layer, group in zip(self.layers, groups, strict=True)]
+        return [unit_indices(self.heads[layer], group).tolist() for layer, group in zip(self.layers, groups, strict=True)]
 
     def sizes(self, before: Sizes) -> Sizes:
         """Returns the sizes of the small model, given those of the large one."""
@@ -154,7 +153,8 @@ def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
         for kind in HEAD_KINDS:
             found = structure.of_heads(block, kind)
             if found is not None:
-                chosen |= _head_indices(*found, kept.units(block, kind))
+                shared, attention = kept.units(block, kind), found[0]
+                chosen |= head_indices(*found, head_numbers(shared, attention.group, attention.head_dim), shared)
         for axes, of_block, size in (
             (structure.ffn[block], kept.ffn[block], structure.sizes.ffn[block]),
             (structure.experts[block], kept.experts[block], structure.sizes.experts[block]),
@@ -162,21 +162,6 @@ def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
             for axis in axes:
                 times = structure.repeated.get(axis, 1)
                 chosen[axis] = torch.cat([torch.tensor(of_block) + part * size for part in range(times)])
-    return chosen
-
-
-def _head_indices(attention: Attention, axes: HeadAxes, kept: Sequence[int]) -> dict[Axis, Tensor]:
-    """Returns the indices that stay along each axis over the head dimensions of one attention, int64."""
-    numbers, chosen = head_numbers(kept, attention.group, attention.head_dim), {}
-    for axis, parts in axes.items():
-        if is_interleaved(attention, parts):
-            chosen[axis] = _numbers(kept, (attention.group + 2) * attention.head_dim)
-            continue
-        starts, start = [], 0
-        for what, _ in parts:
-            starts.append(numbers[what] + start)
-            start += attention.size(what)
-        chosen[axis] = torch.cat(starts)
     return chosen
 
 
@@ -188,13 +173,8 @@ def head_numbers(kept: Sequence[int], group: int, head_dim: int) -> Mapping[str,
         group: Query heads per key-value head.
         head_dim: Channels per head.
     """
-    shared = _numbers(kept, head_dim)
-    return {"query": _numbers(kept, group * head_dim), "key": shared, "value": shared}
-
-
-def _numbers(kept: Sequence[int], size: int) -> Tensor:
-    """Returns the element indices of chunks of `size` elements each."""
-    return (torch.tensor(kept)[:, None] * size + torch.arange(size)).flatten()
+    shared = unit_indices(kept, head_dim)
+    return {"query": unit_indices(kept, group * head_dim), "key": shared, "value": shared}
 
 
 def _source(target: str, prefix: str, layers: Sequence[int]) -> str:

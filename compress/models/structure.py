@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.attention import Attention, find_attentions, is_layer, out_axis
@@ -270,6 +271,33 @@ def head_pieces(attention: Attention, parts: Sequence[tuple[str, int]]) -> list[
     """Returns the lengths of the pieces of an axis over head dimensions, each of which has equally many dimensions for each head."""
     lengths = [attention.size(what) for what, _ in parts]
     return [sum(lengths)] if is_interleaved(attention, parts) else lengths
+
+
+def head_indices(attention: Attention, axes: HeadAxes, numbers: Mapping[str, Tensor], shared: Sequence[int]) -> dict[Axis, Tensor]:
+    """Returns the indices of some heads along each axis over the head dimensions of one attention, int64.
+
+    Args:
+        attention: The attention.
+        axes: Its axes.
+        numbers: Rows of the projections of `query`, `key` and `value`, int64.
+        shared: The heads of keys and values that they belong to.
+    """
+    chosen = {}
+    for axis, parts in axes.items():
+        if is_interleaved(attention, parts):
+            chosen[axis] = unit_indices(shared, (attention.group + 2) * attention.head_dim)
+            continue
+        starts, start = [], 0
+        for what, _ in parts:
+            starts.append(numbers[what] + start)
+            start += attention.size(what)
+        chosen[axis] = torch.cat(starts)
+    return chosen
+
+
+def unit_indices(units: Sequence[int], size: int) -> Tensor:
+    """Returns the indices of units of `size` elements each, int64."""
+    return (torch.tensor(units)[:, None] * size + torch.arange(size)).flatten()
 
 
 def head_axes(model: nn.Module, attention: Attention) -> HeadAxes:

@@ -28,9 +28,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from compress.models.attention import Attention
 from compress.models.axes import Axis
-from compress.models.structure import HeadAxes, Sizes, Structure, is_interleaved
+from compress.models.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
 from compress.schemes.scales import Scales
 
 AnyScales = TypeVar("AnyScales", bound=Scales)
@@ -85,7 +84,10 @@ def held_by(structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
     """Returns the indices that a rank holds along each axis that is divided, int64; axes that are absent are whole."""
     held: dict[Axis, Tensor] = {}
     for block, attention in enumerate(structure.attentions):
-        held |= _held_heads(attention, structure.heads[block], rank, ranks)
+        shared = _share(attention.key_value_heads, rank, ranks) or [rank * attention.key_value_heads // ranks]
+        numbers = {"query": unit_indices(_share(attention.heads, rank, ranks), attention.head_dim)}
+        numbers |= dict.fromkeys(("key", "value"), unit_indices(shared, attention.head_dim))
+        held |= head_indices(attention, structure.heads[block], numbers, shared)
         size = structure.sizes.ffn[block]
         own = torch.tensor(_share(size, rank, ranks))
         for axis in structure.ffn[block]:
@@ -93,33 +95,10 @@ def held_by(structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
     return held
 
 
-def _held_heads(attention: Attention, axes: HeadAxes, rank: int, ranks: int) -> dict[Axis, Tensor]:
-    """Returns the indices along each axis over the head dimensions of one attention, int64."""
-    shared = _share(attention.key_value_heads, rank, ranks) or [rank * attention.key_value_heads // ranks]
-    numbers = {"query": _dimensions(_share(attention.heads, rank, ranks), attention.head_dim)}
-    numbers |= dict.fromkeys(("key", "value"), _dimensions(shared, attention.head_dim))
-    held = {}
-    for axis, parts in axes.items():
-        if is_interleaved(attention, parts):
-            held[axis] = _dimensions(shared, (attention.group + 2) * attention.head_dim)
-            continue
-        starts, start = [], 0
-        for what, _ in parts:
-            starts.append(numbers[what] + start)
-            start += attention.size(what)
-        held[axis] = torch.cat(starts)
-    return held
-
-
 def _share(count: int, rank: int, ranks: int) -> Sequence[int]:
     """Returns the units of a rank; empty where there are fewer units than ranks."""
     each = count // ranks
     return range(rank * each, (rank + 1) * each)
-
-
-def _dimensions(units: Sequence[int], size: int) -> Tensor:
-    """Returns the indices of units of `size` dimensions each, int64."""
-    return (torch.tensor(units)[:, None] * size + torch.arange(size)).flatten()
 
 
 def cut(tensor: Tensor, name: str, held: Mapping[Axis, Tensor]) -> Tensor:
