@@ -24,9 +24,9 @@ from typing import Any
 from compress.core.engines import REFERENCE
 from compress.standalone import image, long_text, preprocess, response, sound, windows
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
-from triton_repo.gpu.kernels import ROOT, modules
-from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
+from triton_repo.config import ModelSettings, Scheduling
+from triton_repo.layout import warm_up_rows
+from triton_repo.own_modules import ROOT, modules, write_model
 
 ENGINE, WORKER = "export/divided/served.py", "export/divided/worker.py"
 PACKAGES = "torch transformers safetensors tokenizers pydantic psutil pillow"
@@ -73,22 +73,9 @@ def write_divided_repository(
         warm_up=tuple(rows),
         scheduling=scheduling,
     )
-    version, warm_up = out / name / VERSION, out / name / WARM_UP
-    version.mkdir(parents=True)
-    warm_up.mkdir()
-    config = model_config(settings)
-    config.instance_group[0].kind = config.instance_group[0].KIND_MODEL
-    (out / name / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
-    (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
-    preprocessor.save(version)
-    for source, name_there in files(ROOT):
-        (version / name_there).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, version / name_there)
+    version = write_model(out, settings, preprocessor, "KIND_MODEL", files(ROOT), rows)
     for folder in sorted((exported / name).iterdir()):
         shutil.copytree(folder, version / folder.name)
-    for sample, row in rows.items():
-        for column in settings.inputs:  # the second text of a pair stays empty: the first one fills the bucket
-            (warm_up / f"{sample}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
     (out / "README.md").write_text(_README.format(name=name, ranks=ranks, packages=PACKAGES), encoding="utf-8")
     told = {"model": name, "variant": divided["variant"], "precision": build["precision"]}
     return {**told, "engine": REFERENCE, "mode": "dynamic", "float_precision": "fp32"}

@@ -18,7 +18,6 @@ Left out: AOTInductor packages for Triton's PyTorch backend, which is beta there
 
 from __future__ import annotations
 
-import ast
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,13 +25,12 @@ from typing import Any
 
 from compress.standalone import long_text, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
-from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
+from triton_repo.config import ModelSettings, Scheduling
+from triton_repo.layout import warm_up_rows
+from triton_repo.own_modules import ROOT, modules, write_model
 
-ROOT = Path(__file__).resolve().parents[2]
 SERVED = "export/fused/served.py"
 PLAN = "plan.safetensors"
-OURS = ("compress", "export")
 PACKAGES = "torch triton safetensors tokenizers pillow 'numpy<2'"
 NOT_RUN = "written, not run: it is served in NVIDIA's container, where there is a GPU"
 
@@ -77,21 +75,8 @@ def write_kernel_repository(
         warm_up=tuple(rows),
         scheduling=scheduling,
     )
-    version, warm_up = out / name / VERSION, out / name / WARM_UP
-    version.mkdir(parents=True)
-    warm_up.mkdir()
-    config = model_config(settings)
-    config.instance_group[0].kind = config.instance_group[0].KIND_GPU
-    (out / name / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
-    (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
-    preprocessor.save(version)
+    version = write_model(out, settings, preprocessor, "KIND_GPU", files(ROOT), rows)
     shutil.copyfile(exported / entry["file"], version / PLAN)
-    for source, name_there in files(ROOT):
-        (version / name_there).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, version / name_there)
-    for sample, row in rows.items():
-        for column in settings.inputs:  # the second text of a pair stays empty: the first one fills the bucket
-            (warm_up / f"{sample}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
     (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES), encoding="utf-8")
     told = {"model": name, "variant": build["variant"], "precision": build["precision"]}
     return told | {key: entry[key] for key in ("engine", "mode", "float_precision")}
@@ -112,29 +97,6 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     yield root / SERVED, "engine.py"
     for path in modules(root / SERVED, root):
         yield path, str(path.relative_to(root))
-
-
-def modules(start: Path, root: Path) -> list[Path]:
-    """Returns the files of our modules that a file imports, and those that they import, with the packages that they lie in; sorted."""
-    found: set[Path] = set()
-    waiting = [start]
-    while waiting:
-        new = _imported(waiting.pop(), root) - found
-        found |= new
-        waiting += new
-    packages = {package / "__init__.py" for path in found for package in path.parents if package != root and root in package.parents}
-    return sorted(found | packages)
-
-
-def _imported(path: Path, root: Path) -> set[Path]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    ours = (root / f"{name.replace('.', '/')}.py" for name in names if name.partition(".")[0] in OURS)
-    return {file for file in ours if file.exists()}
 
 
 _README = """\

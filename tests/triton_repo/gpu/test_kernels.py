@@ -16,7 +16,8 @@ from google.protobuf.json_format import MessageToDict
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, Scheduling, from_text
-from triton_repo.gpu.kernels import ROOT, files, modules, write_kernel_repository
+from triton_repo.gpu.kernels import files, write_kernel_repository
+from triton_repo.own_modules import ROOT, modules
 
 pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
 NAME, LENGTH = "quantize-int8", 12
