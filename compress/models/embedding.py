@@ -38,6 +38,7 @@ from compress.core.errors import InputError
 from compress.core.files import read_plain
 from compress.core.shown import reason, shown
 from compress.models.files import fetched
+from compress.models.library import in_place_of
 from compress.models.own_shape import SHAPE_KEY
 
 EMBEDDING_KEY = "sentence_embedding"
@@ -251,10 +252,6 @@ def embedding_class(stock: Any) -> Any:
         def __init__(self, config: Any) -> None:
             super().__init__(config, **plain)
 
-        @classmethod
-        def from_config(cls, config: Any, **kwargs: Any) -> Any:
-            return cls._from_config(config, **kwargs)
-
         def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
             from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -267,5 +264,4 @@ def embedding_class(stock: Any) -> Any:
                 logits=vectors_BD, hidden_states=getattr(found, "hidden_states", None), attentions=getattr(found, "attentions", None)
             )
 
-    Embedding.__name__, Embedding.__qualname__, Embedding.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    return Embedding
+    return in_place_of(stock, Embedding)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compress.models.library import in_place_of
+
 THRESHOLD_KEY = "null_threshold"
 PADDING_LOGIT = -1e4
 """exp(-10000) is 0 in float32, and float16 still holds the number."""
@@ -27,10 +29,6 @@ def reader_class(stock: Any) -> Any:
     """
 
     class Reader(stock):  # type: ignore[misc]
-        @classmethod
-        def from_config(cls, config: Any, **kwargs: Any) -> Any:
-            return cls._from_config(config, **kwargs)
-
         def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
             from transformers.modeling_outputs import TokenClassifierOutput
 
@@ -42,5 +40,4 @@ def reader_class(stock: Any) -> Any:
                 logits=logits_BS2, hidden_states=getattr(found, "hidden_states", None), attentions=getattr(found, "attentions", None)
             )
 
-    Reader.__name__, Reader.__qualname__, Reader.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    return Reader
+    return in_place_of(stock, Reader)

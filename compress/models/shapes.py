@@ -37,7 +37,18 @@ from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
 from compress.models.blocks import block_of, blocks_of
 from compress.models.conv1d import is_conv1d, with_linears
 from compress.models.embedding import embedding_class
-from compress.models.library import REFUSED, depths_of, model_class, one_line, quiet, sizes_config, stock_auto, task_of, with_class
+from compress.models.library import (
+    REFUSED,
+    depths_of,
+    in_place_of,
+    model_class,
+    one_line,
+    quiet,
+    sizes_config,
+    stock_auto,
+    task_of,
+    with_class,
+)
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.reader import reader_class
@@ -175,12 +186,7 @@ def own_class(stock: Any) -> Any:
             if getattr(config, SHAPE_KEY, None):
                 _resize(self, getattr(config, SHAPE_KEY))
 
-        @classmethod
-        def from_config(cls, config: Any, **kwargs: Any) -> Any:
-            return cls._from_config(config, **kwargs)
-
-    Resized.__name__, Resized.__qualname__, Resized.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    return Resized
+    return in_place_of(stock, Resized)
 
 
 def remade(model: nn.Module, config: Any) -> nn.Module:

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from compress.core.errors import InputError
 from compress.core.named import one_of
+from compress.models.library import in_place_of
 
 SMALLEST_NORM = 1e-12
 FIRST_SCALE, FIRST_BIAS = math.log(10), -10.0
@@ -99,10 +100,6 @@ def towers_class(stock: Any) -> Any:
     """
 
     class Towers(stock):  # type: ignore[misc]
-        @classmethod
-        def from_config(cls, config: Any, **kwargs: Any) -> Any:
-            return cls._from_config(config, **kwargs)
-
         def forward(
             self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, pixel_values: Tensor | None = None
         ) -> Vectors:
@@ -120,5 +117,4 @@ def towers_class(stock: Any) -> Any:
             vectors_nD = found[0] if len(found) == 1 else torch.cat(found)
             return Vectors(functional.normalize(vectors_nD.float(), dim=1, eps=SMALLEST_NORM))
 
-    Towers.__name__, Towers.__qualname__, Towers.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    return Towers
+    return in_place_of(stock, Towers)

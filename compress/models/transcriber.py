@@ -23,10 +23,10 @@ from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
 from compress.core.shown import shown
+from compress.models.library import in_place_of
+from compress.models.reader import PADDING_LOGIT
 from compress.standalone.response import BLANK, DELIMITER, UNKNOWN
 
-PADDING_LOGIT = -1e4
-"""exp(-10000) is 0 in float32, and float16 still holds the number."""
 TOKENIZER = "Wav2Vec2CTCTokenizer"
 VOCABULARY, ADDED, SETTINGS, CONFIG = "vocab.json", "added_tokens.json", "tokenizer_config.json", "config.json"
 DEFAULT_SIZE = 32
@@ -43,10 +43,6 @@ def transcriber_class(stock: Any) -> Any:
     """
 
     class Transcriber(stock):  # type: ignore[misc]
-        @classmethod
-        def from_config(cls, config: Any, **kwargs: Any) -> Any:
-            return cls._from_config(config, **kwargs)
-
         def forward(self, input_values: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
             found = super().forward(input_values=input_values, attention_mask=attention_mask, **kwargs)
             if attention_mask is not None:
@@ -57,8 +53,7 @@ def transcriber_class(stock: Any) -> Any:
                 found.logits = torch.where((place_F < frames_B[:, None])[..., None], found.logits, certain_V)
             return found
 
-    Transcriber.__name__, Transcriber.__qualname__, Transcriber.__module__ = stock.__name__, stock.__qualname__, stock.__module__
-    return Transcriber
+    return in_place_of(stock, Transcriber)
 
 
 def strides_of(config: Any) -> list[list[int]]:

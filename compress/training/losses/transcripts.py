@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.transcripts import NO_TOKEN
-from compress.models.transcriber import PADDING_LOGIT
+from compress.models.reader import PADDING_LOGIT
 from compress.training.losses.answer_loss import AnswerLoss
 
 
