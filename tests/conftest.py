@@ -4,10 +4,14 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("timeless")
@@ -17,3 +21,10 @@ def pytest_runtest_setup() -> None:
     """Every test draws the same numbers, whichever ones ran before it in its process."""
     torch.manual_seed(0)
     np.random.seed(0)  # what libraries draw from
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_drawn() -> Iterator[None]:
+    """Blames the test that leaves new models without values; later ones would read what their memory held."""
+    yield
+    assert torch.nn.init.normal_ is NORMAL, "torch.nn.init was left patched: new layers get no values"

@@ -45,7 +45,7 @@ from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
 from compress.models.blocks import blocks_of
-from compress.models.library import quiet, with_class
+from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches
 from compress.models.shapes import auto_class, on_meta
 from compress.models.size import inputs_of
@@ -377,7 +377,6 @@ def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool
         if_shared: Whether it is whole where they cannot, as a teacher then is.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from transformers.initialization import no_init_weights
 
     changed = copy.deepcopy(config)
     changed.use_cache = False
@@ -385,7 +384,7 @@ def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool
     empty_caches()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with no_init_weights(), quiet():
+            with uninitialized(), quiet():
                 model: Any = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()
             if split is not None:

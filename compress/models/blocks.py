@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.conv1d import with_linears
-from compress.models.library import DECODER_DEPTHS, depths_of, quiet, sizes_config
+from compress.models.library import DECODER_DEPTHS, depths_of, quiet, sizes_config, uninitialized
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 
@@ -70,9 +70,7 @@ class Kind:
         Raises:
             ValueError, TypeError, ...: Whatever Transformers raises for an unusable config; see `compress.models.library.REFUSED`.
         """
-        from transformers.initialization import no_init_weights
-
-        with on_meta_device() if on_meta else torch.device("cpu"), no_init_weights(), quiet():
+        with on_meta_device() if on_meta else torch.device("cpu"), uninitialized(), quiet():
             return with_linears(self.model_class(config))
 
 

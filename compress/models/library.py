@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from compress.core.shown import reason
@@ -14,6 +15,9 @@ REFUSED = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, As
 """Exceptions that Transformers raises for configs it cannot build a model from."""
 DECODER_DEPTHS = ("num_decoder_layers", "decoder_layers")
 """Config keys of the number of layers of an encoder-decoder's decoder; `num_hidden_layers` is that of its encoder."""
+
+
+_uninitialized, _inside, _entering = ExitStack(), 0, threading.Lock()
 
 
 def stock_auto(task: Task) -> Any:
@@ -72,6 +76,29 @@ def model_class(config: Any, task: Task) -> Any:
     """Returns the model class of this config and task, the preferred one where there are several."""
     found = stock_auto(task)._model_mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
+
+
+@contextmanager
+def uninitialized() -> Iterator[None]:
+    """Leaves the weights of new models as their memory was; for models that run without values, or get them afterwards.
+
+    It holds for the whole process, as in Transformers, whose context puts back what it found: of two threads inside, the one that leaves
+    last would put back the other's. Here the first of them enters it and the last leaves it.
+    """
+    from transformers.initialization import no_init_weights
+
+    global _inside
+    with _entering:
+        if not _inside:
+            _uninitialized.enter_context(no_init_weights())
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _entering:
+            _inside -= 1
+            if not _inside:
+                _uninitialized.close()
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from compress.models.library import (
     sizes_config,
     stock_auto,
     task_of,
+    uninitialized,
     with_class,
 )
 from compress.models.meta import on_meta_device
@@ -163,10 +164,9 @@ def sizes_of(config: Any, key: str) -> Sizes:
 
 def on_meta(config: Any) -> nn.Module:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`."""
-    from transformers.initialization import no_init_weights
 
     task = task_of(config)
-    with on_meta_device(), no_init_weights(), quiet():
+    with on_meta_device(), uninitialized(), quiet():
         made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     return made
 

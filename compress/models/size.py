@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.models.images import image_shape
-from compress.models.library import REFUSED, one_line, quiet, with_class
+from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.models.sounds import INPUT, least_samples, spectrogram_shape
@@ -71,10 +71,9 @@ def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
         ValueError, TypeError, ...: What Transformers raises for an unusable config (`compress.models.library.REFUSED`).
     """
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers.initialization import no_init_weights
 
     config: Any = model.config if isinstance(model, nn.Module) else model
-    with on_meta_device() if on_meta else no_init_weights(), quiet():
+    with on_meta_device() if on_meta else uninitialized(), quiet():
         config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
         made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
         made.requires_grad_(False)  # the counter follows gradients, which some models cut off

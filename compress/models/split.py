@@ -25,13 +25,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.attention import Attention
 from compress.models.blocks import stacks_of, with_layers
 from compress.models.conv1d import with_linears
-from compress.models.library import REFUSED, one_line, quiet, with_class
+from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import COUNTS, auto_class, on_meta, set_counts
 from compress.models.size import inputs_of
@@ -107,7 +108,6 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
 
     For running it without the other processes: to see what it takes, and whether it runs at all.
     """
-    from transformers.initialization import no_init_weights
 
     for name in {*split.columns, *split.rows}:
         layer = model.get_submodule(name)
@@ -115,8 +115,7 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
         outputs = layer.out_features // (split.processes if name in split.columns else 1)
         inputs = layer.in_features // (split.processes if name in split.rows else 1)
         bias, kind = layer.bias is not None, layer.weight
-        with torch.device(kind.device), no_init_weights():
-            made = nn.Linear(inputs, outputs, bias=bias, dtype=kind.dtype)
+        made = skip_init(nn.Linear, inputs, outputs, bias=bias, dtype=kind.dtype, device=kind.device)  # type: ignore[no-untyped-call]
         owner, _, child = name.rpartition(".")
         setattr(model.get_submodule(owner), child, made.train(layer.training))
     for name, values in split.counts.items():
@@ -155,10 +154,9 @@ def check_split(config: Any, task: Task, length: int, processes: int, key: str) 
 
 
 def _run_share(config: Any, task: Task, length: int, processes: int, *, meta: bool) -> None:
-    from transformers.initialization import no_init_weights
 
     split = split_of(on_meta(config), processes, "model")
-    with torch.random.fork_rng(devices=[]), on_meta_device() if meta else no_init_weights(), quiet(), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet(), torch.no_grad():
         model: Any = shrink(with_linears(auto_class(task, config).from_config(config)), split)
         model.eval()(**inputs_of(config, task, length, masked=not meta))
 

@@ -29,7 +29,7 @@ from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import Task
 from compress.models.blocks import blocks_of, stacks_of, with_layers
-from compress.models.library import REFUSED, one_line, quiet, with_class
+from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class, on_meta
 from compress.models.size import inputs_of
@@ -111,9 +111,8 @@ def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, 
 
 def _changed_twice(config: Any, task: Task, length: int, kind: Checkpointing, *, meta: bool) -> list[str]:
     """Trains a model without values for a step; returns the buffers of its blocks that change, except those of batch norms."""
-    from transformers.initialization import no_init_weights
 
-    with torch.random.fork_rng(devices=[]), on_meta_device() if meta else no_init_weights(), quiet():
+    with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
         model: Any = auto_class(task, config).from_config(config).train()
         features = inputs_of(config, task, length, masked=not meta)
         norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
