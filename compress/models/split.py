@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
@@ -115,7 +114,8 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
         outputs = layer.out_features // (split.processes if name in split.columns else 1)
         inputs = layer.in_features // (split.processes if name in split.rows else 1)
         bias, kind = layer.bias is not None, layer.weight
-        made = skip_init(nn.Linear, inputs, outputs, bias=bias, dtype=kind.dtype, device=kind.device)  # type: ignore[no-untyped-call]
+        with torch.device(kind.device), uninitialized():
+            made = nn.Linear(inputs, outputs, bias=bias, dtype=kind.dtype)
         owner, _, child = name.rpartition(".")
         setattr(model.get_submodule(owner), child, made.train(layer.training))
     for name, values in split.counts.items():
