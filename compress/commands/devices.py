@@ -84,6 +84,7 @@ def _training(
         checkpointing=context.parallel.checkpointing,
         offload=context.parallel.offload,
         optimizer=settings.optimizer.name,
+        lora=getattr(settings, "lora", None),
     )
     refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
     problem = refused(training)

@@ -2,7 +2,7 @@
 
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
                  whole model the best weights lie in the memory of the host.
-    gradients    4 bytes for each trained weight
+    gradients    4 bytes for each trained weight: all of them, or those of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments); Adafactor: 4 for each row and column of a matrix
     activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
                  backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
@@ -47,9 +47,11 @@ from compress.machine.parallel import Strategy
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import quiet, uninitialized, with_class
-from compress.models.meta import empty_caches
+from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import inputs_of
+from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import OptimizerName, moment_bytes
 from compress.training.recompute import PRODUCTS
@@ -88,6 +90,8 @@ class Training:
     optimizer: OptimizerName = "adamw"
     tensor: int = 1
     """Devices that share each layer."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of the weights."""
 
     @property
     def divides(self) -> bool:
@@ -142,9 +146,11 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     groups = processes // training.tensor
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
-    with _without_memory(training.config, training.task, training.tensor) as model:
-        own, blocks = numel(model), [numel(block) for block in blocks_of(model, "model").values()]
-        moments = moment_bytes(training.optimizer, model.parameters())
+    with _without_memory(training.config, training.task, training.tensor, lora=training.lora) as model:
+        parts = list(blocks_of(model, "model").values())
+        own, blocks = numel(model), [numel(block) for block in parts]
+        trained, widest = numel(model, trained=True), max(numel(block, trained=True) for block in parts)
+        moments = moment_bytes(training.optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
     taught = 0
     if training.teacher is not None:
         with _without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
@@ -159,17 +165,18 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
             half=training.half,
             checkpointing=training.checkpointing,
             tensor=training.tensor,
+            lora=training.lora,
         )
     sharded = processes > 1 and training.strategy == "fsdp2"
     divided = groups if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
     gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if gathers else 0
     accumulates = rows < share
-    best = FLOAT * own * training.keeps_best
+    best = FLOAT * trained * training.keeps_best
     here = best if processes > 1 and training.divides else 0
-    weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * own // divided, moments // divided
+    weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * trained // divided, moments // divided
     there = 0 if training.offload and sharded else 1
-    passing = gradients if not sharded else FLOAT * own if accumulates else FLOAT * max(blocks) if training.offload else gradients
+    passing = gradients if not sharded else FLOAT * trained if accumulates else FLOAT * widest if training.offload else gradients
     return Needed(
         weights=there * weights,
         gradients=passing,
@@ -204,7 +211,15 @@ def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: 
 
 
 def phases_of_backward(
-    config: Any, task: Task, rows: int, length: int, *, half: bool, checkpointing: Checkpointing, tensor: int = 1
+    config: Any,
+    task: Task,
+    rows: int,
+    length: int,
+    *,
+    half: bool,
+    checkpointing: Checkpointing,
+    tensor: int = 1,
+    lora: Lora | None = None,
 ) -> list[Phase]:
     """Returns what is there when the backward pass starts, and while it computes each block again.
 
@@ -216,8 +231,9 @@ def phases_of_backward(
         half: Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing.
         checkpointing: What is kept of the blocks.
         tensor: Devices that share each layer.
+        lora: Adapters that are trained instead of the weights.
     """
-    with _without_memory(config, task, tensor) as model:
+    with _without_memory(config, task, tensor, lora=lora) as model:
         model.train()
         features = {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
         kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
@@ -228,7 +244,7 @@ def phases_of_backward(
             if TASKS[task].generates:
                 labels = torch.zeros(rows, logits.shape[1] - 1, dtype=torch.int32)
                 losses_of(task).labelled(logits.float(), labels)
-        phases, done = [Phase(_with_moment(kept.sizes))], numel(model) - sum(block.numel for block in blocks)
+        phases, done = [Phase(_with_moment(kept.sizes))], numel(model, trained=True) - sum(block.numel for block in blocks)
         for block in reversed(blocks):  # what came after it is gone by then
             phases.append(Phase(_with_moment({**block.before, **block.inner.sizes}), done))
             done += block.numel
@@ -271,7 +287,7 @@ class _Block:
 
     def __init__(self, block: nn.Module, outer: _Kept, kind: Checkpointing) -> None:
         self.forward, self.outer, self.inner, self.kind = block.forward, outer, _Kept(outer.known), kind
-        self.numel = numel(block)
+        self.numel = numel(block, trained=True)
         self.before: dict[int, int] = {}  # what stays when the block has run, by storage
         block.forward = self.run
 
@@ -304,9 +320,9 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def numel(module: nn.Module) -> int:
-    """Returns the number of parameters of a module; shared ones count once."""
-    return sum(parameter.numel() for parameter in module.parameters())
+def numel(module: nn.Module, trained: bool = False) -> int:
+    """Returns the number of parameters of a module, or of those alone that are trained; shared ones count once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trained)
 
 
 def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:
@@ -367,7 +383,7 @@ def _changes(before: Training, after: Training) -> Iterator[str]:
 
 
 @contextmanager
-def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool = False) -> Iterator[nn.Module]:
+def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool = False, lora: Lora | None = None) -> Iterator[nn.Module]:
     """Yields the model of a config, whose tensors have no memory; within the block it runs all the same, and so do other tensors.
 
     Args:
@@ -375,6 +391,7 @@ def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool
         task: The task.
         tensor: Devices that share each layer: of these it has the part of one.
         if_shared: Whether it is whole where they cannot, as a teacher then is.
+        lora: Adapters that are put on its layers.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -384,14 +401,30 @@ def _without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool
     empty_caches()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with uninitialized(), quiet():
+            # peft moves its adapters, which tensors without memory do not allow, but those of the meta device do
+            with nullcontext() if lora is None else on_meta_device(), uninitialized(), quiet():
                 model: Any = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()
             if split is not None:
                 shrink(model, split)
+            if lora is not None:
+                with torch.device("meta"):
+                    attached(with_linears(model), lora, "model")
+                _from_meta(model)
+                model.tie_weights()
             yield model
     finally:
         empty_caches()
+
+
+def _from_meta(model: nn.Module) -> None:
+    """Puts the tensors of a model of the meta device on the CPU, in place."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            made = torch.empty_like(parameter, device="cpu")
+            setattr(module, name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
 def _split(config: Any, task: Task, tensor: int, if_shared: bool) -> Split | None:

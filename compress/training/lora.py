@@ -58,21 +58,35 @@ def adapted(model: nn.Module, lora: Lora | None, seed: int, label: str) -> Itera
     if lora is None:
         yield
         return
-    from peft import LoraConfig
-    from peft.tuners.lora import LoraModel
-
-    names = _chosen(model, lora, label)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=names)
-    head = [parameter for parameter in _head(model) if parameter.requires_grad]
     with seeded(seed):
-        adapters: Any = LoraModel(model, config, "default")
-    for parameter in head:
-        parameter.requires_grad_(True)
+        adapters = attached(model, lora, label)
     yield
     adapters.merge_and_unload()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
+
+
+def attached(model: nn.Module, lora: Lora, label: str) -> Any:
+    """Puts adapters on the layers of a model, in place, and freezes all else but the head; returns peft's model of them.
+
+    Args:
+        model: The model.
+        lora: The adapters.
+        label: Name of the training, for messages.
+
+    Raises:
+        InputError: As `adapted`.
+    """
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=_chosen(model, lora, label))
+    head = [parameter for parameter in _head(model) if parameter.requires_grad]
+    adapters = LoraModel(model, config, "default")
+    for parameter in head:
+        parameter.requires_grad_(True)
+    return adapters
 
 
 def check_lora(lora: Lora | None, config: Any, key: str) -> None:

@@ -466,6 +466,8 @@ class _Loop:
         """Loads the best weights if they are kept, and gathers a sharded model."""
         if self.best:
             self.trained.load_state_dict(self.best, strict=False)  # frozen parameters are not among the best: they did not change
+        self.best = {}
+        self.optimizer.state.clear()  # a model that was divided is gathered now, and its shares are there too
         self.division.undo()
         self.model.eval()
         return self.history

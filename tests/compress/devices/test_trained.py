@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, LlamaConfig, ViTConfig
 
 from compress.core.target import Checkpointing
@@ -18,6 +22,7 @@ from compress.devices.trained import Needed, Training, kept_for_backward, needed
 from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
 from compress.models.size import inputs_of
+from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
 from compress.training.recompute import recomputed
@@ -32,7 +37,14 @@ KINDS: dict[str, tuple[Task, Any]] = {
 
 
 def measured(
-    kind: str, rows: int, length: int, *, half: bool, micro: int | None = None, checkpointing: Checkpointing = "none", layers: int = 3
+    kind: str,
+    rows: int,
+    length: int,
+    *,
+    half: bool,
+    micro: int | None = None,
+    checkpointing: Checkpointing = "none",
+    layers: int = 3,
 ) -> int:
     """Returns the most bytes that tensors take in the second step of a training, by torch's tracker."""
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -71,6 +83,64 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool
     task, config = KINDS[kind]
     predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half), 1)
     assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
+
+
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes of storages that are alive after an operation; torch's tracker refuses models with frozen weights."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+        self.see(known)
+
+    def see(self, tensors: Iterable[torch.Tensor]) -> None:
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {key: (weak, size) for key, (weak, size) in self.alive.items() if not weak.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(each for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_take_what_is_measured(kind: str, half: bool) -> None:
+    task, config = KINDS[kind]
+    lora = Lora(rank=4)
+    predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half, lora=lora), 1)
+    config = with_class(copy.deepcopy(config), task)
+    config.use_cache = False
+    model = auto_class(task, config).from_config(config).train()
+    attached(model, lora, "finetune")
+    features = {name: value.repeat(8, *[1] * (value.ndim - 1)) for name, value in inputs_of(config, task, 96).items()}
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], fused=True)
+    generates = TASKS[task].generates
+    labels = torch.zeros((8, 95), dtype=torch.int32) if generates else torch.zeros(8, dtype=torch.int64)
+    with Alive([*model.parameters(), *model.buffers()]) as alive:
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                logits = model(**features).logits.float()
+            losses_of(task).labelled(logits, labels).mean().backward()
+            del logits
+            optimizer.step()
+            optimizer.zero_grad()
+    assert predicted.peak == pytest.approx(alive.peak, rel=0.15)
+
+
+def test_adapters_by_hand() -> None:
+    task, config = KINDS["llama"]
+    own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    block = 4 * 4 * 2 * 128 - 2 * 4 * 64 + 3 * 4 * (128 + 352)  # two matrices for each layer of 128 or, for keys and values, 64 outputs
+    taken = needed(Training(config, task, 8, None, 32, lora=Lora(rank=4)), 1)
+    assert (taken.weights, taken.gradients, taken.optimizer) == (4 * (own + 3 * block), 4 * 3 * block, 8 * 3 * block)
+    assert taken.host == 4 * 3 * block  # the best weights
+    away = needed(Training(config, task, 8, None, 32, lora=Lora(rank=4), strategy="fsdp2", offload=True), 2)
+    assert away.gradients == 4 * block
+    assert away.host == (4 * (own + 3 * block) + 4 * 3 * block) // 2 + 2 * 3 * block + 4 * 3 * block
 
 
 @pytest.mark.slow
