@@ -8,10 +8,10 @@
                  backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
                  (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
                  checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
-    gathered     fsdp2: two blocks whole at a time, and what lies outside of blocks
+    gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
-    host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the blocks
+    host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the units
                  that run, and the gradient of one.
 
 The peak is weights + optimizer + gathered + max(activations, gradients): the activations go as the gradients come. Where gradients are
@@ -51,6 +51,7 @@ from compress.models.layers.conv1d import with_linears
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import inputs_of
+from compress.training.division import ends_of
 from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import OptimizerName, moment_bytes
@@ -147,9 +148,9 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
     with _without_memory(training.config, training.task, training.tensor, lora=training.lora) as model:
-        parts = list(blocks_of(model, "model").values())
-        own, blocks = numel(model), [numel(block) for block in parts]
-        trained, widest = numel(model, trained=True), max(numel(block, trained=True) for block in parts)
+        parts = [*blocks_of(model, "model").values(), *ends_of(model)]
+        own, units = numel(model), [numel(part) for part in parts]
+        trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
         moments = moment_bytes(training.optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
     taught = 0
     if training.teacher is not None:
@@ -170,7 +171,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     sharded = processes > 1 and training.strategy == "fsdp2"
     divided = groups if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
-    gathered = FLOAT * (2 * max(blocks) + own - sum(blocks)) if gathers else 0
+    gathered = FLOAT * (2 * max(units) + own - sum(units)) if gathers else 0
     accumulates = rows < share
     best = FLOAT * trained * training.keeps_best
     here = best if processes > 1 and training.divides else 0

@@ -14,6 +14,7 @@ and continued afterwards, as Megatron's random tracker does.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,10 +91,25 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         _parallelize(model, split, team)
     if team.strategy == "fsdp2" or (team.data_size > 1 and share):
         mesh = None if team.tensor == 1 else team.mesh()["data"] if team.strategy == "fsdp2" else team.mesh()["data", "one"]
-        shard(model, blocks, parallel.offload, mesh)
+        shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
     return Division(model, plain, orders)
+
+
+def ends_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the embedding of the tokens and the output layer of a language model where they are no weight of another module.
+
+    They are gathered for their own moment, as blocks are, and not with the rest, which stays for the whole step: of a Llama of a billion
+    parameters and 32,000 tokens each has a sixteenth of the weights, and its gradient as much. Tied ones are one weight, and stay.
+    """
+    stock: Any = model
+    try:
+        found = [stock.get_input_embeddings(), stock.get_output_embeddings()]
+    except (AttributeError, NotImplementedError):  # of images and sounds
+        return []
+    uses = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    return [end for end in found if type(end) in (nn.Embedding, nn.Linear) and all(uses[id(weight)] == 1 for weight in end.parameters())]
 
 
 @torch.no_grad()

@@ -193,7 +193,7 @@ def test_weights_by_hand() -> None:
     sharded = needed(Training(config, task, 8, None, 32, teacher=config, keeps_best=False, strategy="fsdp2"), 4)
     assert sharded.weights == 2 * own  # of the model and its teacher
     assert (sharded.gradients, sharded.optimizer) == (own, 2 * own)
-    assert sharded.gathered == 4 * (2 * block + own - 3 * block)
+    assert sharded.gathered == 4 * (2 * block + own - 3 * block - 1000 * 128)  # the embedding is gathered for its own moment
 
 
 def test_offload_and_gradients_that_accumulate_by_hand() -> None:
@@ -220,7 +220,9 @@ def test_a_share_of_each_layer_by_hand() -> None:
     both = needed(dataclasses.replace(training, tensor=2, strategy="fsdp2"), 4)
     assert (both.weights, both.gradients, both.optimizer) == (2 * 3 * part, 2 * part, 4 * part)
     block = matrices // 2 + 128 + 128 + 4 * 128  # biases after rows, and norms
-    assert both.gathered == 4 * (2 * block + part - 3 * block)
+    assert both.gathered == 4 * (
+        2 * 1000 * 128 + part - 3 * block - 1000 * 128
+    )  # the embedding is whole, and wider than a share of a block
     # two groups of two devices have half of the rows each, one group has all
     assert both.activations < shared.activations < needed(dataclasses.replace(training, batch_size=16), 2).activations
 

@@ -16,7 +16,7 @@ from compress.machine.parallel import ALONE, Team
 from compress.models.architecture.split import Split
 from compress.recipe import check
 from compress.run.prepare import prepare
-from compress.training.division import Division, _OwnDropout, _reorder, divided
+from compress.training.division import Division, _OwnDropout, _reorder, divided, ends_of
 from compress.training.train import _in_model
 
 
@@ -155,3 +155,18 @@ def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
 )
 def test_what_works_on_shared_layers_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
     checked(stage, settings, tmp_path)
+
+
+def test_ends_are_gathered_for_their_own_moment_unless_they_are_one_weight() -> None:
+    import transformers as hub
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    untied = hub.LlamaForCausalLM(hub.LlamaConfig(**sizes, tie_word_embeddings=False))
+    assert ends_of(untied) == [untied.model.embed_tokens, untied.lm_head]
+    assert ends_of(hub.LlamaForCausalLM(hub.LlamaConfig(**sizes, tie_word_embeddings=True))) == []
+    bert = hub.BertForSequenceClassification(hub.BertConfig(**sizes))
+    assert ends_of(bert) == [bert.bert.embeddings.word_embeddings]
+    images = {name: size for name, size in sizes.items() if name != "vocab_size"}
+    assert ends_of(hub.ViTForImageClassification(hub.ViTConfig(**images, image_size=8, patch_size=4))) == []
+    sounds = hub.Wav2Vec2Config(**sizes, num_conv_pos_embedding_groups=2, conv_dim=[8], conv_kernel=[4], conv_stride=[2])
+    assert ends_of(hub.Wav2Vec2ForCTC(sounds)) == []
