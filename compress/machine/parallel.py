@@ -347,7 +347,7 @@ def unshard(model: nn.Module, plain: nn.Module, whole: Callable[[str, Tensor], T
         setattr(plain.get_submodule(owner), child, made[id(parameter)])
     for name, buffer in model.named_buffers():
         owner, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(owner), child, buffer)
+        setattr(plain.get_submodule(owner), child, whole(name, buffer) if whole else full(buffer))
     plain.train(model.training)
     model.__class__ = type(plain)
     model.__dict__ = plain.__dict__

@@ -122,9 +122,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "settings", "message"),
     [
-        ("finetune", {"lora": {}}, r"finetune\.lora: given with parallel\.tensor: 2; adapters are not shared"),
         ("finetune", {"optimizer": {"name": "adafactor"}}, r"finetune\.optimizer: adafactor given with parallel: \{tensor: 2\}"),
-        ("quantize", {"mode": "qat"}, r"quantize\.mode: qat given with parallel\.tensor: 2; layers that train in integers are not shared"),
         ("prune", {"sparsity": 0.5}, r"prune\.divisible_by: not given; 2 processes share the heads .*: give 2"),
         ("distill", {"student": {"layers": 1}, "loss": "minilmv2"}, r"distill\..*: minilmv2 compares attention, whose heads"),
         ("distill", {"student": {"layers": 1}, "loss": "mixkd"}, r"distill\..*: mixkd needs the whole embeddings, which .*tensor: 2"),
@@ -151,6 +149,10 @@ def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
         ("distill", {"student": {"layers": 1}, "losses": [{"name": "hidden"}]}),
         ("distill", {"student": {"layers": 1}, "loss": "relational"}),  # both processes have all rows
         ("quantize", {}),
+        ("quantize", {"mode": "qat"}),
+        ("quantize", {"mode": "auto", "qat": {"lora": {}}}),
+        ("finetune", {"lora": {}}),
+        ("finetune", {"lora": {"dropout": 0.1}}),
     ],
 )
 def test_what_works_on_shared_layers_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
