@@ -19,7 +19,7 @@ from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training import teacher_logits, train
+from compress.training import adamw8bit, teacher_logits, train
 from compress.training.finetune import Finetune
 from distill.distill import Distill
 from distill.injected import Injected
@@ -41,6 +41,7 @@ data: {path: "sklearn:digits"}
 parallel: {strategy: STRATEGY}
 stages:"""
 """Of runs of two processes, without their stages."""
+adamw8bit.FEWEST = 64  # weights here are small
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
 STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
@@ -84,6 +85,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     ),
     "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
+    "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
     "joint": ("still", Prune(method="joint", sparsity=0.4, learn={"epochs": 1, "batch_size": BATCH}, recover=STEADY)),  # type: ignore[arg-type]
     "movement": ("still", Sparsify(method="movement", sparsity=0.5, learning={**STEADY, "epochs": 1}, recover=STEADY)),  # type: ignore[arg-type]
@@ -102,7 +104,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor": (SHARED, ("answers", "int8", "adapters")),
     },
     "slow": {
-        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", *LEARNED)),
+        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", *LEARNED)),
         "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
@@ -143,10 +145,11 @@ KILLED: Mapping[str, Stage] = {
     "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
     "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
     "adapters": Finetune(**{**STEADY, "epochs": 1}, lora={"rank": 4, "dropout": 0.3}),  # type: ignore[arg-type]
+    "eight bits": Finetune(**{**STEADY, "epochs": 1}, optimizer={"name": "adamw8bit"}),  # type: ignore[arg-type]
 }
 """Stages on a model with dropout, of ten steps each."""
 KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in ("distilled", "int8")]
-KILLED_IN += [("slow", "tensor", name) for name in KILLED]
+KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits")]
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2")]

@@ -68,23 +68,23 @@ def results(case: dict[str, Any], share: Team | None = None) -> dict[str, Tensor
     """
     settings = {name: value for name, value in case.items() if name != "lora"}
     model, x, gradient = setting(**settings)
-    with changed_by_low_rank(model, case.get("lora"), 0, "quantize"):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("b_Or"):
-                    parameter.copy_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        if share is not None:
-            for name, columns in (("0", True), ("2", False)):
-                layer: Any = model.get_submodule(name)
-                layer.share(LayerShare(share.mesh()["tensor"], columns))
-        x.requires_grad_()
-        y = model(x)
-        y.backward(gradient)
-        assert x.grad is not None
-        found = {"trained": y.detach(), "x": x.grad}
-        found |= {name: full(parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None}
-        with torch.no_grad():
-            return {**found, "evaluated": model.eval()(x.detach())}
+    changed_by_low_rank(model, case.get("lora"), 0, "quantize").__enter__()  # it is left when layers are whole again
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("b_Or"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    if share is not None:
+        for name, columns in (("0", True), ("2", False)):
+            layer: Any = model.get_submodule(name)
+            layer.share(LayerShare(share.mesh()["tensor"], columns))
+    x.requires_grad_()
+    y = model(x)
+    y.backward(gradient)
+    assert x.grad is not None
+    found = {"trained": y.detach(), "x": x.grad}
+    found |= {name: full(parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None}
+    with torch.no_grad():
+        return {**found, "evaluated": model.eval()(x.detach())}
 
 
 if __name__ == "__main__":
