@@ -114,7 +114,9 @@ def compare(strategy: str, case: str, results: Results) -> None:
     assert one["norms"] == pytest.approx(two["norms"], rel=0.05)  # AdamW would hide a mean in the place of a sum
     assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
     values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
-    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
+    between = 1e-4 if case.startswith("int8") and strategy.startswith("tensor") else 0
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=between)
     assert case in ("answers", "states") or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
     a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
     assert a.keys() == b.keys()
