@@ -29,7 +29,7 @@ from compress.machine.parallel import Team, full, shard, sharded_like, skeleton,
 from compress.models.blocks import blocks_of
 from compress.models.shapes import set_counts
 from compress.models.split import Split, split_of
-from compress.training.layer_share import LayerShare, SharesItself, axes_of, owner_of, plain, styles_of
+from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _reorder(model: nn.Module, split: Split) -> dict[str, Tensor]:
     orders: dict[str, Tensor] = {}
     for name, order in split.orders().items():
         layer = model.get_submodule(name)
-        of_outputs, _ = axes_of(layer)
+        of_outputs, _ = shared_axes(layer)
         for tensor in of_outputs:
             owner, child = owner_of(layer, tensor)
             value = getattr(owner, child)

@@ -112,7 +112,7 @@ class SharesItself(Protocol):
         """Cuts the tensors of the layer to those of one process, in place."""
 
 
-def axes_of(layer: nn.Module) -> tuple[Mapping[str, int], Mapping[str, int]]:
+def shared_axes(layer: nn.Module) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Returns the axis of outputs, and the axis of inputs, of the tensors of a layer that have one, by name."""
     if isinstance(layer, SharesItself):
         return layer.axes()

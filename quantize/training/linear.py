@@ -151,7 +151,8 @@ class QatLinear(QatLayer, nn.Linear):
         share.cut(self, self.axes()[0 if share.columns else 1])
         self.shared = share
         if parametrize.is_parametrized(self, "weight"):
-            for change in self.parametrizations["weight"]:
+            changes: Any = self.parametrizations
+            for change in changes["weight"]:
                 change.shared = share
 
     def evaluated(self, x: Tensor) -> Tensor:
