@@ -11,9 +11,13 @@ The levels are those of dynamic tree quantization: seven decades below 1, each w
 entry beside a large one keeps a small relative error.
 
 Source: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861, sections 2 and 3; blocks of 256 and float moments of weights with fewer than
-4096 entries as in the authors' library bitsandbytes. Differences: the signed levels are symmetric and end at 1, where the authors have 1
-but not -1. A rounded block, rounded again, therefore has the same codes and scale: a checkpoint holds float32 moments like that of AdamW,
-which any number of processes can divide anew, and a training that goes on with the same ones has the same bits.
+4096 entries as in the authors' library bitsandbytes. Differences:
+
+    signed levels     are symmetric and end at 1, where the authors have 1 but not -1. A rounded block, rounded again, therefore has the same
+                      codes and scale: a checkpoint holds float32 moments like that of AdamW, which any number of processes can divide
+                      anew, and a training that goes on with the same ones has the same bits.
+    unsigned levels   have no 0. A v that is rounded to 0 beside an m that is not would make steps of 1 / sqrt(1 - b2) = 32 times their
+                      length; rounded to the least level it makes shorter ones (Li et al. 2023, https://arxiv.org/abs/2309.01507, section 4.1).
 
 torchao has this optimizer too. It compiles a kernel for each shape of a weight when the first step is taken, which on a CPU needs a C++
 compiler and minutes, and its moments are a tensor type that can be divided at the ends of blocks alone.
@@ -49,8 +53,8 @@ MOMENTS = "exp_avg", "exp_avg_sq"
 
 @functools.cache
 def levels(signed: bool, device: torch.device = CPU) -> Tensor:
-    """Returns the levels from 0 to 1 that have a code, float32, ascending: 128 for magnitudes of m, 256 for v."""
-    found = [torch.zeros(1)]
+    """Returns the levels from 0 to 1 that have a code, float32, ascending: 128 for magnitudes of m, 255 above 0 for v."""
+    found = [torch.zeros(1)] if signed else []
     for decade in range(DECADES):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
         found.append((10.0 ** (decade - DECADES + 1) * (edges[:-1] + edges[1:]) / 2).float())

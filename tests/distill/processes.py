@@ -74,7 +74,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     ),
     "int8 low rank": (
         "still",
-        Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-4, "soft_weight": 0.5, "keep": "last", "lora": {"rank": 4}}),  # type: ignore[arg-type]
+        Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-5, "soft_weight": 0.5, "keep": "last", "lora": {"rank": 4}}),  # type: ignore[arg-type]
     ),
     "int8 fused": ("fused", Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-5, "keep": "last"})),  # type: ignore[arg-type]
     "adapters": ("still", Finetune(**STEADY, lora={"rank": 4})),  # type: ignore[arg-type]
