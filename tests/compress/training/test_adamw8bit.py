@@ -72,17 +72,17 @@ def test_blocks_of_zeros_stay_zeros(signed: bool) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(-8, 0), st.integers(0, 2**31))
 def test_small_gradients_beside_large_ones_make_no_long_steps(power: int, seed: int) -> None:
-    """A second moment that was rounded to 0 would make a step 32 times as long as one of AdamW."""
+    """A second moment that was rounded to 0 would make a step up to 32 times as long as one of AdamW, after 40 steps 6 times."""
     draw = torch.Generator().manual_seed(seed)
     weight = nn.Parameter(torch.zeros(4096))
     optimizer = AdamW8bit([{"params": [weight], "weight_decay": 0.0}], 1.0)
     sizes = torch.ones(4096)
     sizes[1::2] = 10.0**power
-    for _ in range(10):
+    for _ in range(40):
         before = weight.detach().clone()
         weight.grad = sizes * (1 + 0.1 * torch.randn(4096, generator=draw))
         optimizer.step()
-        assert float((weight.detach() - before).abs().max()) < 1.5
+        assert float((weight.detach() - before).abs().max()) < 3  # that of AdamW: 1
 
 
 def steps_by_hand(w: list[float], gradients: list[list[float]], rate: float, decay: float) -> list[float]:
