@@ -13,8 +13,8 @@ entry beside a large one keeps a small relative error.
 Source: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861, sections 2 and 3; blocks of 256 and float moments of weights with fewer than
 4096 entries as in the authors' library bitsandbytes. Differences:
 
-    signed levels     are symmetric and end at 1, where the authors have 1 but not -1. A rounded block, rounded again, has the same codes and
-                      scale: a checkpoint holds float32 moments like that of AdamW, which any number of processes can divide anew, and a
+    signed levels     are symmetric and end at 1, where the authors have 1 but not -1. A block that is rounded twice has the same codes
+                      and scale: a checkpoint holds float32 moments like that of AdamW, which any number of processes can divide anew, and a
                       training that goes on with the same ones has the same bits.
     unsigned levels   have no 0. A v that is rounded to 0 beside an m that is not would make steps of 1 / sqrt(1 - b2) = 32 times their
                       length; rounded to the least level it makes shorter ones (Li et al. 2023, https://arxiv.org/abs/2309.01507,
