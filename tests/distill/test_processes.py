@@ -201,7 +201,7 @@ def same_integers(folder: Path, places: tuple[str, ...], case: str) -> None:
     for other in found[1:]:
         assert other.keys() == found[0].keys()
         for name, scale in found[0].items():
-            torch.testing.assert_close(other[name], scale, rtol=1e-5, atol=0)
+            torch.testing.assert_close(other[name], scale, rtol=1e-4, atol=0)
 
 
 def test_zeros_stay_where_one_process_has_them(results: Any) -> None:
