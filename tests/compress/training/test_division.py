@@ -13,8 +13,8 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Parallel
 from compress.machine.parallel import ALONE, Team
+from compress.models.architecture.split import Split, split_of
 from compress.models.checkpoint import load
-from compress.models.split import Split, split_of
 from compress.recipe import check
 from compress.run.prepare import prepare
 from compress.schemes.int8 import LayerScales, weight_scale
