@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 SEAL = "manifest_sha256"
 """Key of the digest of all other entries of a manifest; absent from manifests of earlier versions."""
 MOST_JSON = 2**30
+REPLACED = ".old"
+"""End of the name of a folder while another one takes its place."""
 Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository", "buckets"]
 
 
@@ -121,17 +123,18 @@ def strangers_below(folder: Path) -> list[str]:
 def writing(destination: Path) -> Iterator[Path]:
     """Yields an empty temporary folder next to `destination`; on a clean exit it is fsynced and renamed to `destination`.
 
-    An existing `destination` is replaced. On an exception the temporary folder is removed and `destination` stays unchanged.
+    An existing `destination` is replaced. On an exception the temporary folder is removed and `destination` stays unchanged. A kill between
+    the two renames of a replacement leaves nothing there: `put_back` repairs it.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.parent / f".{destination.name}.{uuid.uuid4().hex[:8]}.tmp"
+    replaced = temporary.with_suffix(REPLACED)
     temporary.mkdir()
     try:
         yield temporary
         for path in temporary.rglob("*"):
             _fsync(path)
         _fsync(temporary)
-        replaced = temporary.with_suffix(".old")
         if destination.exists():
             destination.rename(replaced)
         temporary.rename(destination)
@@ -140,7 +143,18 @@ def writing(destination: Path) -> Iterator[Path]:
             shutil.rmtree(replaced)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        if replaced.exists() and not destination.exists():
+            replaced.rename(destination)
         raise
+
+
+def put_back(destination: Path) -> None:
+    """Renames the folder that a killed `writing` was about to replace to `destination` again, if nothing is there."""
+    if not destination.exists():
+        found = (path for path in destination.parent.glob("*") if path.name.startswith(f".{destination.name}.") and path.suffix == REPLACED)
+        for replaced in found:
+            replaced.rename(destination)
+            return
 
 
 def write_text(path: Path, text: str) -> None:

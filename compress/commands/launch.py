@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from compress.core.errors import InputError
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import WATCHED
+from compress.machine.process import spawn
 
 FIRST_PORT, PORTS = 20000, 20000
 POLL_S = 0.1
@@ -64,7 +65,8 @@ def first_host(nodes: str) -> str:
 def start(processes: int, command: Sequence[str]) -> int:
     """Runs a command in several processes on this machine, and returns its exit status.
 
-    If one fails, the others are ended. The status is that of the first process where that failed too, else that of the one that did.
+    If one fails, the others are ended; all die with this process. The status is that of the first process where that failed too, else that
+    of the one that did.
 
     Args:
         processes: How many, at least 2.
@@ -75,9 +77,7 @@ def start(processes: int, command: Sequence[str]) -> int:
         port = free.getsockname()[1]
     threads = {"OMP_NUM_THREADS": str(max(1, physical_cores() // processes))} if "OMP_NUM_THREADS" not in os.environ else {}
     shared = {WATCHED: "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **threads}
-    started = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)
-    ]
+    started = [spawn(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     try:
         return _watched(started)
     except KeyboardInterrupt:  # the terminal has told the others too; a supervisor that stops this process has not

@@ -3,7 +3,8 @@
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
                  whole model the best weights lie in the memory of the host.
     gradients    4 bytes for each trained weight: all of them, or those of adapters (`lora`) and of the head
-    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments); Adafactor: 4 for each row and column of a matrix
+    optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
+                 column of a matrix
     activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
                  backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
                  (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation

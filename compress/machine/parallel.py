@@ -255,20 +255,25 @@ def joined() -> Iterator[Team]:
     try:
         yield Team(rank, size)
     except BaseException as error:
-        told = not _is_first_to_fail(store)  # most likely a broken connection to the process that failed first
-        if told or (is_lost(error) and WATCHED in os.environ):
+        if _is_told_elsewhere(error, store):
             raise FailedElsewhere from error
         raise
     finally:
         dist.destroy_process_group()
 
 
-def _is_first_to_fail(store: Any) -> bool:
-    try:
-        first: bool = store.add("failed", 1) <= 1
-    except RuntimeError:  # the store is gone with process 0, which was ended
+def _is_told_elsewhere(error: BaseException, store: Any) -> bool:
+    """Whether somebody else says why the run ends: the process that failed first, or the one that watches a process that was ended.
+
+    A lost connection is not told to the store: it may be gone with process 0, and torch writes a trace of its own about that.
+    """
+    if is_lost(error) and WATCHED in os.environ:
         return True
-    return first
+    try:
+        failed: int = store.add("failed", 1)
+    except RuntimeError:  # the store is gone with process 0, which was ended
+        return False
+    return failed > 1
 
 
 @functools.lru_cache(maxsize=4)
@@ -347,7 +352,7 @@ def unshard(model: nn.Module, plain: nn.Module, whole: Callable[[str, Tensor], T
         setattr(plain.get_submodule(owner), child, made[id(parameter)])
     for name, buffer in model.named_buffers():
         owner, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(owner), child, buffer)
+        setattr(plain.get_submodule(owner), child, whole(name, buffer) if whole else full(buffer))
     plain.train(model.training)
     model.__class__ = type(plain)
     model.__dict__ = plain.__dict__

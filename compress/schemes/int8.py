@@ -294,9 +294,16 @@ class Int8Linear(QuantizedLinear):
         Raises:
             InputError: The input holds NaN or infinity; the message names the layer.
         """
+        return self.rescaled(self.accumulated(x), x)
+
+    def accumulated(self, x: Tensor) -> Tensor:
+        """Returns the exact sums of products of codes, int32 `[N, O]`; raises InputError if the input holds NaN or infinity."""
         check_finite(self.name, x)
-        accumulated = int8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
-        return self.finished(accumulated.float() * (self.input_scale * self.weight_scale), x)
+        return int8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
+
+    def rescaled(self, accumulated_NO: Tensor, x: Tensor) -> Tensor:
+        """Returns the output [..., O] of sums of products of codes, int32 `[N, O]`, in the leading shape and dtype of `x`."""
+        return self.finished(accumulated_NO.float() * (self.input_scale * self.weight_scale), x)
 
 
 class DynamicInt8Linear(QuantizedLinear):

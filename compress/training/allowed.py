@@ -51,8 +51,6 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     check_optimizer(settings.optimizer, context.team, key)
     if context.team.shards:
         blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
-    if settings.lora is not None and context.team.tensor > 1:
-        raise InputError(f"{key}.lora: given with parallel.tensor: {context.team.tensor}; adapters are not shared: give tensor: 1")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:

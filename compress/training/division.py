@@ -1,21 +1,23 @@
 """How a model is divided among the processes of a training, and put together again.
 
     tensor > 1   neighbouring processes share each layer (`compress.models.architecture.split`), by `parallelize_module` of
-                 torch.distributed.tensor.parallel: weights become DTensors of the mesh dimension `tensor`
+                 torch.distributed.tensor.parallel or by itself (`compress.training.layer_share`): weights become DTensors of the mesh
+                 dimension `tensor`
     fsdp2        `fully_shard` then shards every weight, or every share of one, over the mesh dimension `data`
     ddp          nothing more in one group of processes. Between several, `fully_shard` on a mesh [data, 1] replicates: it sums gradients
                  over data and knows DTensors.
 
 Processes that share each layer have the same rows, and draw the same dropout where activations are whole. Within a share, between column
 and row layers, each draws its own: otherwise heads of different processes would lose the same entries. The random state is put aside there
-and continued afterwards, as Megatron's random tracker does.
+and continued afterwards, as Megatron's random tracker does. An adapter drops entries of what its layer reads: of a column layer that is
+whole, although it is inside, so that the state of all processes is taken for it; of a row layer each process has its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from compress.machine.parallel import Team, full, shard, sharded_like, skeleton,
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
+from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
     """
     if not team.shards:
         return Division(model, None, {})
-    plain, orders = skeleton(model), dict[str, Tensor]()
+    before, orders = skeleton(model), dict[str, Tensor]()
     blocks = list(blocks_of(model, key).values())
     if team.tensor > 1 and share:
-        split = split_of(model, team.tensor, key)
+        split = split_of(_bare(model), team.tensor, key)
         orders = _reorder(model, split)
         _parallelize(model, split, team)
     if team.strategy == "fsdp2" or (team.data_size > 1 and share):
@@ -94,7 +97,18 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
-    return Division(model, plain, orders)
+    return Division(model, before, orders)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """Returns a copy of a model without values, and with plain linear layers."""
+    copy = skeleton(model)
+    for name, layer in list(copy.named_modules()):
+        bare = plain(layer)
+        if bare is not layer:
+            owner, child = owner_of(copy, name)
+            setattr(owner, child, bare)
+    return copy
 
 
 def ends_of(model: nn.Module) -> list[nn.Module]:
@@ -116,25 +130,53 @@ def ends_of(model: nn.Module) -> list[nn.Module]:
 def _reorder(model: nn.Module, split: Split) -> dict[str, Tensor]:
     """Brings the outputs of layers into an order in which shares are contiguous; returns it by name of the weight."""
     orders: dict[str, Tensor] = {}
-    for layer, order in split.orders().items():
-        for name, parameter in model.get_submodule(layer).named_parameters(recurse=False):
-            parameter.copy_(parameter[order.to(parameter.device)])
-            orders[f"{layer}.{name}"] = order
+    for name, order in split.orders().items():
+        layer = model.get_submodule(name)
+        of_outputs, _ = shared_axes(layer)
+        for tensor in of_outputs:
+            owner, child = owner_of(layer, tensor)
+            value = getattr(owner, child)
+            if value is not None:
+                value.copy_(value[order.to(value.device)])
+                orders[f"{name}.{tensor}"] = order
     return orders
 
 
 def _parallelize(model: nn.Module, split: Split, team: Team) -> None:
-    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in split.columns}
-    plan |= {name: RowwiseParallel() for name in split.rows}
-    parallelize_module(model, team.mesh()["tensor"], plan, src_data_rank=None)  # all processes have the same weights
+    mesh, plan = team.mesh()["tensor"], dict[str, ParallelStyle]()
+    for names, columns in ((split.columns, True), (split.rows, False)):
+        for name in names:
+            layer = model.get_submodule(name)
+            if isinstance(layer, SharesItself):
+                layer.share(LayerShare(mesh, columns))
+            else:
+                plan |= {f"{name}{part}": style for part, style in styles_of(layer, columns).items()}
+    parallelize_module(model, mesh, plan, src_data_rank=None)  # all processes have the same weights
     for name, counts in split.counts.items():
         set_counts(model.get_submodule(name), counts)
-    for first, last in split.regions:
-        region = _OwnDropout(team.tensor_rank)
-        model.get_submodule(first).register_forward_pre_hook(region.begin)
-        model.get_submodule(last).register_forward_pre_hook(region.end)
+    for columns_of, last in split.regions:
+        _draw_apart([model.get_submodule(name) for name in columns_of], model.get_submodule(last), team.tensor_rank)
+
+
+def _draw_apart(columns: Sequence[nn.Module], row: nn.Module, rank: int) -> None:
+    """Gives each process random numbers of its own between column layers and a row layer."""
+    region = _OwnDropout(rank)
+    columns[0].register_forward_pre_hook(region.begin)
+    row.register_forward_pre_hook(region.end)
+    for dropout in (dropout for column in columns for dropout in _of_adapter(column)):
+        dropout.register_forward_pre_hook(region.swap)
+        dropout.register_forward_hook(region.swap)
+    for dropout in _of_adapter(row):
+        own = _OwnDropout(rank)
+        dropout.register_forward_pre_hook(own.begin)
+        dropout.register_forward_hook(own.end)
+
+
+def _of_adapter(layer: nn.Module) -> list[nn.Module]:
+    """Returns the dropout of the adapter of a layer, if it has one."""
+    return [dropout for dropout in getattr(layer, "lora_dropout", nn.ModuleDict()).children() if isinstance(dropout, nn.Dropout)]
 
 
 class _OwnDropout:
@@ -160,11 +202,17 @@ class _OwnDropout:
             common = hashlib.blake2b(self.aside.numpy().tobytes(), digest_size=7).digest()  # no number is read back from a GPU
             (torch.cuda if device.type == "cuda" else torch).manual_seed(int.from_bytes(common) + self.rank)
 
-    def end(self, module: nn.Module, args: Any) -> None:
+    def end(self, module: nn.Module, args: Any, output: Any = None) -> None:
         """Continues with the random state that was put aside."""
         if self.aside is not None:
             set_generator_state(args[0].device, self.aside)
             self.aside = None
+
+    def swap(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        """Within a region: goes on from the random state that was put aside, and puts aside that of this process; or back."""
+        if module.training and self.aside is not None:
+            other, self.aside = self.aside, generator_state(args[0].device)
+            set_generator_state(args[0].device, other)
 
 
 def generator_state(device: torch.device) -> Tensor:

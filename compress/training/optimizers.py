@@ -1,6 +1,7 @@
 """The optimizers of a training.
 
     adamw      decoupled weight decay (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), torch's fused step: two moments a weight
+    adamw8bit  the same with moments of 8 bits, `compress.training.adamw8bit`
     adafactor  Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235, torch's: of a matrix the second moments of rows and columns alone, no
                first moment. Its learning rate is relative to the size of a weight, as in the paper.
     lamb       You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2: AdamW whose step of each weight matrix is as long as lr times
@@ -28,8 +29,9 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.machine.parallel import Team, full
+from compress.training.adamw8bit import AdamW8bit, bytes_of
 
-OptimizerName = Literal["adamw", "adafactor", "lamb"]
+OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lamb"]
 BETAS = 0.9, 0.999
 EPS = 1e-6
 
@@ -38,8 +40,9 @@ class Optimizer(Config):
     """The optimizer of a training."""
 
     name: OptimizerName = "adamw"
-    """adamw: two moments for each weight; adafactor: hardly any memory, with a learning rate of 1e-3 to 1e-2 that is relative to the
-    weights; lamb: for batches of thousands of rows, with a learning rate of 5e-4 to 5e-3 that grows with the root of the batch size."""
+    """adamw: two moments for each weight; adamw8bit: the same in a quarter of the memory, with some rounding; adafactor: hardly any memory,
+    with a learning rate of 1e-3 to 1e-2 that is relative to the weights; lamb: for batches of thousands of rows, with a learning rate of
+    5e-4 to 5e-3 that grows with the root of the batch size."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -96,10 +99,17 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
     groups = parameter_groups(trained, weight_decay)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=learning_rate)
+    if settings.name == "adamw8bit":
+        return AdamW8bit(groups, learning_rate)
     if settings.name == "lamb":
         return Lamb([{**group, "scaled": all(weight.ndim > 1 for weight in group["params"])} for group in groups], learning_rate)
     # the fused step is there on CPUs, CUDA and all else that we train on
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+
+
+def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    """Returns what a checkpoint holds of the state of an optimizer for a weight, by name; `load_state_dict` takes the same."""
+    return optimizer.moments(weight) if isinstance(optimizer, AdamW8bit) else optimizer.state.get(weight, {})
 
 
 def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
@@ -107,17 +117,19 @@ def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     if settings.name == "adafactor" and team.shards:
         raise InputError(
             f"{key}.optimizer: adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over: "
-            "give adamw or lamb, or parallel: {strategy: ddp}"
+            "give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}"
         )
 
 
 def moment_bytes(name: OptimizerName, parameters: Iterable[Tensor]) -> int:
-    """Returns the bytes of an optimizer's state, which is float32; of the steps that it counts nothing.
+    """Returns the bytes of an optimizer's state; of the steps that it counts nothing.
 
     Args:
         name: The optimizer.
         parameters: What it trains.
     """
+    if name == "adamw8bit":
+        return sum(bytes_of(parameter.numel()) for parameter in parameters)
     if name != "adafactor":
         return 8 * sum(parameter.numel() for parameter in parameters)
     sizes = ((parameter.shape, parameter.numel()) for parameter in parameters)

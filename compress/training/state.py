@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import file_digest, write_json, writing
+from compress.artifacts.artifact import file_digest, put_back, write_json, writing
 
 SCHEMA = 2
 FOLDER = "training"
@@ -71,6 +71,7 @@ def read_state(scratch: Path, settings: Mapping[str, Any], warn: Callable[[str],
     from safetensors.torch import load_file
 
     folder = scratch / FOLDER
+    put_back(folder)
     for leftover in scratch.glob(f".{FOLDER}.*"):  # left by a kill while writing
         shutil.rmtree(leftover)
     if not folder.exists():

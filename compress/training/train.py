@@ -45,7 +45,7 @@ from compress.training.division import divided, generator_state, set_generator_s
 from compress.training.engine import Engine
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
-from compress.training.optimizers import Optimizer, optimizer_of
+from compress.training.optimizers import Optimizer, moments_of, optimizer_of
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows, plan_epoch, plan_pairs
@@ -416,7 +416,7 @@ class _Loop:
         tensors = {f"now.{name}": value for name, value in self._changing().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for name, parameter in self.trained.named_parameters():
-            tensors |= {f"optimizer.{moment}.{name}": value for moment, value in self.optimizer.state.get(parameter, {}).items()}
+            tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
         if self.team.shards:
             tensors = {name: self.division.whole(_in_model(name), value).cpu() for name, value in tensors.items()}
         generators = self.team.gather(generator_state(self.device))[:: self.team.tensor]  # processes that share layers have the same

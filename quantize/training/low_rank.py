@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from compress.core.errors import InputError, nearest
+from compress.training.layer_share import LayerShare, local
 from compress.training.lora import Lora
 from compress.training.state import seeded
 from quantize.training.linear import QatLinear
@@ -39,14 +40,18 @@ class LowRank(nn.Module):
         super().__init__()
         outputs, inputs = weight_OI.shape
         self.factor = lora.alpha / lora.rank
+        self.shared: LayerShare | None = None
         self.a_rI = nn.Parameter(torch.empty(lora.rank, inputs, device=weight_OI.device))
         self.b_Or = nn.Parameter(torch.zeros(outputs, lora.rank, device=weight_OI.device))
         nn.init.kaiming_uniform_(self.a_rI, a=math.sqrt(5))
 
     def forward(self, weight_OI: Tensor) -> Tensor:
-        """Returns the changed weight, float32 `[O, I]`."""
+        """Returns the changed weight, float32 `[O, I]`; what this process has of it if it is shared."""
+        weight_OI, a_rI, b_Or = local(weight_OI), local(self.a_rI), local(self.b_Or)
+        if self.shared is not None:  # one matrix is shared with the weight, the other one is whole
+            a_rI, b_Or = (self.shared.read(a_rI), b_Or) if self.shared.columns else (a_rI, self.shared.read(b_Or))
         with torch.autocast(weight_OI.device.type, enabled=False):  # codes depend on the last bits of a weight
-            return weight_OI + self.factor * (self.b_Or @ self.a_rI)
+            return weight_OI + self.factor * (b_Or @ a_rI)
 
 
 @contextmanager

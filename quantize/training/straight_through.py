@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import LayerScales, levels
+from compress.schemes.int8 import LayerScales, check_finite, levels
 from compress.schemes.scales import SMALLEST_SCALE
+from compress.training.layer_share import LayerShare
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Int8Arithmetic:
     """Whether the input scale gets the gradient of PACT instead of LSQ."""
     products: torch.dtype
     """Dtype of the matrix products of the backward pass, bfloat16 or float32."""
+    share: LayerShare | None = None
+    """The share of this process in the layer; None if it has the whole layer."""
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
@@ -94,6 +97,7 @@ class QatLayer(nn.Module):
         """
         self.name, self.bits, self.pact = name, start.weight_bits, pact
         self.input_scale, self.weight_scale = input_scale, weight_scale
+        self.shared: LayerShare | None = None
 
     def evaluated(self, x: Tensor) -> Tensor:
         """Returns the output of the quantized layer; raises InputError if the input holds NaN or infinity."""
@@ -110,13 +114,11 @@ class QatLayer(nn.Module):
         Raises:
             InputError: The input holds NaN or infinity; names the layer.
         """
-        # The quantized layer raises if a value is not finite. The sum is a cheap first check: it may also overflow for large finite values.
-        if not self.training or not torch.isfinite(x.detach().sum()):
+        if not self.training:
             with torch.no_grad():
-                evaluated = self.evaluated(x)
-            if not self.training:
-                return evaluated
+                return self.evaluated(x)
+        check_finite(self.name, x.detach())
         kind = x.device.type
         products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-        y = self.trained(x, Int8Arithmetic(levels(self.bits), self.pact, products))
+        y = self.trained(x, Int8Arithmetic(levels(self.bits), self.pact, products, self.shared))
         return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)

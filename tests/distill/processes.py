@@ -19,7 +19,7 @@ from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training import teacher_logits, train
+from compress.training import adamw8bit, teacher_logits, train
 from compress.training.finetune import Finetune
 from distill.distill import Distill
 from distill.injected import Injected
@@ -41,6 +41,7 @@ data: {path: "sklearn:digits"}
 parallel: {strategy: STRATEGY}
 stages:"""
 """Of runs of two processes, without their stages."""
+adamw8bit.FEWEST = 64  # weights here are small
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
 STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
@@ -71,10 +72,26 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, losses=[{"name": "hidden"}, {"name": "soft_target"}]),  # type: ignore[arg-type]
     ),
+    "int8 low rank": (
+        "still",
+        Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-5, "soft_weight": 0.5, "keep": "last", "lora": {"rank": 4}}),  # type: ignore[arg-type]
+    ),
+    "int8 fused": ("fused", Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-5, "keep": "last"})),  # type: ignore[arg-type]
+    "adapters": ("still", Finetune(**STEADY, lora={"rank": 4})),  # type: ignore[arg-type]
+    "adapters fused": ("fused", Finetune(**STEADY, lora={"rank": 4})),  # type: ignore[arg-type]
+    "pruned with adapters": (
+        "still",
+        Prune(sparsity=0.4, divisible_by=2, multiple_of=2, recover={**STEADY, "lora": {"rank": 4, "layers": ["*.query", "*.dense"]}}),  # type: ignore[arg-type]
+    ),
     "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
+    "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
+    "joint": ("still", Prune(method="joint", sparsity=0.4, learn={"epochs": 1, "batch_size": BATCH}, recover=STEADY)),  # type: ignore[arg-type]
+    "movement": ("still", Sparsify(method="movement", sparsity=0.5, learning={**STEADY, "epochs": 1}, recover=STEADY)),  # type: ignore[arg-type]
 }
+LEARNED = ("joint", "movement")
+"""Those whose first process learns masks, for one epoch, before all of them train."""
 Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
 """How trainings use two processes, and the cases that are trained so."""
 USUAL = Parallel()
@@ -84,32 +101,56 @@ PLANS: Mapping[str, Plans] = {
     "quick": {
         "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
-        "tensor": (SHARED, ("answers",)),
+        "tensor": (SHARED, ("answers", "int8", "adapters")),
     },
     "slow": {
-        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside")),
-        "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside")),
+        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", *LEARNED)),
+        "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
         "lamb": (SHARDED, ("lamb",)),
-        "tensor": (SHARED, ("finetune", "states", "divisible", "zeros", "fused", "lamb")),
-        "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers",)),
+        "tensor": (
+            SHARED,
+            (
+                *("finetune", "states", "divisible", "zeros", "fused", "lamb"),
+                *("int8 low rank", "int8 fused", "adapters fused", "pruned with adapters"),
+            ),
+        ),
+        "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers", "int8", "adapters")),
+        "tensor, products": (Parallel(tensor=2, checkpointing="selective"), ("int8",)),
     },
     "four": {
-        "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused")),
-        "tensor and fsdp2": (Parallel(tensor=2, strategy="fsdp2"), ("finetune", "answers", "divisible", "fused", "lamb")),
+        "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused", "int8", "adapters")),
+        "tensor and fsdp2": (
+            Parallel(tensor=2, strategy="fsdp2"),
+            ("finetune", "answers", "divisible", "fused", "lamb", "int8", "int8 low rank", "int8 fused", "adapters", "adapters fused"),
+        ),
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
-CUT = ("int8", "pruned", "pruned in steps", "pruned inside", "divisible", "zeros")
+CUT = (
+    "int8",
+    "int8 low rank",
+    "int8 fused",
+    "pruned with adapters",
+    "pruned",
+    "pruned in steps",
+    "pruned inside",
+    "divisible",
+    "zeros",
+    *LEARNED,
+)
 """Those that start from rounded, cut or zeroed weights."""
 KILLED: Mapping[str, Stage] = {
     "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
     "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
+    "adapters": Finetune(**{**STEADY, "epochs": 1}, lora={"rank": 4, "dropout": 0.3}),  # type: ignore[arg-type]
+    "eight bits": Finetune(**{**STEADY, "epochs": 1}, optimizer={"name": "adamw8bit"}),  # type: ignore[arg-type]
 }
 """Stages on a model with dropout, of ten steps each."""
-KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in KILLED]
-KILLED_IN += [("slow", "tensor", "distilled"), ("four", "tensor and ddp", "distilled"), ("four", "tensor and fsdp2", "distilled")]
+KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in ("distilled", "int8")]
+KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits")]
+KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2")]
 """Plans that go on with what one process began, and begin what one process goes on with."""

@@ -103,7 +103,9 @@ def compare(strategy: str, case: str, results: Results) -> None:
     one, two = ours[case], both[f"{strategy} {case}"]
     assert one["steps"] == two["steps"] == (10 if case in ("answers", "states") else 50)
     together = strategy.startswith("tensor") and "and" not in strategy  # both share each layer, so both have all rows
-    assert two["rows"] == one["rows"] if together else 0.5 <= two["rows"] / one["rows"] < 0.7  # the larger half of a batch of five
+    alone = processes.ROWS if case in processes.LEARNED else 0
+    share = (two["rows"] - alone) / (one["rows"] - alone)
+    assert share == 1 if together else 0.5 <= share < 0.7  # the larger half of a batch of five
     assert two["alike"]
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]
     for mine, theirs in zip(one["losses"], two["losses"], strict=True):
@@ -112,7 +114,9 @@ def compare(strategy: str, case: str, results: Results) -> None:
     assert one["norms"] == pytest.approx(two["norms"], rel=0.05)  # AdamW would hide a mean in the place of a sum
     assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
     values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
-    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
+    between = 1e-4 if case.startswith("int8") and strategy.startswith("tensor") else 0
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=between)
     assert case in ("answers", "states") or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
     a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
     assert a.keys() == b.keys()
@@ -168,14 +172,36 @@ def moved(plan: str, results: Results) -> None:
 
 
 def test_int8_training_in_two_processes_ends_in_the_integers_of_one(results: Any) -> None:
-    folder, _, _ = results
-    codes = []
-    for place in ("alone", "ddp", "fsdp2"):
-        weights, scales = (load_file(folder / place / "int8" / name) for name in ("model.safetensors", "quantization.safetensors"))
+    same_integers(results[0], ("alone", "ddp", "fsdp2", "tensor"), "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["int8 low rank", "int8 fused"])
+def test_shared_layers_end_in_the_integers_of_whole_ones(case: str, more_results: Any) -> None:
+    same_integers(more_results[0], ("alone", "tensor"), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["int8", "int8 low rank", "int8 fused"])
+def test_groups_of_processes_end_in_the_integers_of_one(case: str, results_of_four: Any) -> None:
+    same_integers(results_of_four[0], ("alone", "tensor and fsdp2"), case)
+
+
+def same_integers(folder: Path, places: tuple[str, ...], case: str) -> None:
+    codes, found = [], []
+    for place in places:
+        weights, scales = (load_file(folder / place / case / name) for name in ("model.safetensors", "quantization.safetensors"))
         layers = [name.removesuffix(".weight_scale") for name in scales if name.endswith(".weight_scale")]
-        assert len(layers) == 24
-        codes.append({layer: (weights[f"{layer}.weight"] / scales[f"{layer}.weight_scale"][:, None]).round() for layer in layers})
+        assert len(layers) in (16, 24)  # of four blocks
+        turned = "gpt2" in json.loads((folder / place / case / "config.json").read_text())["model_type"]
+        whole = {layer: weights[f"{layer}.weight"].T if turned else weights[f"{layer}.weight"] for layer in layers}
+        codes.append({layer: (whole[layer] / scales[f"{layer}.weight_scale"][:, None]).round() for layer in layers})
+        found.append(scales)
     assert all(torch.equal(codes[0][layer], other[layer]) for other in codes[1:] for layer in codes[0])
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, scale in found[0].items():
+            torch.testing.assert_close(other[name], scale, rtol=1e-4, atol=0)
 
 
 def test_zeros_stay_where_one_process_has_them(results: Any) -> None:

@@ -48,8 +48,8 @@ class Split:
     values; each part is shared."""
     rows: tuple[str, ...]
     """Layers whose inputs are shared."""
-    regions: tuple[tuple[str, str], ...]
-    """For each attention and FFN: the first of its column layers, and its row layer."""
+    regions: tuple[tuple[tuple[str, ...], str], ...]
+    """For each attention and FFN: its column layers, the first of which is called first, and its row layer."""
     counts: Mapping[str, Mapping[str, int]]
     """Attributes of attention modules, by module name, as they are in one process."""
 
@@ -84,7 +84,7 @@ def split_of(model: nn.Module, processes: int, key: str) -> Split:
         )
     _check_sizes(structure, processes, f"{key}: parallel.tensor: {processes} given")
     columns: dict[str, tuple[int, ...]] = {}
-    regions: list[tuple[str, str]] = []
+    regions: list[tuple[tuple[str, ...], str]] = []
     counts: dict[str, Mapping[str, int]] = {}
     for block in range(structure.depth):
         for what in HEAD_KINDS:
@@ -92,11 +92,11 @@ def split_of(model: nn.Module, processes: int, key: str) -> Split:
             if found is not None:
                 made = _of_heads(*found)
                 columns |= made
-                regions.append((next(iter(made)), found[0].output))
+                regions.append((tuple(made), found[0].output))
                 counts[found[0].module] = _counts(found[0], processes)
         made, last = _of_ffn(model, structure, block, given)
         columns |= made
-        regions += [(next(iter(made)), last)] if made else []
+        regions += [(tuple(made), last)] if made else []
     rows = tuple(row for _, row in regions)
     _check_between(model, structure, {*columns, *rows}, given)
     return Split(processes, columns, rows, tuple(regions), counts)

@@ -54,6 +54,29 @@ def test_writing_replaces_what_stood_there(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_is_replaced_is_not_lost_between_the_renames(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a", {"x": b"old"})
+    rename, rmtree = Path.rename, artifact.shutil.rmtree
+
+    def stopped(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise RuntimeError("stopped")
+        return rename(self, target) if not killed or target.suffix == ".old" else self  # a killed process renames nothing more
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stopped)
+        patch.setattr(artifact.shutil, "rmtree", lambda path, **_: None if killed else rmtree(path, ignore_errors=True))
+        with pytest.raises(RuntimeError, match="stopped"):
+            make(tmp_path / "a", {"x": b"new"})
+    assert (tmp_path / "a").exists() != killed
+    artifact.put_back(tmp_path / "a")
+    assert (tmp_path / "a" / "x").read_bytes() == b"old"
+    assert [path.suffix for path in tmp_path.iterdir() if path.name != "a"] == [".tmp"] * killed
+    artifact.put_back(tmp_path / "a")  # nothing to do
+    assert (tmp_path / "a" / "x").read_bytes() == b"old"
+
+
 @settings(max_examples=50, deadline=None)
 @given(parents=st.lists(st.integers(0, 7), max_size=8), made=st.integers(0, 8))
 def test_lineage_is_the_way_from_the_first(parents: list[int], made: int) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from compress.commands import launch
 from compress.commands.launch import first_host, from_slurm, start
 from compress.core.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[3]
 STEP = {
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
@@ -70,6 +73,23 @@ def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "STOPPED_S", 0.5)
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1 if rank else 600); sys.exit(5)"
     assert start(2, python(stubborn)) == 5
+
+
+def test_processes_die_with_the_one_that_started_them(tmp_path: Path) -> None:
+    command = python(f"open(rf'{tmp_path}/{{rank}}', 'w').write(str(os.getpid())); time.sleep(600)")
+    starts = f"from compress.commands.launch import start; start(2, {command!r})"
+    starter = subprocess.Popen([sys.executable, "-c", starts], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    told = [tmp_path / str(rank) for rank in (0, 1)]
+    while time.monotonic() < deadline and not all(path.exists() and path.read_text() for path in told):
+        time.sleep(0.02)
+    ranks = [psutil.Process(int(path.read_text())) for path in told]
+    starter.kill()
+    starter.wait()
+    left = psutil.wait_procs(ranks, timeout=20)[1]
+    for rank in left:
+        rank.kill()
+    assert left == []
 
 
 def test_a_step_of_srun_is_understood() -> None:

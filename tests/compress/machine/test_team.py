@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.core.target import Parallel
-from compress.machine.parallel import ALONE, Strategy, Team
+from compress.machine.parallel import ALONE, WATCHED, Strategy, Team, _is_told_elsewhere
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
@@ -39,3 +39,39 @@ def test_a_process_holds_a_part_with_fsdp2_or_shared_layers(strategy: Strategy, 
 def test_those_that_share_layers_divide_the_processes() -> None:
     with pytest.raises(InputError, match=r"^parallel\.tensor: 4 given for 6 processes; give 1 or 2 or 3 or 6$"):
         Parallel(tensor=4).of(Team(0, 6))
+
+
+class Store:
+    """The store of a run: counts failures; gone with process 0 if told so."""
+
+    def __init__(self, failed: int, *, gone: bool = False) -> None:
+        self.failed, self.gone, self.asked = failed, gone, False
+
+    def add(self, key: str, number: int) -> int:
+        self.asked = True
+        if self.gone:
+            raise RuntimeError("recvValue failed")
+        self.failed += number
+        return self.failed
+
+
+LOST = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+
+
+@pytest.mark.parametrize(
+    ("error", "watched", "store", "told", "asks"),
+    [
+        (ValueError("bad"), True, Store(0), False, True),
+        (ValueError("bad"), False, Store(1), True, True),
+        (LOST, True, Store(0, gone=True), True, False),  # torch would write a trace about the store
+        (LOST, False, Store(0), False, True),
+        (LOST, False, Store(1), True, True),
+        (LOST, False, Store(0, gone=True), False, True),
+    ],
+)
+def test_one_process_says_why_all_end(
+    error: Exception, watched: bool, store: Store, told: bool, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
+    assert _is_told_elsewhere(error, store) == told
+    assert store.asked == asks

@@ -13,11 +13,17 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Parallel
 from compress.machine.parallel import ALONE, Team
-from compress.models.architecture.split import Split
+from compress.models.architecture.split import Split, split_of
+from compress.models.checkpoint import load
 from compress.recipe import check
 from compress.run.prepare import prepare
-from compress.training.division import Division, _OwnDropout, _reorder, divided, ends_of
+from compress.schemes.int8 import LayerScales, weight_scale
+from compress.training.division import Division, _bare, _OwnDropout, _reorder, divided, ends_of
+from compress.training.layer_share import shared_axes
+from compress.training.lora import Lora, adapted
 from compress.training.train import _in_model
+from quantize.training.low_rank import changed_by_low_rank
+from quantize.training.qat import insert
 
 
 class Shares(nn.Module):
@@ -66,6 +72,46 @@ def test_two_regions_one_after_the_other_drop_different_entries() -> None:
             found.append(nn.functional.dropout(x, 0.5))
             region.end(layer, (x,))
     assert not torch.equal(*found)
+
+
+def test_an_adapter_of_a_column_layer_drops_the_same_in_all_processes() -> None:
+    """It reads what is whole, although random numbers differ around it."""
+
+    def found(rank: int) -> list[Tensor]:
+        region, adapter, x = _OwnDropout(rank), nn.Dropout(0.5), torch.ones(200)
+        adapter.register_forward_pre_hook(region.swap)
+        adapter.register_forward_hook(region.swap)
+        torch.manual_seed(0)
+        region.begin(nn.Identity(), (x,))
+        made = [adapter(x), nn.functional.dropout(x, 0.5), adapter(x), nn.functional.dropout(x, 0.5)]
+        region.end(nn.Identity(), (x,))
+        assert torch.equal(adapter.eval()(x), x)
+        return [*made, nn.functional.dropout(x, 0.5)]
+
+    with torch.random.fork_rng():
+        mine, theirs = found(0), found(1)
+    assert [torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)] == [True, False, True, False, True]
+    assert not torch.equal(mine[0], mine[2])
+    assert not torch.equal(mine[1], mine[3])
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_adapted_and_int8_layers_are_shared_like_plain_ones(low_rank: bool, tiny_bert: Path) -> None:
+    model = load(tiny_bert)
+    expected = split_of(model, 2, "finetune")
+    with adapted(model, Lora(rank=2), 0, "finetune"):
+        assert split_of(_bare(model), 2, "finetune") == expected
+    layers = {name: model.get_submodule(name) for name in (*expected.columns, *expected.rows)}
+    scales = {name: LayerScales(weight_scale(layer.weight, 127), torch.tensor(1.0), 8) for name, layer in layers.items()}  # type: ignore[arg-type]
+    insert(model, scales, {name: name for name in scales})
+    with changed_by_low_rank(model, Lora(rank=2) if low_rank else None, 0, "quantize"):
+        assert split_of(_bare(model), 2, "quantize") == expected
+        for name in layers:
+            of_outputs, of_inputs = shared_axes(model.get_submodule(name))
+            tensors = {**dict(model.get_submodule(name).named_parameters()), **dict(model.get_submodule(name).named_buffers())}
+            outputs, inputs = layers[name].weight.shape  # type: ignore[union-attr]
+            assert all(tensors[each].shape[axis] == outputs for each, axis in of_outputs.items())
+            assert all(tensors[each].shape[axis] == inputs for each, axis in of_inputs.items() if each in tensors)
 
 
 def test_an_order_is_undone_when_a_weight_is_whole_again() -> None:
@@ -122,9 +168,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "settings", "message"),
     [
-        ("finetune", {"lora": {}}, r"finetune\.lora: given with parallel\.tensor: 2; adapters are not shared"),
         ("finetune", {"optimizer": {"name": "adafactor"}}, r"finetune\.optimizer: adafactor given with parallel: \{tensor: 2\}"),
-        ("quantize", {"mode": "qat"}, r"quantize\.mode: qat given with parallel\.tensor: 2; layers that train in integers are not shared"),
         ("prune", {"sparsity": 0.5}, r"prune\.divisible_by: not given; 2 processes share the heads .*: give 2"),
         ("distill", {"student": {"layers": 1}, "loss": "minilmv2"}, r"distill\..*: minilmv2 compares attention, whose heads"),
         ("distill", {"student": {"layers": 1}, "loss": "mixkd"}, r"distill\..*: mixkd needs the whole embeddings, which .*tensor: 2"),
@@ -151,6 +195,10 @@ def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
         ("distill", {"student": {"layers": 1}, "losses": [{"name": "hidden"}]}),
         ("distill", {"student": {"layers": 1}, "loss": "relational"}),  # both processes have all rows
         ("quantize", {}),
+        ("quantize", {"mode": "qat"}),
+        ("quantize", {"mode": "auto", "qat": {"lora": {}}}),
+        ("finetune", {"lora": {}}),
+        ("finetune", {"lora": {"dropout": 0.1}}),
     ],
 )
 def test_what_works_on_shared_layers_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
