@@ -2,10 +2,9 @@
 
     python benchmarks/embeddings.py --model FOLDER --data FOLDER --packages FOLDER [--run RUN] [--out FOLDER] [--no-latency]
 
-FOLDER of `--model` is a model of sentence-transformers, `--data` holds the files of STS-B as their authors distribute them, `--packages` is a
-folder that sentence-transformers and Optimum were installed to (`pip install --target FOLDER --no-deps sentence-transformers optimum
-optimum-onnx optimum-intel`): they share torch, Transformers, ONNX Runtime and OpenVINO with us. `--run` takes a finished run of the recipe
-stsb-embedding in place of a new one.
+`--model` is a model of sentence-transformers, `--data` holds the files of STS-B as their authors distribute them. `--packages` is a folder
+that sentence-transformers, Optimum and the Transformers that they ask for were installed in, with `pip install --target FOLDER --no-deps`;
+they share torch, ONNX Runtime and OpenVINO with us. `--run` takes a finished run of the recipe stsb-embedding in place of a new one.
 
 Every engine answers all texts of the test split. Interval: paired bootstrap over pairs, against fp32 in torch. Latency: tokens to vectors,
 every engine in a process of its own, the processes take turns. Writes OUT/embeddings.json.

@@ -5,8 +5,8 @@
 
 `export` writes OUT/onnx and OUT/openvino, each with the float and the int8 model, by the functions that its documentation names:
 `export_dynamic_quantized_onnx_model` for avx512_vnni, and `export_static_quantized_openvino_model` with SENTENCES.txt, one a line, as
-calibration rows. `serve` answers the requests of `compress.measure.engine_process`: it opens one of these models, tells the vectors of rows,
-and times `model.forward` on tokens, its pooling and normalization included, as ours are part of the graph.
+calibration rows. `serve` answers the requests of `compress.measure.engine_process`: it opens one of these models, answers rows with
+vectors, and times `model.forward` on tokens, its pooling and normalization included, as ours are part of the graph.
 """
 
 from __future__ import annotations

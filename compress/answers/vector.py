@@ -38,7 +38,8 @@ class Vector(Answer):
         return 1.0 - vectors.agreement(reference, answers)
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
-        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, the classes of images, or the images of captions."""
+        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, the classes of images, or the images
+        of captions."""
         if captions.are_captions(labels):
             return captions.with_answers(labels, answers)
         if zero_shot.are_images_and_texts(labels):

@@ -86,9 +86,7 @@ def _hits(asking_QD: Array, asked_ND: Array, numbers_Q: Array, numbers_N: Array)
         right_QN = numbers_Q[part][:, None] == numbers_N[None, :]
         best_Q = np.where(right_QN, cosines_QN, -np.inf).max(axis=1, initial=-np.inf)[:, None]
         level_QN = np.abs(cosines_QN - best_Q) < EQUAL
-        above, wrong, right = (
-            which.sum(axis=1) for which in (cosines_QN >= best_Q + EQUAL, level_QN & ~right_QN, level_QN & right_QN)
-        )
+        above, wrong, right = (which.sum(axis=1) for which in (cosines_QN >= best_Q + EQUAL, level_QN & ~right_QN, level_QN & right_QN))
         hits[part] = np.stack([_chance(above, wrong, right, depth) for depth in DEPTHS], axis=1)
     return hits
 

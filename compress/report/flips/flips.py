@@ -27,7 +27,17 @@ from compress.report.flips.vectors import NeighbourFlips
 from compress.report.flips.zero_shot import NearestClassFlips
 
 Flips = (
-    RowFlips | SetFlips | TagFlips | SpanFlips | TranscriptFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips | NearestClassFlips | CaptionFlips
+    RowFlips
+    | SetFlips
+    | TagFlips
+    | SpanFlips
+    | TranscriptFlips
+    | TokenFlips
+    | NeighbourFlips
+    | FoundFlips
+    | FirstFlips
+    | NearestClassFlips
+    | CaptionFlips
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def labels_of(owners: list[int], images: int) -> np.ndarray:
 
 def chance_of_a_hit(cosines: list[float], right: list[bool], depth: int) -> float:
     """Share of the orders of all items, largest cosine first, that have a right one among the first."""
-    orders = [order for order in permutations(range(len(cosines))) if all(cosines[a] >= cosines[b] for a, b in zip(order, order[1:]))]
+    orders = [order for order in permutations(range(len(cosines))) if all(cosines[a] >= cosines[b] for a, b in pairwise(order))]
     return sum(any(right[item] for item in order[:depth]) for order in orders) / len(orders)
 
 
@@ -80,9 +80,13 @@ def test_many_rows_are_counted_as_sorting_counts_them() -> None:
     own = np.arange(1100)[:, None] == np.array(owners)[None, :]
     for depth in (1, 5, 10):
         nearest = np.argsort(-cosines, axis=1)[:, :depth]
-        assert found[f"image_to_text_recall@{depth}"] == pytest.approx(np.take_along_axis(own, nearest, axis=1).any(axis=1).mean(), abs=NEAR)
+        assert found[f"image_to_text_recall@{depth}"] == pytest.approx(
+            np.take_along_axis(own, nearest, axis=1).any(axis=1).mean(), abs=NEAR
+        )
         nearest = np.argsort(-cosines, axis=0)[:depth]
-        assert found[f"text_to_image_recall@{depth}"] == pytest.approx(np.take_along_axis(own, nearest, axis=0).any(axis=0).mean(), abs=NEAR)
+        assert found[f"text_to_image_recall@{depth}"] == pytest.approx(
+            np.take_along_axis(own, nearest, axis=0).any(axis=0).mean(), abs=NEAR
+        )
     assert list(found) == list(captions.FIGURES)
     assert 0.1 < found["mean_recall"] < 0.95
 
