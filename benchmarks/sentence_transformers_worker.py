@@ -61,6 +61,7 @@ def export(model: Path, sentences: Path, out: Path) -> None:
         OVQuantizationConfig(num_samples=len(rows)),
         str(out),
         dataset_name=str(folder),
+        dataset_config_name="default",
         dataset_split="train",
         column_name="sentence",
     )
