@@ -44,7 +44,8 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
         InputError: The files cannot be read, an image has no caption, or a split has more pairs than can be numbered.
     """
     known: list[Captions] = []
-    splits, problems = {}, []
+    splits: dict[str, Split] = {}
+    problems: list[str] = []
     for name, sources in read_sources(config, task, log).items():
         try:
             splits[name] = _images(sources, known)
@@ -62,8 +63,8 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
         if sum(map(len, part)) > MOST_PAIRS:
             raise InputError(f"{where}: {sum(map(len, part))} captions in {name}; at most {MOST_PAIRS} are allowed")
     log(f"data: captions: {', '.join(f'{sum(map(len, part))} in {name}' for name, part in parts.items())}")
-    judged = {name: _judged(getattr(data, name), parts[name]) for name in ("selection", "evaluation")}
-    return replace(data, train=_pairs(data.train, parts["train"]), **judged)
+    selection, evaluation = (_judged(getattr(data, name), parts[name]) for name in ("selection", "evaluation"))
+    return replace(data, train=_pairs(data.train, parts["train"]), selection=selection, evaluation=evaluation)
 
 
 def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
@@ -87,7 +88,7 @@ def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
 
 def _texts(cell: Any) -> tuple[list[str], str | None]:
     """Returns the captions of a cell, or what is wrong with it."""
-    texts = cell if isinstance(cell, list | tuple) else [cell]
+    texts = [*cell] if isinstance(cell, list | tuple) else [cell]
     if not texts:
         return [], "no caption given; an image needs at least one"
     for text in texts:
