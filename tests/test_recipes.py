@@ -42,6 +42,8 @@ ALIKE = (
     "conll2003-minilm",
     "goemotions-minilm",
     "stsb-minilm",
+    "stsb-embedding-student",
+    "stsb-embedding-pruned",
     "fsdd-ast",
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
