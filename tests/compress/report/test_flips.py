@@ -70,12 +70,22 @@ def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Pa
     image, caption = (json.loads(line) for line in (tmp_path / "flips.jsonl").read_text().splitlines())
     told = {"variant": "b", "from": "baseline torch", "to": "torch", "label": None}
     assert image == {
-        **{"row": 1, "before": "a six", "after": "a five", "right_before": True, "right_after": False},
-        **{"input": "image of row 1: a six", **told},
+        "row": 1,
+        "before": "a six",
+        "after": "a five",
+        "right_before": True,
+        "right_after": False,
+        "input": "image of row 1: a six",
+        **told,
     }
     assert caption == {
-        **{"row": 3, "before": "image of row 1: a six", "after": "image of row 0: a five", "right_before": True, "right_after": False},
-        **{"input": "a six", **told},
+        "row": 3,
+        "before": "image of row 1: a six",
+        "after": "image of row 0: a five",
+        "right_before": True,
+        "right_after": False,
+        "input": "a six",
+        **told,
     }
 
 
