@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from compress.core.errors import InputError
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import on_meta
+from compress.models.architecture.split import check_split
 from compress.models.library import with_class
-from compress.models.shapes import on_meta
-from compress.models.split import check_split
 from compress.stage.context import Context
 from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
