@@ -105,7 +105,10 @@ def test_a_served_model_answers_with_every_label(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("stage", "line"),
     [
-        ({"finetune": {"loss": "ranking"}}, "stages.finetune.loss: ranking given; it is for image-text, sentence-embedding or retrieval"),
+        (
+            {"finetune": {"loss": "ranking"}},
+            "stages.finetune.loss: ranking given; it is for image-text, image-text-retrieval, sentence-embedding or retrieval",
+        ),
         (
             {"distill": {"student": {"layers": 1}, "loss": "logit_standardization"}},
             "logit_standardization given; the labels of multi-label-classification do not exclude each other: give soft_target",

@@ -42,6 +42,8 @@ ALIKE = (
     "conll2003-minilm",
     "goemotions-minilm",
     "stsb-minilm",
+    "stsb-embedding-student",
+    "stsb-embedding-pruned",
     "fsdd-ast",
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
@@ -218,8 +220,9 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
     data = tiny_towers.folder(folder / "data", train=300, test=40)
     model = json.dumps({"path": None, "config": tiny_towers.config(), "init": "random"})
     own = [f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}", f"data.max_length={tiny_towers.LENGTH}"]
-    prompts = 'data.prompts=["a photo of a {}", "something {}"]'
-    return [f"model={model}", *own, prompts, f"data.path={data}", "data.columns={image: null, label: null}", "target.sequence_lengths=[8]"]
+    told = ['data.prompts=["a photo of a {}", "something {}"]', "data.columns={image: null, label: null}"]
+    told = [] if TASKS[recipe.model.task].captioned else told
+    return [f"model={model}", *own, *told, f"data.path={data}", "target.sequence_lengths=[8]"]
 
 
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -127,11 +127,13 @@ def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
     config = read_config(sentiment.checkpoint(), "checkpoint")
     with pytest.raises(
-        InputError, match=r"finetune\.loss: ranking given; it is for image-text, sentence-embedding or retrieval: leave it out"
+        InputError,
+        match=r"finetune\.loss: ranking given; it is for image-text, image-text-retrieval, sentence-embedding or retrieval: leave it out",
     ):
         Finetune(loss="ranking").check(config, None, context)
     with pytest.raises(
-        InputError, match="similarity given for text-classification; it is for image-text, sentence-embedding or retrieval: give"
+        InputError,
+        match="similarity given for text-classification; it is for image-text, image-text-retrieval, sentence-embedding or retrieval: give",
     ):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
 

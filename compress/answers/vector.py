@@ -1,7 +1,7 @@
 """A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`compress.core.vectors`).
 
 Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`), those of images and texts `[n, 3]`
-(`compress.core.zero_shot`).
+(`compress.core.zero_shot`, `compress.core.captions`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.answers.answer import Answer, Array
-from compress.core import relevance, vectors, zero_shot
+from compress.core import captions, relevance, vectors, zero_shot
 from compress.core.tasks import VECTOR
 
 
@@ -38,7 +38,10 @@ class Vector(Answer):
         return 1.0 - vectors.agreement(reference, answers)
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
-        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, or the classes of images."""
+        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, the classes of images, or the images
+        of captions."""
+        if captions.are_captions(labels):
+            return captions.with_answers(labels, answers)
         if zero_shot.are_images_and_texts(labels):
             return zero_shot.with_answers(labels, answers)
         return (relevance.with_answers if relevance.are_judged(labels) else vectors.with_scores)(labels, answers)

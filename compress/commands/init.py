@@ -105,6 +105,16 @@ data:
   max_length: 77   # tokens; a SigLIP reads 64
 """
 
+CAPTIONED_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+data:
+  path: {data}   # Hub id, or a folder of csv, tsv, jsonl or parquet with images or their paths
+  columns: {columns}
+  max_length: 77   # tokens; a SigLIP reads 64
+"""
+
 AUDIO_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
@@ -183,7 +193,7 @@ def template(task: str, file: str) -> str:
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     of_text = generating if generates else SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
-    of_images = TOWERS_MODEL if row.two_towers else IMAGE_MODEL
+    of_images = CAPTIONED_MODEL if row.captioned else TOWERS_MODEL if row.two_towers else IMAGE_MODEL
     body = {"image": of_images, "audio": SPEECH_MODEL if row.transcribes else AUDIO_MODEL}.get(row.modality, of_text)
     return (HEAD + body + TAIL).format(**values)
 

@@ -24,7 +24,7 @@ The answers that there are:
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
                  (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
                  (`compress.core.relevance`); where images are found by words [n, 3]: image or text, and its class
-                 (`compress.core.zero_shot`)
+                 (`compress.core.zero_shot`) or the image that a caption belongs to (`compress.core.captions`)
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Facts:
     answer: Literal["class", "labels", "tags", "transcript", "span", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
-    """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
+    """What it reads of a data set: fields of `compress.data.config.Columns`, what rows have for labels last."""
     metrics: tuple[str, ...]
     """Rows of `compress.measure.metrics.METRICS`, in the order of the report. The first is the primary one: goals are about it."""
     auto_class: str
@@ -125,7 +125,12 @@ class Facts:
     @property
     def named_classes(self) -> bool:
         """Whether rows have a class whose name the data know; the model has an output for each only where the task `classifies`."""
-        return self.classifies or self.two_towers
+        return self.classifies or (self.two_towers and not self.captioned)
+
+    @property
+    def captioned(self) -> bool:
+        """Whether images have captions of their own, and no class that texts are made of."""
+        return self.two_towers and "text" in self.columns
 
     @property
     def tags(self) -> bool:
@@ -174,8 +179,8 @@ class Facts:
 
     @property
     def needs_labels(self) -> bool:
-        """Whether rows have labels of their own; text to generate is its own label."""
-        return "label" in self.columns
+        """Whether rows have labels of their own, which captions are; text to generate is its own label."""
+        return "label" in self.columns or self.captioned
 
 
 TASKS: Mapping[str, Facts] = {
@@ -284,6 +289,29 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="uoft-cs/cifar10",
             columns="{image: img, label: label}",
+        ),
+    ),
+    "image-text-retrieval": Facts(
+        modality="image",
+        answer="vector",
+        columns=("image", "text"),
+        metrics=(
+            "mean_recall",
+            *("text_to_image_recall@1", "text_to_image_recall@5", "text_to_image_recall@10"),
+            *("image_to_text_recall@1", "image_to_text_recall@5", "image_to_text_recall@10"),
+        ),
+        auto_class="AutoModelForZeroShotImageClassification",
+        problem_type=None,
+        pipeline_tag="zero-shot-image-classification",
+        counts="images",
+        two_towers=True,
+        example=Example(
+            about="Images found by captions, and captions by images, in int8: two towers that Triton serves.",
+            name="my-captions",
+            model="openai/clip-vit-base-patch32",
+            head="keep",
+            data="umaru97/flickr30k_train_val_test",
+            columns="{image: image, text: caption}   # a caption, or a list of them",
         ),
     ),
     "sentence-embedding": Facts(

@@ -8,6 +8,8 @@ A row is an image or a text, and its labels say:
     side     0: image, 1: text
     pair     of rows that are trained together, an image and a text about it; -1: no pair
 
+Where images have captions of their own, the number of the image takes the place of the class (`compress.core.captions`).
+
 The texts of a class are its name in one or several templates ("a photo of a {}"). Zero-shot classification (CLIP, Radford et al. 2021,
 https://arxiv.org/abs/2103.00020, section 3.1):
 

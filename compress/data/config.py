@@ -20,7 +20,8 @@ class Columns(Config):
     """Columns to read: names, or positions counted from 0 if a file has no header."""
 
     text: ColumnName | None = None
-    """Column of the text, or of the first text of a pair; by default `text`."""
+    """Column of the text, or of the first text of a pair; by default `text`. Where images have captions it is the caption of an image, or a
+    list of them."""
     text_pair: ColumnName | None = None
     """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
     `text_pair`."""

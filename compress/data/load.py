@@ -5,6 +5,7 @@ values (`labels`), or sets of class ids (`label_sets`), and splits the rows into
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
 whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts
 by `questions`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
+Images with captions are read by `captioned_images`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
+from compress.data.captioned_images import load_captioned
 from compress.data.config import DataConfig, Prompts
 from compress.data.judged_texts import load_judged
 from compress.data.prompted_images import TEMPLATES, with_prompts
@@ -83,6 +85,8 @@ def load_data(
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:
         data = (load_candidates if TASKS[task].orders else load_judged)(config, task, log)
+    elif TASKS[task].captioned:
+        data = load_captioned(config, task, log)
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
@@ -120,10 +124,11 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
 def _check_prompts(config: DataConfig, task: Task) -> None:
     """Raises an `InputError` if prompts are given in a form that the task does not read."""
     given, searches = config.prompts, TASKS[task].searches
+    told = TASKS[task].two_towers and TASKS[task].named_classes
     if given is None:
         return
-    if not searches and not TASKS[task].two_towers:
-        tasks = tasks_with(lambda row: row.searches or row.two_towers)
+    if not searches and not told:
+        tasks = tasks_with(lambda row: row.searches or (row.two_towers and row.named_classes))
         raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
     if searches != isinstance(given, Prompts):
         allowed = "a map with query and document" if searches else "a list of texts with {}, where the name of a class goes,"

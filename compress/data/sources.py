@@ -318,8 +318,10 @@ def _check_file(data: bytes, kind: FileKind, place: str) -> None:
 def _check_task(name: str, task: Task, modality: str | None = None) -> str:
     """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
     given = TASKS[task].modality
+    if TASKS[task].captioned:
+        raise InputError(f"data.path: {name}: images of classes, and those of {task} have captions; a table with both columns is allowed")
     if given not in KINDS or modality not in (None, given):
-        allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)))
+        allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)) and not row.captioned)
         what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"
         raise InputError(f"data.path: {name}: {what}, and model.task is {task}; {allowed} is allowed")
     return given

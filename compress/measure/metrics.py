@@ -16,6 +16,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     wer and cer, errors of words and characters in texts that are spoken: `compress.core.transcripts`
     perplexity and accuracy of the next token: `compress.core.next_token`
     ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
+    recall@1, @5 and @10 of images by their captions, and of captions by their images: `compress.core.captions`
 
 An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
 """
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors, zero_shot
+from compress.core import candidates, captions, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors, zero_shot
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -141,7 +142,11 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
     contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
     (`compress.core.transcripts`), with zeros; those of images and texts as the cosines of images with classes `[m, k]` and the class of
-    each `[m]` (`compress.core.zero_shot`); other predictions and labels as they are."""
+    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; other
+    predictions and labels as they are."""
+    if captions.are_captions(labels):
+        found = captions.figures(answers, labels)
+        return found, np.zeros(len(found), np.float32)
     if zero_shot.are_images_and_texts(labels):
         return zero_shot.similarities(answers, labels)
     if tags.are_tags(labels):
@@ -211,6 +216,7 @@ METRICS: Mapping[str, Metric] = {
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
     **{name: Metric(ranking.column(name)) for name in ranking.FIGURES},
+    **{name: Metric(captions.column(name), is_share=True) for name in captions.FIGURES},
 }
 
 

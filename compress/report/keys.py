@@ -134,7 +134,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "variants[].vectors.BACKEND.top10_overlap",
             "number",
-            "Share of the 10 nearest other texts, or documents of a query, that are those of the baseline.",
+            "Share of the 10 nearest other texts, documents of a query, or captions and images, that are those of the baseline.",
         ),
         ("variants[].vectors.BACKEND.n", "integer", "Number of texts."),
         ("variants[].vectors.BACKEND.stored.*.value", "number", "Primary metric of the vectors as `int8` or `binary` codes."),

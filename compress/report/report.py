@@ -18,7 +18,7 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core import relevance, vectors
+from compress.core import captions, relevance, vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.shown import reason
@@ -190,7 +190,9 @@ def _stored(task: Task, reference: Evaluation, one: Evaluation) -> dict[str, Any
 
 
 def _overlap(reference: Evaluation, one: Evaluation) -> float:
-    """Returns the share of what is found for a text, or for a query, that is the same for both."""
+    """Returns the share of what is found for a text, for a query, or for an image and a caption, that is the same for both."""
+    if captions.are_captions(one.labels):
+        return captions.overlap(reference.logits, one.logits, one.labels)
     if relevance.are_judged(one.labels):
         return relevance.overlap(reference.logits, one.logits, one.labels)
     return vectors.overlap(reference.logits, one.logits)

@@ -14,6 +14,7 @@ from compress.core.engines import REFERENCE
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.report.evaluations import evaluations
+from compress.report.flips.captions import CaptionFlips
 from compress.report.flips.classes import RowFlips
 from compress.report.flips.ordered import FirstFlips
 from compress.report.flips.searched import FoundFlips
@@ -26,7 +27,17 @@ from compress.report.flips.vectors import NeighbourFlips
 from compress.report.flips.zero_shot import NearestClassFlips
 
 Flips = (
-    RowFlips | SetFlips | TagFlips | SpanFlips | TranscriptFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips | NearestClassFlips
+    RowFlips
+    | SetFlips
+    | TagFlips
+    | SpanFlips
+    | TranscriptFlips
+    | TokenFlips
+    | NeighbourFlips
+    | FoundFlips
+    | FirstFlips
+    | NearestClassFlips
+    | CaptionFlips
 )
 
 
@@ -74,7 +85,7 @@ def _described(run: Run, data: Data) -> Flips:
     if candidates.are_candidates(data.evaluation.labels):
         return FirstFlips(data)
     if facts.two_towers:
-        return NearestClassFlips(data)
+        return CaptionFlips(data) if facts.captioned else NearestClassFlips(data)
     if facts.embeds:
         return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
     return RowFlips(data)

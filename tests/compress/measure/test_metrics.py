@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import correlation, spans, tags, transcripts, zero_shot
+from compress.core import captions, correlation, spans, tags, transcripts, zero_shot
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -84,6 +84,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
             cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
         if TASKS[task].two_towers:  # an image and seven classes
             cases["vector"] = np.eye(8, dtype=np.float32), zero_shot.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
+        if TASKS[task].captioned:
+            cases["vector"][1][:, 2] = captions.CAPTION
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics

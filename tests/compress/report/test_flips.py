@@ -12,7 +12,9 @@ import pytest
 
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
+from compress.core import captions, zero_shot
 from compress.core.next_token import NO_CHOICE
+from compress.data.splits import Data, Split
 from compress.report import evaluations
 from compress.report.evaluations import Evaluation
 from compress.report.flips.flips import write_flips
@@ -52,6 +54,39 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     assert (lines[1]["before"], lines[1]["after"], lines[1]["label"]) == (decode([5]), decode([9]), decode([block[5]]))
     assert lines[1]["input"] == decode(block[:5])
     assert (lines[2]["before"], lines[2]["after"]) == (decode([9]), decode([5]))
+
+
+def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Any] = [b"first", b"second", "a five", "a six", "a five"]
+    numbers, sides = np.array([0, 1, 0, 1, 1]), np.array([0, 0, 1, 1, 1])
+    split = Split(rows, zero_shot.labels_of(sides, numbers, np.full(5, captions.CAPTION)))
+    before = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1], [1, 0.1]], np.float32)
+    after = np.array([[1, 0], [1, 0], [1, 0.1], [0.1, 1], [0.1, 1]], np.float32)
+    after[1] = [0.9, -0.3]
+    found = [Evaluation("a", "torch", "", "", before, split.labels, {}), Evaluation("b", "torch", "", "", after, split.labels, {})]
+    monkeypatch.setattr("compress.report.flips.flips.evaluations", lambda run: iter(found))
+    recipe: Any = {"model": {"task": "image-text-retrieval"}}
+    assert write_flips(Run(tmp_path, recipe, (), {}, {}), Data(split, split, split, ())) == 2
+    image, caption = (json.loads(line) for line in (tmp_path / "flips.jsonl").read_text().splitlines())
+    told = {"variant": "b", "from": "baseline torch", "to": "torch", "label": None}
+    assert image == {
+        "row": 1,
+        "before": "a six",
+        "after": "a five",
+        "right_before": True,
+        "right_after": False,
+        "input": "image of row 1: a six",
+        **told,
+    }
+    assert caption == {
+        "row": 3,
+        "before": "image of row 1: a six",
+        "after": "image of row 0: a five",
+        "right_before": True,
+        "right_after": False,
+        "input": "a six",
+        **told,
+    }
 
 
 def test_what_was_written_for_gpus_is_told_with_the_reason_why_it_was_not_run(tmp_path: Path) -> None:
