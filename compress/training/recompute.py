@@ -70,7 +70,7 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
     for block in blocks:
         block.forward = _again(block.forward, partial(contexts, block))
     try:
-        with _without_cache(model):
+        with without_cache(model):
             yield
     finally:
         for block in blocks:  # `unshard` may have replaced the modules, not these objects
@@ -158,7 +158,7 @@ def _second(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[No
 
 
 @contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
+def without_cache(model: nn.Module) -> Iterator[None]:
     """Within the block a decoder keeps no keys and values, to which a second run would append."""
     found: Iterator[Any] = (getattr(module, "config", None) for module in model.modules())  # the decoder of T5 has one of its own
     configs = {id(config): config for config in found if hasattr(config, "use_cache")}

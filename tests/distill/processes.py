@@ -7,7 +7,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +79,14 @@ Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
 USUAL = Parallel()
 SHARDED = Parallel(strategy="fsdp2")
 SHARED = Parallel(tensor=2)
+IN_STAGES = Parallel(pipeline=2)
+INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
         "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers",)),
+        "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
         "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside")),
@@ -94,6 +96,9 @@ PLANS: Mapping[str, Plans] = {
         "lamb": (SHARDED, ("lamb",)),
         "tensor": (SHARED, ("finetune", "states", "divisible", "zeros", "fused", "lamb")),
         "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers",)),
+        "pipeline": (IN_STAGES, ("answers", "pruned", "pruned in steps", "zeros", "fused", "lamb")),
+        "pipeline, interleaved": (INTERLEAVED, ("finetune", "fused")),
+        "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
     },
     "four": {
         "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused")),
@@ -109,6 +114,7 @@ KILLED: Mapping[str, Stage] = {
 }
 """Stages on a model with dropout, of ten steps each."""
 KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in KILLED]
+KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, interleaved")]
 KILLED_IN += [("slow", "tensor", "distilled"), ("four", "tensor and ddp", "distilled"), ("four", "tensor and fsdp2", "distilled")]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2")]
@@ -209,7 +215,7 @@ def together(folder: Path, part: str) -> None:
     results: dict[str, Any] = {}
     with joined() as first:
         for plan, (parallel, cases) in PLANS[part].items():
-            team = replace(first, strategy=parallel.strategy, tensor=parallel.tensor)
+            team = parallel.of(first)
 
             def ran(kind: str, stage: Stage, name: str, scratch: Path, plan: str = plan, team: Team = team) -> dict[str, Any]:
                 out = folder / plan / (name if team.is_first else f"{name}.{team.rank}")

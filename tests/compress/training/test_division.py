@@ -17,7 +17,6 @@ from compress.models.split import Split
 from compress.recipe import check
 from compress.run.prepare import prepare
 from compress.training.division import Division, _OwnDropout, _reorder, divided
-from compress.training.train import _in_model
 
 
 class Shares(nn.Module):
@@ -102,7 +101,7 @@ def test_without_processes_a_model_stays_as_it_is() -> None:
     ],
 )
 def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: str) -> None:
-    assert _in_model(entry) == name
+    assert in_model(entry) == name
 
 
 def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
