@@ -74,9 +74,11 @@ class Quantize(QuantizeSettings):
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
         if self.stream is True:
             check_streamed(self, config, context)
-        if self.mode != "ptq" and context.team.tensor > 1:
-            given = f"stages.{self.title}.mode: {self.mode} given with parallel.tensor: {context.team.tensor}"
-            raise InputError(f"{given}; layers that train in integers are not shared: give tensor: 1, and strategy: ddp or fsdp2")
+        if self.mode != "ptq" and context.team.holders > 1:
+            name = "tensor" if context.team.tensor > 1 else "pipeline"
+            given = f"stages.{self.title}.mode: {self.mode} given with parallel.{name}: {context.team.holders}"
+            kept = "shared" if name == "tensor" else "divided into stages"
+            raise InputError(f"{given}; layers that train in integers are not {kept}: give {name}: 1, and strategy: ddp or fsdp2")
         if self.mode != "ptq":
             check_training(self.qat, config, context, setting_keys(self.title).key)
             if not self.qat.distill:

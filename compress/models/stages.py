@@ -29,7 +29,14 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import block_of, blocks_of, states_given, states_of
+from compress.core.tasks import Task
+from compress.models.blocks import block_of, blocks_of, states_given, states_of, with_layers
+from compress.models.conv1d import with_linears
+from compress.models.forward import without_cache
+from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
+from compress.models.meta import on_meta_device
+from compress.models.shapes import auto_class
+from compress.models.size import inputs_of
 
 RTOL, ATOL = 1e-4, 1e-5
 """How far the stages, one after another, may be from the whole model."""
@@ -220,6 +227,44 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
     return Stages(tuple(named), spans, readers, ids is not None and seen.shape[0] == ids.shape[1], seen.form, seen.shape)
 
 
+def check_stages(config: Any, task: Task, length: int, count: int, key: str) -> None:
+    """Checks before the first stage of a run that a model can be divided, by running a row whole and in stages.
+
+    It runs on the meta device; models that look at values run on the CPU, with a block for each stage and weights that are not initialized.
+
+    Args:
+        config: Transformers config of the model.
+        task: The task.
+        length: Tokens of a row.
+        count: Number of stages.
+        key: Key path of the training, for messages.
+
+    Raises:
+        InputError: It cannot; see `stages_of`.
+    """
+    named = with_class(config, task)
+    try:
+        try:
+            _try(named, task, length, count, key, meta=True)
+        except InputError:
+            raise
+        except REFUSED:
+            small = with_layers(named, range(count))
+            _try(small, task, length, count, key, meta=False)
+    except InputError:
+        raise
+    except REFUSED as error:
+        given = f"{key}: parallel.pipeline given; a stage of this {config.model_type} does not run ({one_line(error)})"
+        raise InputError(f"{given}: give pipeline: 1, and strategy: fsdp2 if it is large") from error
+
+
+def _try(config: Any, task: Task, length: int, count: int, key: str, *, meta: bool) -> None:
+    with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
+        model: Any = with_linears(auto_class(task, config).from_config(config))
+        with without_cache(model):
+            stages_of(model, inputs_of(config, task, length, masked=not meta), count, key, compare=False)
+
+
 class _Seen:
     """What the blocks of a model are given and give while it runs whole.
 
@@ -278,7 +323,9 @@ class _Seen:
                 problem |= any(gradient is not None for gradient in found)
             weights += [weight for weight in block.parameters() if weight.requires_grad]
         if problem:
-            raise InputError(f"{given} has blocks that hand on more than hidden states: give pipeline: 1, and strategy: fsdp2 if it is large")
+            raise InputError(
+                f"{given} has blocks that hand on more than hidden states: give pipeline: 1, and strategy: fsdp2 if it is large"
+            )
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -309,7 +356,7 @@ def _run(
     """Runs the stages one after another; returns the logits, and the stages that read each parameter outside of the blocks."""
     trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     outside = {name: parameter for name, parameter in trained if block_of(name, seen.names) is None}
-    readers: dict[str, tuple[int, ...]] = {name: () for name in outside}
+    readers: dict[str, tuple[int, ...]] = dict.fromkeys(outside, ())
     states: Tensor | None = None
     for stage, span in enumerate(spans):
         states = run_stage(model.forward, seen.blocks, span, seen.form, states, features)

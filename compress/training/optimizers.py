@@ -104,7 +104,7 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
 
 def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     """Raises an `InputError` if an optimizer does not run on some processes."""
-    if settings.name == "adafactor" and team.shards:
+    if settings.name == "adafactor" and team.whole.shards:  # stages have whole weights
         raise InputError(
             f"{key}.optimizer: adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over: "
             "give adamw or lamb, or parallel: {strategy: ddp}"

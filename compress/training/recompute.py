@@ -29,6 +29,7 @@ from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import Task
 from compress.models.blocks import blocks_of, stacks_of, with_layers
+from compress.models.forward import without_cache
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class, on_meta
@@ -155,18 +156,3 @@ def _second(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[No
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Within the block a decoder keeps no keys and values, to which a second run would append."""
-    found: Iterator[Any] = (getattr(module, "config", None) for module in model.modules())  # the decoder of T5 has one of its own
-    configs = {id(config): config for config in found if hasattr(config, "use_cache")}
-    before = [(config, config.use_cache) for config in configs.values()]
-    for config, _ in before:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config, value in before:
-            config.use_cache = value
