@@ -24,6 +24,7 @@ from distill.distill import Distill
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
+from tests import tiny_language_models
 from tests.distill import processes
 
 pytestmark = pytest.mark.whole
@@ -65,6 +66,8 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
     (folder / "still").symlink_to(checkpoint("bert", **still))
     (folder / "dropping").symlink_to(checkpoint("bert"))
     (folder / "fused").symlink_to(checkpoint("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    for name, settings in processes.WRITES.items():
+        tiny_language_models.write(folder / name, **settings)
     patched = processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype
     try:
         processes.killed_alone(folder, part)

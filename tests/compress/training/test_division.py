@@ -16,7 +16,7 @@ from compress.machine.parallel import ALONE, Team
 from compress.models.split import Split
 from compress.recipe import check
 from compress.run.prepare import prepare
-from compress.training.division import Division, _OwnDropout, _reorder, divided
+from compress.training.division import Division, _OwnDropout, _reorder, divided, in_model
 
 
 class Shares(nn.Module):
