@@ -9,8 +9,8 @@ block of the stage reads the hidden states that were received, and the pass ends
 makes the padding mask, positions and rotary angles again, in the form that its blocks read: that form belongs to the model and its
 attention, costs next to nothing to make, and would cost messages and a rule for each architecture to send.
 
-Which stages read a parameter outside of the blocks is found by the graph of gradients, not by name: a table of words that the head shares is
-read by the first and the last stage, a table of relative positions by all. All of them hold it.
+Which stages read a parameter outside of the blocks is found by the graph of gradients, not by name: a table of words that the head shares
+is read by the first and the last stage, a table of relative positions by all. All of them hold it.
 
 Stages are balanced by the weights that are multiplied for each token: those of blocks (pruned ones differ), and of a head with an answer
 for every token. Tables are read, not multiplied, and cost no time. The slowest stage sets the pace of all, so the largest sum is made as

@@ -137,7 +137,9 @@ KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, in
 KILLED_IN += [("slow", "tensor", "distilled"), ("four", "tensor and ddp", "distilled"), ("four", "tensor and fsdp2", "distilled")]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 """Where they are killed."""
-MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")]
+MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [
+    ("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")
+]
 """Plans that go on with what one process began, and begin what one process goes on with."""
 
 
@@ -160,9 +162,7 @@ def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Par
     told, known = Told(), {"baseline": baseline}
     task: Task = "text-generation" if words else "text-classification"
     length = tiny_language_models.LENGTH if words else 16
-    return Context(
-        task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected()
-    )
+    return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected())
 
 
 def of_lengths(num_rows: int, seed: int) -> Split:

@@ -121,7 +121,7 @@ def test_weights_that_two_stages_read_are_held_by_both() -> None:
 
 
 def test_a_head_for_every_token_is_work_of_the_last_stage() -> None:
-    config = transformers.GPT2Config(**{**NARROW, "vocab_size": 700}, n_embd=16, n_layer=8, n_head=4)  # the head is worth more than 3 blocks
+    config = transformers.GPT2Config(**{**NARROW, "vocab_size": 700}, n_embd=16, n_layer=8, n_head=4)  # a head of 3 blocks
     model = transformers.GPT2LMHeadModel(config).eval()
     assert stages_of(model, features_of("gpt2"), 2, "finetune").spans == (range(6), range(6, 8))
     assert stages_of(model_of("bert"), features_of("bert"), 2, "finetune").spans == (range(2), range(2, 4))
