@@ -70,6 +70,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover={**STEADY, "hidden_weight": 0.5}),  # type: ignore[arg-type]
     ),
+    "pruned twice": ("still", Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover=STEADY)),  # type: ignore[arg-type]
     "pruned inside": (
         "still",
         Prune(sparsity=0.4, recover={**STEADY, "losses": [{"name": "hidden"}, {"name": "soft_target"}]}),  # type: ignore[arg-type]
@@ -112,7 +113,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers",)),
         "pipeline": (
             IN_STAGES,
-            ("answers", "pruned", "pruned in steps", "zeros", "fused", "lamb", "adafactor", "words", "grouped", "taught words", "parts"),
+            ("answers", "pruned", "pruned twice", "zeros", "fused", "lamb", "adafactor", "words", "grouped", "taught words", "parts"),
         ),
         "pipeline, interleaved": (INTERLEAVED, ("finetune", "fused", "grouped")),
         "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
@@ -125,7 +126,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
-CUT = ("int8", "pruned", "pruned in steps", "pruned inside", "divisible", "zeros")
+CUT = ("int8", "pruned", "pruned in steps", "pruned twice", "pruned inside", "divisible", "zeros")
 """Those that start from rounded, cut or zeroed weights."""
 KILLED: Mapping[str, Stage] = {
     "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
