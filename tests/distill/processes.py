@@ -122,7 +122,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused")),
         "tensor and fsdp2": (Parallel(tensor=2, strategy="fsdp2"), ("finetune", "answers", "divisible", "fused", "lamb")),
         "pipeline and ddp": (IN_STAGES, ("finetune", "answers", "words")),
-        "four stages": (Parallel(pipeline=4), ("words",)),
+        "pipeline of four": (Parallel(pipeline=4), ("words",)),
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }

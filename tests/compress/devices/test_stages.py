@@ -34,8 +34,8 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: Any, pipeli
             order = ScheduleInterleaved1F1B._calculate_single_rank_operations(plan, process)
         flying, most = 0, 0
         for action in order:
-            kind = "" if action is None else str(action.computation_type)
-            flying += (kind == "F") - (kind == "B")
+            kind = "" if action is None else action.computation_type.name
+            flying += (kind == "FORWARD") - (kind == "FULL_BACKWARD")
             most = max(most, flying)
         assert in_flight(process, parts, section) == most
         assert flying == 0
