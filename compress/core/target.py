@@ -117,9 +117,9 @@ class Parallel(Config):
     @model_validator(mode="after")
     def _stages_hold_whole_weights(self) -> Self:
         if self.pipeline == 1:
-            given = [f"{name}: {getattr(self, name)}" for name in ("schedule", "microbatches") if name in self.model_fields_set]
-            if given:
-                raise ValueError(f"{given[0]} given without pipeline: give pipeline: 2 or more, or leave it out")
+            alone = [f"{name}: {getattr(self, name)}" for name in ("schedule", "microbatches") if name in self.model_fields_set]
+            if alone:
+                raise ValueError(f"{alone[0]} given without pipeline: give pipeline: 2 or more, or leave it out")
             return self
         others = {"strategy: fsdp2": self.strategy == "fsdp2", f"tensor: {self.tensor}": self.tensor > 1}
         others[f"gradients: {self.gradients}"] = self.gradients != "float32"

@@ -40,7 +40,7 @@ def launched(recipe: Path, out: Path, cache: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "ddp, pipeline: 2"])
 def test_the_same_command_goes_on_to_equal_bits(strategy: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.replace("STRATEGY", strategy))
