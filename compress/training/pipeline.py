@@ -157,7 +157,7 @@ class Pipeline:
 
         held = {names[0]: tuple(sorted(self._processes(names[0]))) for names in self.names if self.trained[names[0]]}
         several = sorted({ranks for ranks in held.values() if len(ranks) > 1})
-        groups = {}
+        groups: dict[tuple[int, ...], Any] = {}
         for ranks in several:
             for first in range(0, self.team.size, self.count):  # every process has to make all groups
                 made = _group(dist.group.WORLD, tuple(first + rank for rank in ranks))
