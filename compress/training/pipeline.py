@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,10 +45,8 @@ from compress.models.blocks import block_of
 from compress.models.forward import without_cache
 from compress.models.stages import Stages, run_stage, stages_of
 from compress.training.division import in_model
+from compress.training.engine import Objective
 from compress.training.rows import Rows
-
-if TYPE_CHECKING:
-    from compress.training.train import Batch, Objective
 
 FEW = 2
 """Rows that are run whole and in stages before the training."""
@@ -84,7 +82,8 @@ class _Step:
     """Some rows on their way through the stages."""
 
     objective: Objective
-    batch: Batch
+    batch: Any
+    """The rows, a `compress.training.train.Batch`."""
     num_counted: int
     """Rows that count: the first ones."""
     num_rows: int
@@ -217,13 +216,13 @@ class Pipeline:
         return np.concatenate([indices, np.repeat(indices[:1], missing)])
 
     def backward(
-        self, objective: Objective, batch: Batch, num_counted: int, num_rows: int, autocast: AbstractContextManager[Any]
+        self, objective: Objective, batch: Any, num_counted: int, num_rows: int, autocast: AbstractContextManager[Any]
     ) -> dict[str, float]:
         """Accumulates the gradient of some rows; returns the sums of the loss terms, in all processes of the pipeline.
 
         Args:
             objective: Returns the loss terms of rows; runs in the last stage.
-            batch: The rows, `filled`.
+            batch: The rows, `filled`: a `compress.training.train.Batch`.
             num_counted: How many of them count.
             num_rows: Rows of the whole batch, over all processes.
             autocast: Sets the number format; entered for every micro-batch.
