@@ -8,7 +8,7 @@ from typing import Any
 from compress.artifacts.artifact import writing
 from compress.data.splits import Data
 from compress.measure.engine_process import EngineProcess
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.recipe import Recipe
 from export.engines.openvino import convert, files
 from export.engines.spec import EngineSpec, spec_of

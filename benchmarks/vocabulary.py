@@ -28,7 +28,7 @@ from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.config import label_names
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.standalone.preprocess import Preprocessor

@@ -15,8 +15,8 @@ from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.core.tasks import num_classes
 from compress.models.importing import check_model
+from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.size import Counts, count
-from compress.models.tokenizer import resolve_tokenizer
 from compress.pipeline import plan_steps
 from compress.recipe import Recipe
 from compress.run import durations

@@ -28,7 +28,7 @@ from compress.core.tasks import TASKS, tasks_with
 from compress.core.yaml_file import DEEPEST, parse_yaml
 from compress.data.config import DataConfig
 from compress.models.config import ModelConfig
-from compress.models.tokenizer import TrainTokenizer
+from compress.models.inputs.tokenizer import TrainTokenizer
 from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
 from compress.stage.towers import refused
 from compress.training.finetune import Finetune

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import between_blocks, blocks_of, stacks_of
-from compress.models.origin import Origin
-from compress.models.padding import mask_of, read_by_decoder
+from compress.models.architecture.blocks import between_blocks, blocks_of, stacks_of
+from compress.models.architecture.origin import Origin
+from compress.models.inputs.padding import mask_of, read_by_decoder
 
 CAPTURING = "capturing_sdpa"
 

@@ -3,8 +3,8 @@
 Those stages do not import this package: the pipeline injects `Injected` (`compress.stage.context.Losses`), and a stage names the losses it
 wants in its settings (`compress.stage.distillation.DistillationSettings`). The keys mean what they mean in the stage `distill`, with one
 addition: if the student is a pruned copy of the teacher, only the kept layers, channels and heads of the teacher are captured
-(`compress.models.origin`), so that each one learns from its original. Layer numbers then count the kept layers. Not supported: further
-training rows (`extra_text`, `augment`, `corpus`) and several teachers.
+(`compress.models.architecture.origin`), so that each one learns from its original. Layer numbers then count the kept layers. Not supported:
+further training rows (`extra_text`, `augment`, `corpus`) and several teachers.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.models.tokenizer import load_tokenizer
+from compress.models.inputs.tokenizer import load_tokenizer
 
 
 class Augment(Config):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.splits import Data, Split, hold_out
-from compress.models.tokenizer import load_tokenizer
+from compress.models.inputs.tokenizer import load_tokenizer
 from distill.plain_text import PlainText, new_rows, packed, read_plain
 
 

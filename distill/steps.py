@@ -23,10 +23,10 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.measure.predictions import compared
+from compress.models.architecture.origin import Origin
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
-from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor

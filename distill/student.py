@@ -33,18 +33,18 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import Task
-from compress.models.attention import probe
-from compress.models.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
+from compress.models.architecture.attention import probe
+from compress.models.architecture.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
+from compress.models.architecture.shapes import auto_class
 from compress.models.checkpoint import load
 from compress.models.config import OWN_KEYS, ModelConfig, check_task, read_config
-from compress.models.conv1d import with_linears
 from compress.models.files import find
 from compress.models.forward import device_of
+from compress.models.heads.reader import THRESHOLD_KEY
 from compress.models.importing import import_model
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import REFUSED, depths_of, one_line, quiet, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
-from compress.models.reader import THRESHOLD_KEY
-from compress.models.shapes import auto_class
 from compress.stage.context import Context
 from distill.width import narrow, with_widths
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compress.core.errors import InputError
+from compress.models.architecture.origin import Origin
 from compress.models.forward import on_device
-from compress.models.origin import Origin
 from compress.training.distilled import tokens_of
 from compress.training.rows import CHUNK, Rows
 from compress.training.train import Batch

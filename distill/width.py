@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention, find_attentions, out_axis
-from compress.models.axes import Axes, axes_of, key_of, size_of
-from compress.models.blocks import blocks_of
-from compress.models.conv1d import with_linears
+from compress.models.architecture.attention import Attention, find_attentions, out_axis
+from compress.models.architecture.axes import Axes, axes_of, key_of, size_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.structure import head_axes
+from compress.models.layers.conv1d import with_linears
 from compress.models.own_shape import SHAPE_KEY
-from compress.models.structure import head_axes
 
 
 def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> Any:

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from compress.models.axes import Axis
-from compress.models.structure import Sizes, Structure
+from compress.models.architecture.axes import Axis
+from compress.models.architecture.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "cross", "ffn", "experts"]

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import find_attentions
-from compress.models.blocks import Stack, blocks_of, stacks_of
-from compress.models.padding import read_by_decoder, real_rows
+from compress.models.architecture.attention import find_attentions
+from compress.models.architecture.blocks import Stack, blocks_of, stacks_of
+from compress.models.inputs.padding import read_by_decoder, real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.train import Batch, Objective
 from prune.masks.masks import masked
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import HEAD_KINDS, Structure
+from compress.models.architecture.structure import HEAD_KINDS, Structure
 from compress.training.kept_zeros import NOTE
 from compress.training.train import Batch
 from prune.hook_points import HookPoints, token_masks

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from compress.core.named import Named, one_of
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.train import Objective
 from prune.fisher import fisher
 from prune.layer_loss import losses_without

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from compress.core.errors import InputError
+from compress.models.architecture.structure import Structure
 from compress.models.forward import device_of, forward
 from compress.models.library import REFUSED, one_line
-from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.hook_points import HookPoints
 from prune.masks.masks import Gate, masked

@@ -25,9 +25,9 @@ from compress.artifacts.artifact import Artifact, writing
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.parallel import ALONE, Team
-from compress.models.blocks import with_layers
-from compress.models.origin import Origin
-from compress.models.structure import Sizes, Structure
+from compress.models.architecture.blocks import with_layers
+from compress.models.architecture.origin import Origin
+from compress.models.architecture.structure import Sizes, Structure
 from compress.stage.context import Context
 from prune.allocation import uniform
 from prune.cost import count_of
@@ -107,7 +107,7 @@ class Prune(PruneSettings):
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
         unknown: it assumes the default sparsity, or as much as can be removed.
         """
-        from compress.models.shapes import with_sizes
+        from compress.models.architecture.shapes import with_sizes
 
         kept, sizes = self.planned(config)
         return with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key)
@@ -116,7 +116,7 @@ class Prune(PruneSettings):
         """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
         import torch
 
-        from compress.models.shapes import on_meta
+        from compress.models.architecture.shapes import on_meta
 
         model = on_meta(config)
         structure = Structure.of(model, self.key)
@@ -192,7 +192,7 @@ class Prune(PruneSettings):
         Raises:
             InputError: Some part of this architecture cannot be resized.
         """
-        from compress.models.shapes import on_meta, with_sizes
+        from compress.models.architecture.shapes import on_meta, with_sizes
 
         kept, sizes = self.planned(config)
         large = on_meta(config)

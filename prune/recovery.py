@@ -27,11 +27,11 @@ from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
-from compress.models.blocks import between_blocks, blocks_of
+from compress.models.architecture.blocks import between_blocks, blocks_of
+from compress.models.architecture.origin import Origin, same_shape
 from compress.models.config import read_config
+from compress.models.inputs.padding import mask_of
 from compress.models.library import depths_of
-from compress.models.origin import Origin, same_shape
-from compress.models.padding import mask_of
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.allowed import check_training

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.train import Batch
 from prune.hook_points import HookPoints, token_masks
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.train import Batch, Objective
 from prune.activation import activation, block_influence
 from prune.cost import GATED, Component, count_of

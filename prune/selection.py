@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from compress.core.errors import InputError, nearest
-from compress.models.structure import Sizes, Structure
+from compress.models.architecture.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
 from prune.cost import Component, CostModel, count_of
 from prune.surgery import KeptUnits

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from prune.allocation import Part, top
 from prune.cost import GATED, count_of, width_of
 from prune.hook_points import HookPoints

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from compress.core.config import as_given
 from compress.core.errors import InputError
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.stage.context import TimedPrecision
 from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model

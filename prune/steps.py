@@ -24,9 +24,9 @@ from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
 from compress.machine.parallel import ALONE
 from compress.measure.closeness import Trial
+from compress.models.architecture.origin import Origin
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, save
-from compress.models.origin import Origin
-from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training.supervised import supervised
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform

@@ -14,8 +14,8 @@ norms average over the remaining channels only. Units that stay keep their order
 Of an encoder-decoder the layers of either side are removed; what only the first block has, such as T5's table of relative positions, moves
 to the new first block. Heads of T5 stay: all its layers share one table with an entry for each head.
 
-The axes come from `compress.models.structure`, the config from `compress.models.shapes`. Not supported: single channels of a head, whole
-attentions or FFNs of a block, neurons of single experts.
+The axes come from `compress.models.architecture.structure`, the config from `compress.models.architecture.shapes`. Not supported: single
+channels of a head, whole attentions or FFNs of a block, neurons of single experts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.axes import Axis
-from compress.models.blocks import source_of, with_layers
-from compress.models.shapes import remade, with_sizes
-from compress.models.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
+from compress.models.architecture.axes import Axis
+from compress.models.architecture.blocks import source_of, with_layers
+from compress.models.architecture.shapes import remade, with_sizes
+from compress.models.architecture.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
 from prune.cost import Component
 from prune.vocabulary import with_vocabulary
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from compress.artifacts.artifact import writing
 from compress.machine.parallel import Team
+from compress.models.architecture.origin import Origin
 from compress.models.checkpoint import load, save
-from compress.models.origin import Origin
 
 FOLDER = "cut"
 

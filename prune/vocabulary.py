@@ -29,8 +29,8 @@ from tokenizers import Tokenizer
 
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
-from compress.models.axes import axes_of
-from compress.models.shapes import on_meta
+from compress.models.architecture.axes import axes_of
+from compress.models.architecture.shapes import on_meta
 from compress.standalone.preprocess import Preprocessor, Row
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")

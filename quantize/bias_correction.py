@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.measure.closeness import place
-from compress.models.padding import real_rows
+from compress.models.inputs.padding import real_rows
 from compress.schemes.int8_convolution import channel_axis
 from compress.schemes.scales import Layer, Scales
 

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.padding import real_rows
+from compress.models.inputs.padding import real_rows
 from compress.schemes.int8 import ACTIVATION_HIGH
 from compress.schemes.int8_convolution import channel_axis
 from compress.schemes.scales import SMALLEST_SCALE, Layer

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.measure.closeness import floor_of
-from compress.models.padding import real_rows
+from compress.models.inputs.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
 from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites, placed

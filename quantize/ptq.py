@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError, nearest
 from compress.models.config import read_config
-from compress.models.towers import CAUSAL_TEXT
+from compress.models.heads.towers import CAUSAL_TEXT
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import on_grid, weight_scale
 from compress.schemes.scales import SMALLEST_SCALE, Layer, Scales

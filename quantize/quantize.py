@@ -19,7 +19,7 @@ from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
 from compress.measure.closeness import TRIAL_ROWS
-from compress.models.origin import same_shape
+from compress.models.architecture.origin import same_shape
 from compress.schemes.sites import save_sites
 from compress.schemes.table import SCHEMES
 from compress.schemes.tables import save_tables, table_modules

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.models.stored_linear import WeightParts
+from compress.models.layers.stored_linear import WeightParts
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
 from quantize.calibration import Observed, input_scale
 from quantize.folding import Fold, Group, groups, rescale

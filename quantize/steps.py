@@ -28,8 +28,8 @@ from compress.core.errors import InputError
 from compress.machine.device import computing_device
 from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load
-from compress.models.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
 from compress.models.forward import forward, linears
+from compress.models.layers.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
 from compress.schemes.int8 import LayerScales
 from compress.schemes.scales import Grid, Layer, Scales
 from compress.schemes.sites import Sites

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from compress.artifacts.shards import ShardWriter
 from compress.machine.process import trim_memory
-from compress.models.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
+from compress.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.models.streaming import HIDDEN, Batch, StreamedModel
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, nearest

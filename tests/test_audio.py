@@ -19,7 +19,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.run.implicit import shapes

@@ -21,7 +21,7 @@ from compress.data.config import DataConfig, Windows
 from compress.data.load import load_data
 from compress.measure.predictions import compared, logits_of, predict
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check
 from compress.standalone.preprocess import Preprocessor

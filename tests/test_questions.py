@@ -21,7 +21,7 @@ from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.measure.answers import load_predictions
 from compress.models.config import read_config, set_labels
-from compress.models.reader import THRESHOLD_KEY
+from compress.models.heads.reader import THRESHOLD_KEY
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.report.evaluations import read_golden
@@ -177,7 +177,7 @@ def test_a_threshold_stays_where_data_have_questions_without_an_answer() -> None
 
 
 def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    from compress.models.preprocessor import preprocessor
+    from compress.models.inputs.preprocessor import preprocessor
 
     source = questions.checkpoint()
     for file in source.iterdir():

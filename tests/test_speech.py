@@ -21,8 +21,8 @@ from compress.core.target import Target
 from compress.data.config import Columns, DataConfig
 from compress.data.load import load_data
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
-from compress.models.transcriber import vocabulary_of
+from compress.models.heads.transcriber import vocabulary_of
+from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.standalone.response import transcript

@@ -73,7 +73,7 @@ class Served:
     root: Path
     """Folder of export.json."""
     tower: str | None = None
-    """The rows that it answers, image or text, where a build is served as two models (`compress.models.towers`); None: all."""
+    """The rows that it answers, image or text, where a build is served as two models (`compress.models.heads.towers`); None: all."""
     response: str | None = None
     """Form of its answers, a name in `compress.standalone.response.RESPONSES`; None: that of the build."""
 

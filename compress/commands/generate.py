@@ -36,7 +36,7 @@ from compress.core.target import Target
 from compress.core.tasks import TASKS, tasks_with
 from compress.measure.engine_process import EngineProcess
 from compress.models.config import most_tokens, read_config
-from compress.models.vocabulary import other_tokens
+from compress.models.inputs.vocabulary import other_tokens
 from compress.pipeline import opened
 from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of

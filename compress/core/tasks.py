@@ -92,7 +92,8 @@ class Facts:
     label_column: str = "label"
     """What the column of the labels is called where the recipe does not say."""
     two_towers: bool = False
-    """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space (`compress.models.towers`)."""
+    """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
+    (`compress.models.heads.towers`)."""
     pair_loss: Literal["cosine", "ranking"] = "cosine"
     """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 

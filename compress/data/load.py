@@ -33,7 +33,7 @@ from compress.data.text_pairs import load_pairs
 from compress.data.transcripts import load_transcripts
 from compress.data.windowed import in_windows
 from compress.models.config import NO_TOKENIZER
-from compress.models.tokenizer import TrainTokenizer, train_bpe
+from compress.models.inputs.tokenizer import TrainTokenizer, train_bpe
 
 HOLD_OUT_SHARE = 0.2
 

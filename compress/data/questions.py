@@ -24,7 +24,7 @@ from compress.data.sources import read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.squad import Gold
 from compress.models.config import NO_TOKENIZER
-from compress.models.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
+from compress.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 from compress.standalone.windows import Paired, Window, paired, windows
 
 NAMES = ("start", "end")

@@ -29,7 +29,7 @@ from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
 if TYPE_CHECKING:
-    from compress.models.tokenizer import TrainedTokenizer
+    from compress.models.inputs.tokenizer import TrainedTokenizer
 
 SELECTION_SHARE = 0.05
 SELECTION_ROWS = (200, 2000)

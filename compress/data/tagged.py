@@ -24,7 +24,7 @@ from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.models.config import NO_TOKENIZER
-from compress.models.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
+from compress.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 
 HOLD_OUT_SHARE = 0.2
 CHUNK = 1024

@@ -27,7 +27,7 @@ from compress.core.tasks import TASKS, Task
 from compress.data.config import Columns, DataConfig
 from compress.data.sources import Sources, read_sources
 from compress.data.splits import Data, Split, divide
-from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
+from compress.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
 
 TEST_SHARE = 0.1
 Log = Callable[[str], None]

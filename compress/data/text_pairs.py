@@ -24,7 +24,7 @@ from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.text_blocks import read_texts
-from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, train_bpe
+from compress.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, train_bpe
 from compress.standalone.preprocess import TokenPair
 
 HOLD_OUT_SHARE = 0.1

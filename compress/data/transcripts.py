@@ -22,7 +22,7 @@ from compress.core.transcripts import labels_of
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
-from compress.models.transcriber import vocabulary_of_texts
+from compress.models.heads.transcriber import vocabulary_of_texts
 from compress.standalone.response import DELIMITER
 
 HOLD_OUT_SHARE = 0.2

@@ -18,7 +18,7 @@ from compress.core.errors import InputError
 from compress.data.config import DataConfig
 from compress.data.splits import Data, Split
 from compress.models.config import NO_TOKENIZER
-from compress.models.tokenizer import load_tokenizer
+from compress.models.inputs.tokenizer import load_tokenizer
 
 CHUNK = 1024
 Log = Callable[[str], None]

@@ -47,14 +47,14 @@ from compress.core.target import Checkpointing, Parallel, Schedule
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import auto_class, on_meta
+from compress.models.architecture.split import Split, shrink, split_of
+from compress.models.architecture.stages import Stages, run_stage, stages_of
 from compress.models.forward import without_cache
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches
-from compress.models.shapes import auto_class, on_meta
 from compress.models.size import inputs_of
-from compress.models.split import Split, shrink, split_of
-from compress.models.stages import Stages, run_stage, stages_of
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import OptimizerName, moment_bytes
 from compress.training.recompute import PRODUCTS

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from compress.models.blocks import blocks_of
-from compress.models.experts import is_stacked
-from compress.models.shapes import on_meta
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import on_meta
+from compress.models.layers.experts import is_stacked
 
 
 @dataclass(frozen=True)

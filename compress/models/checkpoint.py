@@ -2,7 +2,7 @@
 
 A checkpoint is a plain Transformers folder: config.json (with label names), model.safetensors, tokenizer.json or preprocessor_config.json,
 and a README.md. Attention uses `scaled_dot_product_attention` if the model supports it. Loaded models have `nn.Linear` in place of GPT-2's
-`Conv1D` (`compress.models.conv1d`); saved weights have the stock layout.
+`Conv1D` (`compress.models.layers.conv1d`); saved weights have the stock layout.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import nn
 
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
+from compress.models.architecture.shapes import auto_class, mark
 from compress.models.config import (
     read_config,
 )
-from compress.models.conv1d import stock_state, with_linears
-from compress.models.embedding import write_files
-from compress.models.experts import with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from compress.models.heads.embedding import write_files
+from compress.models.layers.conv1d import stock_state, with_linears
+from compress.models.layers.experts import with_separate_experts
 from compress.models.library import REFUSED, one_line, quiet, some, task_of
-from compress.models.shapes import auto_class, mark
 from compress.schemes.checkpoint import QUANTIZATION_JSON, apply_quantization
 from compress.schemes.sites import apply_sites
 

@@ -22,15 +22,15 @@ from compress.core.files import local
 from compress.core.shown import shown
 from compress.core.spans import NO_ANSWER
 from compress.core.tasks import TASKS, Task, tasks_with
-from compress.models.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
 from compress.models.files import find
+from compress.models.heads.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
+from compress.models.heads.reader import THRESHOLD_KEY
+from compress.models.heads.towers import check_towers
+from compress.models.heads.transcriber import vocabulary_of
+from compress.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
-from compress.models.reader import THRESHOLD_KEY
-from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
-from compress.models.towers import check_towers
-from compress.models.transcriber import vocabulary_of
 from compress.standalone.response import BLANK
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
@@ -189,7 +189,7 @@ def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
         folder: Folder of the model; None for random weights.
 
     Raises:
-        InputError: See `compress.models.embedding.resolved`.
+        InputError: See `compress.models.heads.embedding.resolved`.
     """
     if TASKS[config.task].embeds and not TASKS[config.task].two_towers:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))

@@ -23,6 +23,7 @@ from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.machine.environment import hardware
+from compress.models.architecture.shapes import auto_class, mark
 from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
 from compress.models.config import (
@@ -37,19 +38,18 @@ from compress.models.config import (
     read_config,
     set_labels,
 )
-from compress.models.embedding import pooling_file, write_files
 from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.models.forward import forward
-from compress.models.images import image_shape
+from compress.models.heads.embedding import pooling_file, write_files
+from compress.models.heads.towers import check_towers, with_first_scale
+from compress.models.heads.transcriber import write_vocabulary
+from compress.models.inputs.images import image_shape
+from compress.models.inputs.sounds import settings_of, settle, sound_steps
+from compress.models.inputs.tokenizer import TrainedTokenizer
 from compress.models.library import REFUSED, one_line, quiet, some, with_class
 from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
-from compress.models.shapes import auto_class, mark
 from compress.models.size import count
-from compress.models.sounds import settings_of, settle, sound_steps
-from compress.models.tokenizer import TrainedTokenizer
-from compress.models.towers import check_towers, with_first_scale
-from compress.models.transcriber import write_vocabulary
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4

@@ -10,7 +10,7 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 
 SHAPE_KEY = "compress_architecture"
-"""Key of that entry in config.json; see `compress.models.shapes`."""
+"""Key of that entry in config.json; see `compress.models.architecture.shapes`."""
 
 
 class OwnShape(Config):
@@ -58,6 +58,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
 
 
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:
-    """Returns the contents of a config.json with the stock model type, which `compress.models.shapes.mark` replaces in the file."""
+    """Returns the contents of a config.json with the stock model type, which `compress.models.architecture.shapes.mark` replaces in the
+    file."""
     own = raw.get(SHAPE_KEY)
     return {**raw, "model_type": own.get("model_type")} if isinstance(own, dict) else raw

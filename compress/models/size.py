@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.models.images import image_shape
+from compress.models.architecture.shapes import auto_class
+from compress.models.inputs.images import image_shape
+from compress.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import auto_class
-from compress.models.sounds import INPUT, least_samples, spectrogram_shape
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
     hidden      float32 [b, L, H] per batch: the hidden states between two units, kept for all rows
 
 All rows pass through one unit before the next unit starts, so only one unit's weights are needed at a time. Even those are not loaded: a
-linear layer is a view of its file, and a few megabytes at a time are converted to float32 (`compress.models.stored_linear`). Apart from the
-hidden states and the activations of one batch in one layer, process memory does not grow with the model. The file pages belong to the
-kernel, which drops them when it needs memory.
+linear layer is a view of its file, and a few megabytes at a time are converted to float32 (`compress.models.layers.stored_linear`). Apart
+from the hidden states and the activations of one batch in one layer, process memory does not grow with the model. The file pages belong to
+the kernel, which drops them when it needs memory.
 
 The model is split by its structure: the only `nn.ModuleList` that is not inside another one holds the decoder layers; all other modules
 surround them. The model is built on the meta device. The surrounding modules are filled from the files once, each layer when it runs. A
@@ -39,12 +39,12 @@ from torch import Tensor, nn
 from compress.artifacts.shards import StoredWeights, allocate, mapped
 from compress.core.errors import InputError
 from compress.machine.process import trim_memory
+from compress.models.architecture.shapes import auto_class
 from compress.models.config import read_config
-from compress.models.conv1d import is_conv1d, with_linears
+from compress.models.layers.conv1d import is_conv1d, with_linears
+from compress.models.layers.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.models.library import quiet, some, task_of, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import auto_class
-from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.int4 import Int4Scales
 from compress.standalone.preprocess import Preprocessor

@@ -17,14 +17,14 @@ from compress.core import transcripts
 from compress.core.engines import ENGINES
 from compress.core.spans import Part
 from compress.core.tasks import TASKS, Task
-from compress.models.conv1d import with_linears
-from compress.models.embedding import width_of
+from compress.models.architecture.shapes import auto_class
 from compress.models.forward import linears
+from compress.models.heads.embedding import width_of
+from compress.models.heads.towers import width_of as width_of_towers
+from compress.models.inputs.sounds import frames_of
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import auto_class
-from compress.models.sounds import frames_of
-from compress.models.towers import width_of as width_of_towers
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from compress.schemes.scales import Layer

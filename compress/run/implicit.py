@@ -17,7 +17,7 @@ from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, most_tokens, read_config
 from compress.models.importing import import_model, source_digest
-from compress.models.tokenizer import TrainTokenizer, resolve_tokenizer
+from compress.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor, Row

@@ -14,8 +14,8 @@ from compress.core.files import local
 from compress.core.tasks import TASKS
 from compress.models.config import build_config, read_config
 from compress.models.files import find
-from compress.models.sounds import settings_of, sound_steps
-from compress.models.towers import CAUSAL_TEXT
+from compress.models.heads.towers import CAUSAL_TEXT
+from compress.models.inputs.sounds import settings_of, sound_steps
 from compress.recipe import Recipe
 
 

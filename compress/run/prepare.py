@@ -22,9 +22,9 @@ from compress.machine.parallel import ALONE, Team
 from compress.models.config import ModelConfig, label_names
 from compress.models.files import find
 from compress.models.importing import check_model, source_digest
+from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.library import some
 from compress.models.size import count
-from compress.models.tokenizer import resolve_tokenizer
 from compress.recipe import Recipe
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer

@@ -14,7 +14,7 @@ from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
 
@@ -115,7 +115,7 @@ class Context:
         """Returns how the rows of a checkpoint are prepared; read from its folder once a run.
 
         Raises:
-            InputError: See `compress.models.preprocessor.preprocessor`.
+            InputError: See `compress.models.inputs.preprocessor.preprocessor`.
         """
         key = checkpoint, self.max_length, self.target
         if key not in self.preprocessors:

@@ -13,7 +13,7 @@ from compress.core.config import Config
 if TYPE_CHECKING:  # types only: importing torch takes a second
     from torch import nn
 
-    from compress.models.origin import Origin
+    from compress.models.architecture.origin import Origin
     from compress.standalone.preprocess import Preprocessor
 
 LossName = Literal[

@@ -1,4 +1,4 @@
-"""What a run of a model with two towers (`compress.models.towers`) refuses, in one line each, before anything runs.
+"""What a run of a model with two towers (`compress.models.heads.towers`) refuses, in one line each, before anything runs.
 
 Pruning, sparsifying and distillation look for one stack of blocks, and quantization-aware training learns from a teacher of one: they would
 treat one tower and leave the other as it is.

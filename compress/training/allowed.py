@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import on_meta
+from compress.models.architecture.split import check_split
+from compress.models.architecture.stages import check_stages
+from compress.models.inputs.sounds import spectrogram_shape
 from compress.models.library import depths_of, with_class
-from compress.models.shapes import on_meta
-from compress.models.sounds import spectrogram_shape
-from compress.models.split import check_split
-from compress.models.stages import check_stages
 from compress.stage.context import Context
 from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer

@@ -21,8 +21,8 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.machine.device import computing_device
 from compress.machine.parallel import without_gradients
+from compress.models.architecture.split import check_split
 from compress.models.forward import forward, freeze
-from compress.models.split import check_split
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor

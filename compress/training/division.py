@@ -1,6 +1,6 @@
 """How a model is divided among the processes of a training, and put together again.
 
-    tensor > 1   neighbouring processes share each layer (`compress.models.split`), by `parallelize_module` of
+    tensor > 1   neighbouring processes share each layer (`compress.models.architecture.split`), by `parallelize_module` of
                  torch.distributed.tensor.parallel: weights become DTensors of the mesh dimension `tensor`
     fsdp2        `fully_shard` then shards every weight, or every share of one, over the mesh dimension `data`
     ddp          nothing more in one group of processes. Between several, `fully_shard` on a mesh [data, 1] replicates: it sums gradients
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from compress.core.target import Parallel
 from compress.machine.device import computing_device
 from compress.machine.parallel import Team, full, shard, sharded_like, skeleton, unshard
-from compress.models.blocks import blocks_of
-from compress.models.shapes import set_counts
-from compress.models.split import Split, split_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import set_counts
+from compress.models.architecture.split import Split, split_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         share: Whether processes may share its layers; without, it is whole in each group of them, or sharded over data.
 
     Raises:
-        InputError: The layers cannot be shared; see `compress.models.split.split_of`.
+        InputError: The layers cannot be shared; see `compress.models.architecture.split.split_of`.
     """
     if not team.whole.shards:
         return Division(model, None, {})

@@ -86,7 +86,7 @@ def check_lora(lora: Lora | None, config: Any, key: str) -> None:
     Raises:
         InputError: As `adapted`.
     """
-    from compress.models.shapes import on_meta
+    from compress.models.architecture.shapes import on_meta
 
     if lora is not None:
         _chosen(on_meta(config), lora, key)

@@ -8,8 +8,8 @@
     interleaved  two stages in each process, s and s + N: half of the time at the start and the end in which processes wait, twice the
                  messages (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2)
 
-The stages are those of `compress.models.stages`. A stage runs the code of the whole model, so each process keeps the whole object: weights
-of other stages are zeros of stride 0, which take no memory, and are not trained.
+The stages are those of `compress.models.architecture.stages`. A stage runs the code of the whole model, so each process keeps the whole
+object: weights of other stages are zeros of stride 0, which take no memory, and are not trained.
 
     rows      a step is cut into micro-batches of equal size; rows that fill the last ones up do not count in the loss. The loss is computed
               in the last stage by the objective of the training, to which the model answers with the logits that came through the stages.
@@ -41,9 +41,9 @@ from compress.core.errors import InputError
 from compress.core.target import Parallel, Schedule
 from compress.machine.device import computing_device
 from compress.machine.parallel import Team, as_bytes, copy_from
-from compress.models.blocks import block_of
+from compress.models.architecture.blocks import block_of
+from compress.models.architecture.stages import Stages, run_stage, stages_of
 from compress.models.forward import without_cache
-from compress.models.stages import Stages, run_stage, stages_of
 from compress.training.division import in_model
 from compress.training.engine import Objective
 from compress.training.rows import Rows
@@ -65,7 +65,7 @@ def pipelined(model: nn.Module, objective: Objective, rows: Rows, at_once: int, 
         key: Key path in the recipe, for messages.
 
     Raises:
-        InputError: The objective has parameters, or the model cannot be divided; see `compress.models.stages.stages_of`.
+        InputError: The objective has parameters, or the model cannot be divided; see `compress.models.architecture.stages.stages_of`.
     """
     if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):
         raise InputError(f"{key}: parallel.pipeline given with a loss that trains a projection; give losses that compare answers")
@@ -173,7 +173,7 @@ class Pipeline:
         self.model.to(self.device)
 
     def run(self, stage: int, states: Tensor | None, features: Mapping[str, Tensor]) -> Tensor:
-        """Runs a stage of this process; see `compress.models.stages.run_stage`."""
+        """Runs a stage of this process; see `compress.models.architecture.stages.run_stage`."""
         with self.step.autocast if self.step is not None else nullcontext():
             return run_stage(self.forward, self.blocks, self.stages.spans[stage], self.stages.form, states, features)
 

@@ -5,8 +5,8 @@
     selective   the results of matrix products and of attention stay too, so that the second run is made of cheap operations alone
                 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198)
 
-The blocks are those of encoder and decoder (`compress.models.blocks`). torch.utils.checkpoint runs them, in its non-reentrant form: it
-restores the random state of dropout, so that losses and gradients stay the same, and its graph is the usual one, so that
+The blocks are those of encoder and decoder (`compress.models.architecture.blocks`). torch.utils.checkpoint runs them, in its non-reentrant
+form: it restores the random state of dropout, so that losses and gradients stay the same, and its graph is the usual one, so that
 `DistributedDataParallel`, `fully_shard` and hooks that capture internals see one forward pass. Hooks on a block itself run outside of it.
 
 Two things would happen twice and are kept from it: keys and values that a decoder appends to its cache (`use_cache` is off meanwhile), and
@@ -28,11 +28,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import Task
-from compress.models.blocks import blocks_of, stacks_of, with_layers
+from compress.models.architecture.blocks import blocks_of, stacks_of, with_layers
+from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.forward import without_cache
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import auto_class, on_meta
 from compress.models.size import inputs_of
 
 _aten = torch.ops.aten
@@ -61,7 +61,7 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
         key: Key path in the recipe, for the message.
 
     Raises:
-        InputError: The model has no repeated blocks (`compress.models.blocks.stacks_of`).
+        InputError: The model has no repeated blocks (`compress.models.architecture.blocks.stacks_of`).
     """
     if kind == "none":
         yield

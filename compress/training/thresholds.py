@@ -8,7 +8,7 @@ so that everywhere afterwards a label holds where its logit is above 0 and its s
 and in all that is trained from this model. Scores are then no longer calibrated probabilities.
 
 Where questions may have no answer, there is none if the score of that is more than a threshold above the score of the best span. It is put
-into config.json (`compress.models.reader`), and stays with all that is made from this model.
+into config.json (`compress.models.heads.reader`), and stays with all that is made from this model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from compress.core import spans
 from compress.core.label_sets import best_thresholds, each_f1
 from compress.measure.predictions import compared
-from compress.models.reader import THRESHOLD_KEY
+from compress.models.heads.reader import THRESHOLD_KEY
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 

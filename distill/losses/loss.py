@@ -21,7 +21,7 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.machine.parallel import Team
-from compress.models.embedding import EMBEDDING_KEY, width_of
+from compress.models.heads.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
 from compress.training.train import Batch

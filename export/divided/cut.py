@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from compress.models.axes import Axis
-from compress.models.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
+from compress.models.architecture.axes import Axis
+from compress.models.architecture.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
 from compress.schemes.scales import Scales
 
 AnyScales = TypeVar("AnyScales", bound=Scales)

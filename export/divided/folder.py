@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
-from compress.models.axes import Axis
+from compress.models.architecture.axes import Axis
+from compress.models.architecture.shapes import mark, on_meta, with_sizes
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load_float
-from compress.models.experts import is_stacked, with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from compress.models.layers.experts import is_stacked, with_separate_experts
 from compress.models.library import quiet
-from compress.models.shapes import mark, on_meta, with_sizes
-from compress.models.structure import Structure
 from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites, save_sites

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from compress.core.errors import InputError
+from compress.models.architecture.shapes import auto_class
 from compress.models.config import read_config
-from compress.models.conv1d import with_linears
-from compress.models.experts import with_separate_experts
+from compress.models.layers.conv1d import with_linears
+from compress.models.layers.experts import with_separate_experts
 from compress.models.library import one_line, quiet, task_of, with_class
-from compress.models.shapes import auto_class
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import apply_sites

@@ -1,6 +1,6 @@
 """Finds the parts of a BERT-like encoder by structure, and proves them by computing: a checkpoint in, a plan out.
 
-    blocks and attention     traced (`compress.models.attention`): query, key, value, output, heads, scaling
+    blocks and attention     traced (`compress.models.architecture.attention`): query, key, value, output, heads, scaling
     up and down              the two other linear layers of a block
     norms                    the two LayerNorms of a block, the second one behind the feed-forward network
     embeddings               the tables outside the blocks, told apart by their rows, with one LayerNorm
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention, find_attentions
-from compress.models.blocks import blocks_of
+from compress.models.architecture.attention import Attention, find_attentions
+from compress.models.architecture.blocks import blocks_of
 from compress.models.checkpoint import load_float
 from compress.models.library import REFUSED, one_line
 from compress.schemes.checkpoint import load_quantization

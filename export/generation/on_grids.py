@@ -11,8 +11,8 @@ from torch import Tensor
 
 from compress.core.errors import InputError
 from compress.models.checkpoint import load_float
-from compress.models.experts import with_separate_experts
-from compress.models.grids import put_on_grids
+from compress.models.layers.experts import with_separate_experts
+from compress.models.layers.grids import put_on_grids
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites

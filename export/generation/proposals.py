@@ -18,7 +18,7 @@ from compress.core.speculation import PROPOSED_MODE
 from compress.measure.engine_process import EngineProcess
 from compress.measure.proposals import accepted
 from compress.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
-from compress.models.vocabulary import other_tokens
+from compress.models.inputs.vocabulary import other_tokens
 from compress.stage.context import Context
 from export.engines.spec import proposed_to, spec_of
 from export.generation.prompts import Generation

@@ -18,7 +18,7 @@ Batch is dynamic, for text the sequence too. For quantized checkpoints this is t
 int8.
 
 A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
-(`compress.models.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
+(`compress.models.layers.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
 
 Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
 exporter refuses those itself.
@@ -43,13 +43,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.models.architecture.shapes import auto_class
 from compress.models.config import read_config
-from compress.models.conv1d import with_linears
-from compress.models.experts import with_separate_experts
-from compress.models.grids import put_on_grids
+from compress.models.heads.towers import CAUSAL_TEXT
+from compress.models.layers.conv1d import with_linears
+from compress.models.layers.experts import with_separate_experts
+from compress.models.layers.grids import put_on_grids
 from compress.models.library import one_line, quiet
-from compress.models.shapes import auto_class
-from compress.models.towers import CAUSAL_TEXT
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable

@@ -23,8 +23,8 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.machine.environment import cache_folder
 from compress.measure.latency import Shape
-from compress.models.blocks import with_layers
-from compress.models.structure import Sizes
+from compress.models.architecture.blocks import with_layers
+from compress.models.architecture.structure import Sizes
 from compress.stage.context import Context, TimedPrecision
 from prune.latency.table import LatencyTable, grid, points
 
@@ -113,7 +113,7 @@ class Timing:
 
     def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> Any:
         """Returns the config of a model of `depth` blocks, equal but for the last."""
-        from compress.models.shapes import with_sizes
+        from compress.models.architecture.shapes import with_sizes
 
         group = sizes.heads[0] // sizes.key_value_heads[0]
         block = min(range(len(sizes.heads)), key=lambda number: -sizes.key_value_heads[number])
@@ -126,8 +126,8 @@ class Timing:
         return with_sizes(with_layers(self.model.config, [block] * depth), equal, key)
 
     def _write(self, config: Any, folder: Path) -> Path:
+        from compress.models.architecture.shapes import remade
         from compress.models.checkpoint import save
-        from compress.models.shapes import remade
 
         with writing(folder) as temporary:
             save(remade(self.model, config), self.source, temporary, "Random weights, to be timed")

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from compress.models.blocks import states_given, states_of
-from compress.models.structure import Structure
+from compress.models.architecture.blocks import states_given, states_of
+from compress.models.architecture.structure import Structure
 from prune.cost import GATED, width_of
 from prune.gates import GateSite
 from prune.hook_points import HookPoints

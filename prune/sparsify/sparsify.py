@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.artifacts.artifact import Artifact, write_json, writing
 from compress.machine.parallel import ALONE, Team
-from compress.models.origin import Origin
+from compress.models.architecture.origin import Origin
 from compress.stage.context import Context
 from compress.training.kept_zeros import keep_zeros
 from compress.training.train import History, Objective
@@ -71,7 +71,7 @@ class Sparsify(SparsifySettings):
             InputError: The model is not a stack of blocks, a name pattern matches nothing, blocks cannot reach the target sparsity, or the
                 teacher does not fit.
         """
-        from compress.models.shapes import on_meta
+        from compress.models.architecture.shapes import on_meta
 
         check_reachable(self, target_layers(self, on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):

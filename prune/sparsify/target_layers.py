@@ -9,7 +9,7 @@ from torch import nn
 
 from compress.core.errors import InputError, nearest
 from compress.core.progress import Progress
-from compress.models.blocks import block_of, blocks_of
+from compress.models.architecture.blocks import block_of, blocks_of
 from compress.training.kept_zeros import block_linears
 from prune.sparsify.lasso import balanced_share, pieces
 from prune.sparsify.patterns import NM, Blocks, reachable

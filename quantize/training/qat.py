@@ -27,7 +27,7 @@ from compress.machine.device import computing_device
 from compress.measure.closeness import distance, place
 from compress.measure.metrics import primary
 from compress.measure.predictions import compared
-from compress.models.origin import Origin, same_shape
+from compress.models.architecture.origin import Origin, same_shape
 from compress.schemes.int8 import LayerScales
 from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.stage.context import Context

@@ -22,13 +22,13 @@ from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.data.splits import Data, Split
-from compress.models.axes import size_of
+from compress.models.architecture.axes import size_of
+from compress.models.architecture.shapes import auto_class
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, set_labels
-from compress.models.images import image_shape
 from compress.models.importing import image_settings, import_model
+from compress.models.inputs.images import image_shape
 from compress.models.library import quiet, sizes_config, with_class
-from compress.models.shapes import auto_class
 from compress.models.size import count
 from compress.stage.context import Context
 from export.parity.parity import ParityError

@@ -13,11 +13,11 @@ import torch
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.models.images import image_shape
+from compress.models.architecture.shapes import on_meta
+from compress.models.architecture.structure import Structure
+from compress.models.inputs.images import image_shape
 from compress.models.meta import on_meta_device
-from compress.models.shapes import on_meta
 from compress.models.size import count
-from compress.models.structure import Structure
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
 from tests.seldom import seldom

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from compress.core.errors import InputError
-from compress.models.blocks import with_layers
+from compress.models.architecture.blocks import with_layers
 from compress.models.config import ModelConfig, check_length, check_task
-from compress.models.images import image_shape
+from compress.models.inputs.images import image_shape
 from compress.models.library import sizes_config
 from distill.student import Student, student_config, take_layers
 from tests.architectures.steps import drawn

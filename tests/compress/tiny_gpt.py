@@ -13,8 +13,8 @@ from compress.data.load import load_data
 from compress.data.splits import Data
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
-from compress.models.preprocessor import preprocessor
-from compress.models.tokenizer import TrainTokenizer
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.inputs.tokenizer import TrainTokenizer
 from compress.standalone.preprocess import Preprocessor
 
 LENGTH, VOCABULARY = 16, 300

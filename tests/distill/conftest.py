@@ -17,7 +17,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split
-from compress.models.conv1d import stock_state, with_linears
+from compress.models.layers.conv1d import stock_state, with_linears
 from compress.stage.context import Context
 from tests.told import Told
 

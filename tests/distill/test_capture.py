@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compress.core.errors import InputError
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
 from distill.capture import Capture, Wanted
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -18,7 +18,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.training.train import Batch
 from distill import objective

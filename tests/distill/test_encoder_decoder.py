@@ -14,7 +14,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import answered
-from compress.models.padding import read_by_decoder
+from compress.models.inputs.padding import read_by_decoder
 from distill.capture import Capture, Wanted
 from distill.distill import Distill
 from distill.layer_maps import pairs
@@ -164,7 +164,7 @@ def test_hidden_states_are_compared_on_either_side(kind: str, layers: Any) -> No
 
 
 def test_a_pruned_student_is_compared_with_the_layers_it_comes_from() -> None:
-    from compress.models.origin import Origin
+    from compress.models.architecture.origin import Origin
 
     teacher = load_float(checkpoint("t5"))
     origin = Origin.whole(5, 32).after([1, 2, 4], list(range(32)), [None] * 3)

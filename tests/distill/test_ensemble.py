@@ -66,7 +66,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
     assert (figures["teacher"], figures["teacher_logits"]) == ("baseline + other", "cached")
     assert len(list((tmp_path / "scratch").glob("teacher-*"))) == 2
     student, answers = load(tmp_path / "out"), []
-    from compress.models.preprocessor import preprocessor
+    from compress.models.inputs.preprocessor import preprocessor
 
     rows = context.data.train.rows
     for folder in (context.baseline.path, other):
@@ -81,7 +81,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
 
 def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
-    from compress.models.preprocessor import preprocessor
+    from compress.models.inputs.preprocessor import preprocessor
     from distill.steps import Steps
 
     context, other = make_context(), checkpoint("bert", num_labels=2, num_hidden_layers=3)

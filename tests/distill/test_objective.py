@@ -17,7 +17,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.models.forward import freeze
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.training.rows import Rows
 from compress.training.train import Batch
 from distill.capture import Capture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
-from compress.models.tokenizer import load_tokenizer
+from compress.models.inputs.tokenizer import load_tokenizer
 from compress.stage.context import Context
 from compress.training.train import Batch
 from distill.distill import Distill
@@ -90,7 +90,7 @@ def test_no_text_of_a_pair_that_is_held_out_is_learned_from() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from compress.models.tokenizer import load_tokenizer
+    from compress.models.inputs.tokenizer import load_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, [*WORDS, "un", "##like", "##ly", "##d"])
@@ -118,7 +118,7 @@ def bytewise() -> Any:
     """A byte-level BPE, as GPT-2 has one: a word is joined with the blank before it, and has more tokens without it."""
     from transformers import PreTrainedTokenizerFast
 
-    from compress.models.tokenizer import train_bpe
+    from compress.models.inputs.tokenizer import train_bpe
 
     texts = [" ".join(np.random.default_rng(seed).choice(WORDS, 20)) for seed in range(40)]
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 300, False).tokenizer)
@@ -193,7 +193,7 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
 
     def objective(stage: Distill) -> Any:
         from compress.models.forward import freeze
-        from compress.models.preprocessor import preprocessor
+        from compress.models.inputs.preprocessor import preprocessor
         from distill.steps import Steps
 
         folder = context.baseline.path

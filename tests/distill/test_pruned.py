@@ -12,8 +12,8 @@ import torch
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
+from compress.models.architecture.shapes import remade, sizes_of, with_sizes
 from compress.models.checkpoint import load, save
-from compress.models.shapes import remade, sizes_of, with_sizes
 from compress.stage.context import Context
 from distill.distill import Distill
 from distill.losses.loss import Shape

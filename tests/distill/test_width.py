@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.models.attention import find_attentions
-from compress.models.axes import axes_of
+from compress.models.architecture.attention import find_attentions
+from compress.models.architecture.axes import axes_of
 from compress.models.config import read_config
 from compress.models.size import count
 from compress.stage.context import Context

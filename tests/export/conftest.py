@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime, openvino
 from export.graph.qdq import insert_qdq

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.core.tasks import Task
+from compress.models.architecture.shapes import auto_class, sizes_of, with_sizes
 from compress.models.checkpoint import load, save
-from compress.models.conv1d import with_linears
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import with_class
-from compress.models.shapes import auto_class, sizes_of, with_sizes
 from compress.standalone.preprocess import Preprocessor
 from export.graph.halves import Half, Halved, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import export_float

@@ -21,7 +21,7 @@ from compress.data.splits import Data, Split
 from compress.measure.answers import save_predictions
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load, save
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context

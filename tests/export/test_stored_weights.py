@@ -9,8 +9,8 @@ import pytest
 
 from compress.core.target import Target
 from compress.models.checkpoint import load_float
-from compress.models.experts import with_separate_experts
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.layers.experts import with_separate_experts
 from compress.schemes.checkpoint import load_quantization
 from export.engines import onnxruntime, openvino
 from export.generation.genai_folder import MODEL

@@ -20,7 +20,7 @@ from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.sites import load_sites
 from compress.stage.context import Context

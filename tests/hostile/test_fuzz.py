@@ -32,7 +32,7 @@ from compress.data.load import load_data
 from compress.measure.engine_process import EngineError
 from compress.models.config import ModelConfig, label_names
 from compress.models.importing import check_model, import_model
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.recipe import check, dump, read
 from tests.hostile.finished_runs import write_run
 from tests.hostile.lines import one_line

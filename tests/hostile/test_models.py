@@ -15,7 +15,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.config import ModelConfig
 from compress.models.importing import check_model, import_model
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from tests.hostile.lines import one_line
 
 LABELS = ("negative", "positive")
@@ -314,7 +314,7 @@ TOKENIZER_FILES = [b"", b"{", b"[]", b"7", b"{}", b'{"model": 7}', b"\xff\xfe", 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", TOKENIZER_FILES, ids=[str(number) for number in range(len(TOKENIZER_FILES))])
 def test_damaged_tokenizer_files(name: str, content: bytes, folder: Path) -> None:
-    from compress.models.tokenizer import load_tokenizer
+    from compress.models.inputs.tokenizer import load_tokenizer
 
     (folder / name).write_bytes(content)
     for read in (lambda: preprocessor(folder, "text-classification", 16, Target()), lambda: load_tokenizer(str(folder))):

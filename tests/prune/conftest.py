@@ -18,9 +18,9 @@ from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split
-from compress.models.conv1d import with_linears
+from compress.models.architecture.shapes import auto_class
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import with_class
-from compress.models.shapes import auto_class
 from compress.stage.context import Context
 from tests.told import Told
 

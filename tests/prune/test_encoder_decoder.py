@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, load_float, save
-from compress.models.structure import Structure
 from prune.surgery import KeptUnits, shrink
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, checkpoint, preprocessor
 from tests.export.generation.tiny_encoder_decoders import sources as drawn_sources

@@ -12,11 +12,11 @@ from torch import nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import answered
-from compress.models.padding import read_by_decoder
-from compress.models.structure import Structure
+from compress.models.inputs.padding import read_by_decoder
 from compress.standalone.encoder_decoder import DECODER
 from export.engines.openvino_genai import properties
 from export.engines.openvino_seq2seq import OpenVinoSeq2Seq

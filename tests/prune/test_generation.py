@@ -14,8 +14,8 @@ import torch
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
-from compress.models.structure import Structure
 from compress.stage.context import Context
 from export.compressed_tensors import obstacle
 from export.graph.onnx import export_float

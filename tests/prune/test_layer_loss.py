@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, save
-from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training.supervised import supervised
 from compress.training.train import Batch

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.kept_zeros import keep_zeros
 from compress.training.train import Batch
 from prune.hook_points import HookPoints

@@ -9,8 +9,8 @@ import pytest
 
 from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
-from compress.models.structure import Structure
 from compress.pipeline import Outcome, run
 from compress.recipe import check, read
 from tests.compress import tiny_gpt

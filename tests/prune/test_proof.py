@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from compress.core.errors import InputError
-from compress.models.conv1d import with_linears
-from compress.models.images import image_shape
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
+from compress.models.inputs.images import image_shape
+from compress.models.layers.conv1d import with_linears
 from compress.training.train import Batch
 from prune.proof import prove
 from prune.surgery import KeptUnits

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.data.splits import Split
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
 from compress.models.library import with_class
-from compress.models.structure import Structure
 from compress.stage.context import Context
 from prune.prune import Prune
 from tests.prune.small_runs import pruned

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.data.splits import Split
-from compress.models.blocks import between_blocks, blocks_of
-from compress.models.origin import Origin
-from compress.models.structure import Structure
+from compress.models.architecture.blocks import between_blocks, blocks_of
+from compress.models.architecture.origin import Origin
+from compress.models.architecture.structure import Structure
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.train import Batch

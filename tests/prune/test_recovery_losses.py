@@ -16,10 +16,10 @@ from torch import nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
+from compress.models.architecture.origin import Origin, same_shape
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
-from compress.models.origin import Origin, same_shape
-from compress.models.preprocessor import preprocessor
-from compress.models.structure import Structure
+from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
 from compress.training.distilled import distillation_objective

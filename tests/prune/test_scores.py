@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.supervised import supervised
 from compress.training.train import Batch
 from prune.activation import activation, block_influence

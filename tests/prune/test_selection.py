@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.core.errors import InputError
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from prune.allocation import by_worth, uniform
 from prune.cost import ShapeCost, count_of
 from prune.prune import Prune

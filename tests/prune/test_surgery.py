@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models import blocks
+from compress.models.architecture import blocks
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, save
 from compress.models.library import with_class
-from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.proof import prove
 from prune.surgery import KeptUnits, head_numbers, indices, shrink

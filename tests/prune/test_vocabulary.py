@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
-from compress.models.conv1d import with_linears
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import with_class
-from compress.models.preprocessor import preprocessor
-from compress.models.structure import Structure
 from prune.surgery import KeptUnits, shrink
 from prune.vocabulary import (
     closure,

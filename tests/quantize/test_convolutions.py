@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
-from compress.models.images import image_shape
-from compress.models.padding import real_rows
+from compress.models.inputs.images import image_shape
+from compress.models.inputs.padding import real_rows
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import weight_scale
 from compress.schemes.int8_convolution import ConvolutionScales, Int8Convolution

@@ -11,7 +11,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.goals import Goals
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear
 from compress.stage.context import Context

@@ -16,7 +16,7 @@ from compress.core.target import Target
 from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load, load_float
-from compress.models.experts import separate_experts
+from compress.models.layers.experts import separate_experts
 from compress.models.library import quiet
 from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context

@@ -22,7 +22,7 @@ from compress.measure.closeness import distance
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load, save
 from compress.models.forward import forward, linears
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.attention_products import PROBABILITY_SCALE, attention_modules
 from compress.schemes.sites import load_sites, placed
 from compress.stage.context import Context

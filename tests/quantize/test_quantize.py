@@ -21,7 +21,7 @@ from compress.data.splits import Data, Split
 from compress.measure.closeness import distance
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load, save
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear, weight_bits
 from compress.stage.context import Context

@@ -16,7 +16,7 @@ from compress.artifacts.artifact import Artifact
 from compress.measure.closeness import distance
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Linear
 from compress.schemes.int4 import Int4Linear

@@ -27,7 +27,7 @@ from compress.models import streaming
 from compress.models.checkpoint import load
 from compress.models.config import read_config
 from compress.models.forward import forward
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
@@ -228,7 +228,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
         monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
     monkeypatch.setattr("compress.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
-    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    monkeypatch.setattr("compress.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     out, _ = quantized(folder, blocks_context, **settings)
     assert len(list(out.glob("model-*.safetensors"))) > 3
     assert (out / "model.safetensors.index.json").exists()
@@ -253,7 +253,7 @@ def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
 ) -> None:
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
-    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    monkeypatch.setattr("compress.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     found = streaming.StreamedModel(out).forward({"input_ids": IDS})
     torch.testing.assert_close(found, logits(out), rtol=1e-5, atol=1e-5)
 

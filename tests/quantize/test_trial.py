@@ -19,7 +19,7 @@ from compress.measure.closeness import TRIAL_ROWS, bounds, closer, distance, int
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
 from compress.stage.context import Context
 from quantize.trial import Trial, in_int8

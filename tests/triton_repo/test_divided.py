@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from compress.artifacts.artifact import Artifact
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from export.divided.folder import write
 from export.divided.frames import ANSWER, HEADER, receive, send
 from export.divided.served import Engine

@@ -24,8 +24,8 @@ from compress.core.engines import ENGINES, REFERENCE
 from compress.core.tasks import TASKS
 from compress.machine import environment
 from compress.measure.latency import Shape
+from compress.models.architecture.shapes import remade
 from compress.models.checkpoint import load, save
-from compress.models.shapes import remade
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples

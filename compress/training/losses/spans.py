@@ -2,8 +2,8 @@
 
 loss_b = (-log softmax(s_b)[y_b] - log softmax(e_b)[z_b]) / 2       s, e: logits of all tokens of window b, that the span starts, ends there
 
-y and z are the first token of all where the window does not hold the answer. Logits of padding are very low (`compress.models.reader`), so
-that its probability is 0 in every softmax; label smoothing leaves it out.
+y and z are the first token of all where the window does not hold the answer. Logits of padding are very low
+(`compress.models.heads.reader`), so that its probability is 0 in every softmax; label smoothing leaves it out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compress.models.reader import PADDING_LOGIT
+from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.answer_loss import AnswerLoss
 
 

@@ -3,8 +3,8 @@
 loss_b = -log sum over paths a of prod over frames f of softmax(z_f)[a_f] / |y_b|      Graves et al. 2006, https://www.cs.toronto.edu/~graves/icml_2006.pdf
 
 A path has one token for each frame; it counts if it is y_b without the tokens that repeat the one before, and without blanks. Frames of
-padding are marked by their logits (`compress.models.transcriber`) and left out. A text that needs more frames than its sound has, one for
-each token and one for each blank between two that are equal, has loss 0 and no gradient.
+padding are marked by their logits (`compress.models.heads.transcriber`) and left out. A text that needs more frames than its sound has, one
+for each token and one for each blank between two that are equal, has loss 0 and no gradient.
 
 Label smoothing adds the cross entropy of frames to equal probabilities (Kim et al. 2018, https://arxiv.org/abs/1710.06535).
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.transcripts import NO_TOKEN
-from compress.models.reader import PADDING_LOGIT
+from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.answer_loss import AnswerLoss
 
 

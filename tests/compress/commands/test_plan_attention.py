@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, BertConfig, ModernBertConfig
 from compress.commands.plan import describe
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
+from compress.models.inputs.preprocessor import preprocessor
 from compress.models.library import with_class
-from compress.models.preprocessor import preprocessor
 from compress.models.size import count
 from compress.pipeline import run
 from compress.recipe import check

@@ -17,7 +17,7 @@ from compress.core import transcripts
 from compress.core.tags import are_tags
 from compress.core.transcripts import ABSENT, K, Part
 from compress.measure.metrics import metrics
-from compress.models.transcriber import write_vocabulary
+from compress.models.heads.transcriber import write_vocabulary
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES, transcript
 from tests.tiny_sounds import RATE, encoded

@@ -17,7 +17,7 @@ from compress.data.prompted_images import with_prompts
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread_rows
 from compress.measure.engine_process import read_rows, write_rows
-from compress.models.tokenizer import TrainTokenizer
+from compress.models.inputs.tokenizer import TrainTokenizer
 from compress.recipe import check
 from export.parity.rows import gate_rows
 from tests import tiny_towers

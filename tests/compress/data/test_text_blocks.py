@@ -20,7 +20,7 @@ from compress.data.sources import Source
 from compress.data.splits import Data, Split, content_key
 from compress.data.text_blocks import cut, documents, tail
 from compress.measure.engine_process import read_rows, write_rows
-from compress.models.tokenizer import TrainTokenizer
+from compress.models.inputs.tokenizer import TrainTokenizer
 from compress.standalone.preprocess import BadRow
 from tests.compress import tiny_gpt
 

@@ -17,7 +17,7 @@ from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data, content_key
 from compress.measure.engine_process import read_rows, write_rows
-from compress.models.tokenizer import TrainTokenizer
+from compress.models.inputs.tokenizer import TrainTokenizer
 from compress.standalone.preprocess import BadRow, Preprocessor, TokenPair
 from compress.training.rows import Rows
 from tests.export.generation.tiny_encoder_decoders import checkpoint, preprocessor

@@ -15,8 +15,8 @@ from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices
 from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, phases_of_backward, plans, proposal
+from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
-from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of

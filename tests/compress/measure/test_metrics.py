@@ -22,7 +22,7 @@ from compress.core.vectors import labels_of
 from compress.measure import answers, metrics, predictions
 from compress.models.checkpoint import load
 from compress.models.forward import forward
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 
 
 def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:

@@ -11,8 +11,8 @@ import pytest
 from compress.core.errors import InputError
 from compress.models.config import ModelConfig
 from compress.models.importing import check_model, import_model, source_digest
+from compress.models.inputs.tokenizer import train_bpe
 from compress.models.size import count
-from compress.models.tokenizer import train_bpe
 from tests.compress import tiny_gpt
 from tests.compress.model_folders import rewrite
 

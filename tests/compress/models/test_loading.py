@@ -89,7 +89,7 @@ def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
     from compress.core.target import Target
     from compress.measure.metrics import metrics
     from compress.measure.predictions import predict
-    from compress.models.preprocessor import preprocessor
+    from compress.models.inputs.preprocessor import preprocessor
 
     shared = Path(os.environ["COMPRESS_TEST_DATA"])
     import_model(named(shared / "models" / "minilm-sst2"), ("negative", "positive"), 0, out)

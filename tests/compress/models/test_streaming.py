@@ -18,7 +18,7 @@ from compress.measure import metrics, predictions
 from compress.models import streaming
 from compress.models.checkpoint import load
 from compress.models.forward import forward
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.models.streaming import HIDDEN, StreamedModel, meta_model, structure_problem
 from compress.standalone.preprocess import Preprocessor
 from tests import tiny_language_models as tiny
@@ -49,7 +49,7 @@ def test_rows_in_batches_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
     folder, rows = tiny.write(tmp_path / "model", "qwen2", torch.bfloat16), tiny.data().evaluation.rows
     monkeypatch.setattr(streaming, "BATCH_TOKENS", 2 * tiny.LENGTH)
     monkeypatch.setattr(streaming, "available_bytes", lambda: 0)
-    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (32 * 4 * 7,))
+    monkeypatch.setattr("compress.models.layers.stored_linear.StoredLinear.parts.__defaults__", (32 * 4 * 7,))
     whole = predictions.predict(load(folder), processor_of(folder), rows, 32)
     found = predictions.predict_streamed(folder, processor_of(folder), rows, 32, tmp_path / "scratch")
     np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)

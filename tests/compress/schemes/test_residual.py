@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.core.errors import InputError
-from compress.models.conv1d import with_linears
+from compress.models.layers.conv1d import with_linears
 from compress.schemes.residual import RESIDUAL, Int8Residual, LayerOutput, mark
 from compress.schemes.sites import placed
 from tests.compress import tiny_transformers as tiny

@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 
 from compress.core.tags import first_pieces
 from compress.core.target import Target
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import RESPONSES, STRATEGIES, placed
 from tests import entities

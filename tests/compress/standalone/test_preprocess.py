@@ -25,7 +25,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone import image, preprocess
 from compress.standalone.image import BadImage, decode_image
 from compress.standalone.preprocess import BadRow, Preprocessor

@@ -13,7 +13,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Parallel
 from compress.machine.parallel import ALONE, Team
-from compress.models.split import Split
+from compress.models.architecture.split import Split
 from compress.recipe import check
 from compress.run.prepare import prepare
 from compress.training.division import Division, _OwnDropout, _reorder, divided, in_model

@@ -58,7 +58,7 @@ def test_zeros_are_filled_without_the_note() -> None:
 def test_the_note_is_in_the_checkpoint_and_what_is_made_of_it(tmp_path: Path) -> None:
     import transformers
 
-    from compress.models.blocks import with_layers
+    from compress.models.architecture.blocks import with_layers
 
     model = transformers.BertModel(
         transformers.BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS
+from compress.models.architecture.shapes import auto_class
 from compress.models.library import quiet, with_class
-from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 from compress.training.recompute import _contexts, check_recomputed, recomputed
 from tests.architectures.table import ARCHITECTURES, LENGTH, VOCABULARY, Architecture

@@ -20,7 +20,7 @@ from compress.core.target import Target
 from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.training.optimizers import parameter_groups
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.training.losses.classes import ClassLoss
 from compress.training.losses.value import ValueLoss
 from compress.training.rows import ByLength, Rows

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
 from distill.capture import Capture
 from distill.losses.hidden import distance
 from distill.losses.loss import LossInputs, Setting, Shape

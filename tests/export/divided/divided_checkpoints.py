@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor, nn
 
 from compress.models.checkpoint import load
-from compress.models.conv1d import stock_state
-from compress.models.experts import with_separate_experts
 from compress.models.forward import forward
+from compress.models.layers.conv1d import stock_state
+from compress.models.layers.experts import with_separate_experts
 from compress.models.library import quiet
 from compress.schemes.attention_products import ProductScales, attention_modules
 from compress.schemes.checkpoint import save_quantization

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.models.shapes import on_meta
-from compress.models.structure import Structure
+from compress.models.architecture.shapes import on_meta
+from compress.models.architecture.structure import Structure
 from compress.schemes.int4 import Int4Linear, Int4Scales, expand
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal
 from export.divided.ranks import Meeting

@@ -14,7 +14,7 @@ from compress.core.decoding import Decoding
 from compress.core.errors import InputError
 from compress.core.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
-from compress.models.experts import with_separate_experts
+from compress.models.layers.experts import with_separate_experts
 from compress.schemes.table import SCHEMES
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
 from export.engines.spec import EngineSpec

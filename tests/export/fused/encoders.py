@@ -16,8 +16,8 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, save
-from compress.models.structure import Structure
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from export.fused.forward import Encoder, Probe

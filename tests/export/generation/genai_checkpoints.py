@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from compress.models.checkpoint import load_float, save
-from compress.models.experts import with_separate_experts
+from compress.models.layers.experts import with_separate_experts
 from compress.models.library import quiet
 from compress.schemes.checkpoint import save_quantization
 from export.generation.genai_folder import write_genai_folder

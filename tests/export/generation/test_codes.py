@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from openvino import opset15 as ops
 from torch import nn
 
-from compress.models.conv1d import with_linears
-from compress.models.experts import with_separate_experts
+from compress.models.layers.conv1d import with_linears
+from compress.models.layers.experts import with_separate_experts
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
 from compress.schemes.int8_weights import WeightScales

@@ -18,7 +18,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load, save
 from compress.models.forward import forward
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from compress.core.errors import InputError
+from compress.models.architecture.shapes import sizes_of
 from compress.models.config import read_config
-from compress.models.shapes import sizes_of
 from compress.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import table_folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.models.structure import Structure
+from compress.models.architecture.structure import Structure
 from compress.training.train import Batch
 from prune.cost import ShapeCost
 from prune.latency.cost import LatencyCost

@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
-from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training import train as training
 from prune.cost import ShapeCost

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from compress.models.architecture.structure import Structure
 from compress.models.forward import forward
-from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.cost import ShapeCost
 from prune.masks.masks import masked

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.models.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of
 from compress.training.kept_zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
 from prune.sparsify.one_shot import zero_weights

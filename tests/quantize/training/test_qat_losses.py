@@ -15,12 +15,12 @@ import torch
 from compress.artifacts.artifact import Artifact, write_json
 from compress.core.errors import InputError
 from compress.data.splits import Split
+from compress.models.architecture.origin import Origin, same_shape
 from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
 from compress.models.forward import forward
 from compress.models.importing import import_model
-from compress.models.origin import Origin, same_shape
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, LossName
 from compress.training.distilled import distillation_objective

@@ -19,7 +19,7 @@ from compress.data.splits import Split
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load, save
 from compress.models.forward import forward, linears
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context

@@ -12,7 +12,7 @@ from transformers import BertForQuestionAnswering
 
 from compress.core import spans
 from compress.models.checkpoint import load
-from compress.models.reader import PADDING_LOGIT
+from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.spans import SpanLoss
 from tests import questions
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compress.core.transcripts import labels_of
-from compress.models.reader import PADDING_LOGIT
+from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.transcripts import TranscriptLoss, real_frames
 
 LABELS = ("a", "<pad>", "|", "b")

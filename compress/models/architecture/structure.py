@@ -7,11 +7,12 @@
     experts    experts of one MoE block
     vocabulary rows of the embedding, and of a language model's head
 
-The blocks of an encoder-decoder are numbered through, the encoder's first (`compress.models.blocks`): each list below has one entry per
-block of the whole model.
+The blocks of an encoder-decoder are numbered through, the encoder's first (`compress.models.architecture.blocks`): each list below has one
+entry per block of the whole model.
 
-Model surgery works on this structure (`prune.surgery`, `distill.width`), and `compress.models.shapes` writes it into a config. It is found
-on the meta device, without relying on names of models or weights (`compress.models.attention`, `compress.models.axes`).
+Model surgery works on this structure (`prune.surgery`, `distill.width`), and `compress.models.architecture.shapes` writes it into a config.
+It is found on the meta device, without relying on names of models or weights (`compress.models.architecture.attention`,
+`compress.models.architecture.axes`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention, find_attentions, is_layer, out_axis
-from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, size_of
-from compress.models.blocks import Kind, Stack, blocks_of, stacks_of
+from compress.models.architecture.attention import Attention, find_attentions, is_layer, out_axis
+from compress.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, size_of
+from compress.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from compress.models.library import REFUSED, sizes_config
 from compress.models.own_shape import SHAPE_KEY
 

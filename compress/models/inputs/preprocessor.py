@@ -19,14 +19,14 @@ from compress.core.shown import reason, shown
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.models.config import read_config
-from compress.models.embedding import EMBEDDING_KEY
+from compress.models.heads.embedding import EMBEDDING_KEY
+from compress.models.heads.reader import THRESHOLD_KEY
+from compress.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
+from compress.models.heads.transcriber import strides_of
+from compress.models.inputs.sounds import INPUT, SETTINGS, sound_steps
 from compress.models.library import REFUSED, model_class, task_classes
 from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
-from compress.models.reader import THRESHOLD_KEY
-from compress.models.sounds import INPUT, SETTINGS, sound_steps
-from compress.models.towers import CAUSAL_TEXT, check_towers, width_of
-from compress.models.transcriber import strides_of
 from compress.standalone.image import BadImage
 from compress.standalone.preprocess import TWO_TOWERS, BadRow, Preprocessor
 from compress.standalone.sound import BadSound

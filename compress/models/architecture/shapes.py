@@ -7,9 +7,9 @@ If all layers are equal and the stock class can build them, the shape goes into 
                               "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
 
 with one entry per layer (those of an encoder before those of its decoder, which also has the heads that read the encoder, `cross`), and the
-stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from
-those keys and then resizes its layers, which `compress.models.structure` finds. One mechanism thus covers all architectures, without code
-in the checkpoint. Attention modules only need their head counts updated: they split the outputs of their layers into heads of `head_dim`.
+stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from those keys and then resizes its
+layers, which `compress.models.architecture.structure` finds. One mechanism thus covers all architectures, without code in the checkpoint.
+Attention modules only need their head counts updated: they split the outputs of their layers into heads of `head_dim`.
 
 `model_type` in such a config.json is a sentence: Transformers rejects it as unknown, with an error that shows the sentence, which names
 `compress.models.checkpoint.load`. Not supported: layers without attention or without FFN, heads of different dimensions.
@@ -32,11 +32,15 @@ from torch import nn
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.models.attention import Attention, Attentions, find_attentions, is_layer, out_axis
-from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
-from compress.models.blocks import block_of, blocks_of
-from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.embedding import embedding_class
+from compress.models.architecture.attention import Attention, Attentions, find_attentions, is_layer, out_axis
+from compress.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
+from compress.models.architecture.blocks import block_of, blocks_of
+from compress.models.architecture.structure import Sizes, Structure, head_axes
+from compress.models.heads.embedding import embedding_class
+from compress.models.heads.reader import reader_class
+from compress.models.heads.towers import towers_class
+from compress.models.heads.transcriber import transcriber_class
+from compress.models.layers.conv1d import is_conv1d, with_linears
 from compress.models.library import (
     REFUSED,
     depths_of,
@@ -52,10 +56,6 @@ from compress.models.library import (
 )
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
-from compress.models.reader import reader_class
-from compress.models.structure import Sizes, Structure, head_axes
-from compress.models.towers import towers_class
-from compress.models.transcriber import transcriber_class
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),

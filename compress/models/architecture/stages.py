@@ -30,12 +30,12 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.models.blocks import block_of, blocks_of, states_given, states_of, with_layers
-from compress.models.conv1d import with_linears
+from compress.models.architecture.blocks import block_of, blocks_of, states_given, states_of, with_layers
+from compress.models.architecture.shapes import auto_class
 from compress.models.forward import without_cache
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import auto_class
 from compress.models.size import inputs_of
 
 RTOL, ATOL = 1e-4, 1e-5

@@ -16,10 +16,10 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
-from compress.models.embedding import EMBEDDING_KEY, pooled
 from compress.models.forward import forward
+from compress.models.heads.embedding import EMBEDDING_KEY, pooled
 from compress.models.importing import check_model, import_model, source_digest
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_embedding
 from tests.export import sentiment

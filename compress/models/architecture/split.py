@@ -9,9 +9,9 @@ Between a column and a row layer nothing is exchanged: heads do not read each ot
 the processes add up their parts, and so they do in the backward pass with the gradient of what a column layer reads. Embeddings, norms
 and heads of tasks stay whole, as does the residual stream.
 
-Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3. The layers are found by structure (`compress.models.structure`),
-not by name. A layer that makes queries, keys and values (GPT-2) or gate and up projection side by side is put into an order in which the
-share of each process is contiguous, and taken out of it again when the model is gathered.
+Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3. The layers are found by structure
+(`compress.models.architecture.structure`), not by name. A layer that makes queries, keys and values (GPT-2) or gate and up projection side
+by side is put into an order in which the share of each process is contiguous, and taken out of it again when the model is gathered.
 
 Not supported: mixtures of experts; parameters between columns and rows, whose gradients would differ between processes (norms of queries
 and keys, biases of a head, tables of relative positions).
@@ -29,14 +29,14 @@ from torch.nn.utils import skip_init
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.models.attention import Attention
-from compress.models.blocks import stacks_of, with_layers
-from compress.models.conv1d import with_linears
+from compress.models.architecture.attention import Attention
+from compress.models.architecture.blocks import stacks_of, with_layers
+from compress.models.architecture.shapes import COUNTS, auto_class, on_meta, set_counts
+from compress.models.architecture.structure import HEAD_KINDS, HeadAxes, Structure, head_pieces, is_interleaved
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
-from compress.models.shapes import COUNTS, auto_class, on_meta, set_counts
 from compress.models.size import inputs_of
-from compress.models.structure import HEAD_KINDS, HeadAxes, Structure, head_pieces, is_interleaved
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
+from compress.models.architecture.shapes import auto_class, remade, sizes_of, with_sizes
 from compress.models.checkpoint import load, save
 from compress.models.config import read_config
-from compress.models.conv1d import with_linears
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import with_class
 from compress.models.own_shape import read_own
-from compress.models.shapes import auto_class, remade, sizes_of, with_sizes
 from compress.models.size import count
 from tests.seldom import seldom
 

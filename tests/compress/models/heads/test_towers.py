@@ -15,10 +15,10 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
+from compress.models.heads.towers import check_towers, tower_of, width_of
 from compress.models.importing import check_model, import_model
+from compress.models.inputs.preprocessor import preprocessor
 from compress.models.library import task_of
-from compress.models.preprocessor import preprocessor
-from compress.models.towers import check_towers, tower_of, width_of
 from compress.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_towers
 from tests.tiny_towers import LENGTH, TASK

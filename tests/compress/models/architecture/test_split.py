@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.models.attention import probe
-from compress.models.conv1d import with_linears
+from compress.models.architecture.attention import probe
+from compress.models.architecture.shapes import auto_class, on_meta
+from compress.models.architecture.split import Split, check_split, shrink, split_of
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import with_class
-from compress.models.shapes import auto_class, on_meta
-from compress.models.split import Split, check_split, shrink, split_of
 
 USUAL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
 GROUPED = {**USUAL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

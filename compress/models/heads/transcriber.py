@@ -23,8 +23,8 @@ from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
 from compress.core.shown import shown
+from compress.models.heads.reader import PADDING_LOGIT
 from compress.models.library import in_place_of
-from compress.models.reader import PADDING_LOGIT
 from compress.standalone.response import BLANK, DELIMITER, UNKNOWN
 
 TOKENIZER = "Wav2Vec2CTCTokenizer"

@@ -18,12 +18,12 @@ from compress.data.load import load_data
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
-from compress.models.preprocessor import preprocessor
-from compress.models.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, resolve_tokenizer, train_bpe
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.inputs.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, resolve_tokenizer, train_bpe
 from tests.compress import tiny_gpt
 
 SCRIPT = """
-from compress.models.tokenizer import train_bpe
+from compress.models.inputs.tokenizer import train_bpe
 from tests.compress import tiny_gpt
 print(train_bpe([tiny_gpt.text(400)], 300, pads=False).digest)
 """

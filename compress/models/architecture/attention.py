@@ -1,8 +1,8 @@
 """Finds the query, key, value and output layers of every block's attention by tracing, without relying on names or weights.
 
-The backbone runs on the meta device, on eight tokens, one image or one sound, and all torch calls are recorded (`compress.models.trace`).
-Most models of Transformers pass queries, keys and values to an attention function as positional arguments; in the others the softmax
-between two matrix products tells them. The trace answers three questions:
+The backbone runs on the meta device, on eight tokens, one image or one sound, and all torch calls are recorded
+(`compress.models.architecture.trace`). Most models of Transformers pass queries, keys and values to an attention function as positional
+arguments; in the others the softmax between two matrix products tells them. The trace answers three questions:
 
     which layer produced it      a layer marks its output; results computed from it without another layer inherit the mark
     which part of the output     if one layer produces all three (GPT-2), the offset of the part in that layer's output
@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import Kind, block_of, blocks_of
-from compress.models.images import image_shape
+from compress.models.architecture.blocks import Kind, block_of, blocks_of
+from compress.models.architecture.trace import TRACE, Call, Trace
+from compress.models.inputs.images import image_shape
+from compress.models.inputs.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
 from compress.models.library import REFUSED
 from compress.models.meta import on_meta_device
-from compress.models.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
-from compress.models.trace import TRACE, Call, Trace
 
 TRACING = "tracing"
 TOKENS = 8

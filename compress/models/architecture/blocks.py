@@ -5,7 +5,7 @@ encoder's first, so that a layer is one number in every model.
 
 Models are not looked up by name. Depth is set through `num_hidden_layers`, which every Transformers config accepts, and that of a decoder
 through `DECODER_DEPTHS`. Per-layer entries of a config are cut along with it: lists with one entry per layer (layer types, RoPE per layer,
-the sizes of `compress.models.shapes`), and the lists of layer indices in `INDEX_LISTS`.
+the sizes of `compress.models.architecture.shapes`), and the lists of layer indices in `INDEX_LISTS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.conv1d import with_linears
+from compress.models.layers.conv1d import with_linears
 from compress.models.library import DECODER_DEPTHS, depths_of, quiet, sizes_config, uninitialized
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY

@@ -11,12 +11,12 @@ import transformers
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.models.attention import find_attentions
-from compress.models.axes import axes_of
-from compress.models.blocks import stacks_of, with_layers
+from compress.models.architecture.attention import find_attentions
+from compress.models.architecture.axes import axes_of
+from compress.models.architecture.blocks import stacks_of, with_layers
+from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load_float
-from compress.models.conv1d import with_linears
-from compress.models.structure import Structure
+from compress.models.layers.conv1d import with_linears
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, checkpoint

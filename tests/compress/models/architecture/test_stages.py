@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from compress.core.errors import InputError
-from compress.models.stages import Stages, balanced, check_stages, run_stage, stages_of
+from compress.models.architecture.stages import Stages, balanced, check_stages, run_stage, stages_of
 
 SIZES: Any = {
     "vocab_size": 40,

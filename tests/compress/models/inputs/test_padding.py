@@ -2,7 +2,7 @@
 
 import torch
 
-from compress.models.padding import mask_of, real_rows
+from compress.models.inputs.padding import mask_of, real_rows
 
 
 def test_rows_of_padding_are_left_out_in_the_order_of_the_rest() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compress.models.conv1d import stock_state
-from compress.models.experts import on_all_tokens, separate_experts, with_separate_experts
+from compress.models.layers.conv1d import stock_state
+from compress.models.layers.experts import on_all_tokens, separate_experts, with_separate_experts
 from compress.models.library import quiet
 from export.graph.experts import make_exportable
 from quantize.calibration import Histogram, collect

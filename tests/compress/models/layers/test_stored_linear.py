@@ -1,6 +1,6 @@
 """Linear layers whose weights stay in their files: the same products as a linear layer in memory, with the same factors, a part at a time.
 
-python -m pytest tests/compress/models/test_stored_linear.py
+python -m pytest tests/compress/models/layers/test_stored_linear.py
 """
 
 import pytest
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.models import stored_linear
-from compress.models.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
+from compress.models.layers import stored_linear
+from compress.models.layers.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import LayerScales, weight_scale
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from compress.models.checkpoint import load, save
-from compress.models.conv1d import stock_state, with_linears
 from compress.models.forward import forward, linears
+from compress.models.layers.conv1d import stock_state, with_linears
 from tests.compress import tiny_gpt
 
 IDS = torch.arange(12).reshape(2, 6)

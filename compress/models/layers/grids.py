@@ -23,8 +23,8 @@ def put_on_grids(model: nn.Module, checkpoint: Path) -> tuple[Mapping[str, Scale
     """Rounds the weights that a quantized checkpoint stores in 16 bits to their grids, in place.
 
     Args:
-        model: Its float model, in float32, with linear layers and separate experts (`compress.models.conv1d`, `compress.models.experts`).
-        checkpoint: The checkpoint.
+        model: Its float model, in float32, with linear layers and separate experts (`compress.models.layers.conv1d`,
+        `compress.models.layers.experts`). checkpoint: The checkpoint.
 
     Returns:
         Scales of linear layers and convolutions, and of the rows of tables (float32 [V]), by module path.

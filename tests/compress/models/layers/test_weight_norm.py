@@ -16,7 +16,7 @@ from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
 from compress.models.forward import forward
 from compress.models.importing import import_model
-from compress.models.weight_norm import fold_weight_norm, unfolded
+from compress.models.layers.weight_norm import fold_weight_norm, unfolded
 from tests import tiny_sounds
 
 VALUES = {"input_values": torch.sin(torch.arange(960.0)).reshape(1, 960)}

@@ -10,10 +10,10 @@ import torch
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.models.checkpoint import load, load_float
-from compress.models.experts import with_separate_experts
 from compress.models.forward import forward
-from compress.models.grids import put_on_grids
-from compress.models.preprocessor import preprocessor
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.layers.experts import with_separate_experts
+from compress.models.layers.grids import put_on_grids
 from compress.stage.context import Context
 from export.engines.onnxruntime import properties
 from export.graph.quantized import write_graphs

@@ -13,7 +13,7 @@ sentence-transformers (modules.json, 1_Pooling/config.json, 2_Normalize, config_
 checkpoints hold these files again, so that sentence-transformers loads them. It has no module that shortens vectors before they are
 normalized: the files hold a `Dense` module with the first rows of the identity instead.
 
-The pooler of BERT is left out: no vector depends on it. Padding is on the right (`compress.models.preprocessor` checks it).
+The pooler of BERT is left out: no vector depends on it. Padding is on the right (`compress.models.inputs.preprocessor` checks it).
 
 Not supported: modules other than Transformer, Pooling and Normalize; several poolings side by side, max pooling; prompts that pooling
 leaves out; a choice among several prompts.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.models.vocabulary import other_tokens
+from compress.models.inputs.vocabulary import other_tokens
 
 
 def checkpoint(folder: Path, vocabulary: dict[str, int], size: int) -> Path:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import Kind
+from compress.models.architecture.blocks import Kind
 from compress.models.library import REFUSED, one_line, sizes_config
 from compress.models.own_shape import SHAPE_KEY
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from compress.models.experts import stacked_state
+from compress.models.layers.experts import stacked_state
+from compress.models.layers.weight_norm import fold_weight_norm, unfolded
 from compress.models.meta import on_meta_device
-from compress.models.weight_norm import fold_weight_norm, unfolded
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,0 +1,1 @@
+"""Layers that are not `nn.Linear` where they should be, and weights that stay in their files."""
