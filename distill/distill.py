@@ -116,6 +116,9 @@ class Distill(DistillSettings):
         if self.on_policy is not None and context.team.shards:
             divides = f"parallel: {{{context.team.given}}}, which divides the student"
             raise InputError(f"{self.key}.on_policy: given with {divides}; give parallel: {{strategy: ddp}}")
+        if self.augment is not None and context.team.pipeline > 1:
+            given = f"{self.key}.augment: given with parallel.pipeline: {context.team.pipeline}"
+            raise InputError(f"{given}, whose stages read the rows before they are masked; give pipeline: 1, or remove augment")
         if TASKS[context.task].embeds:
             self._check_vectors(context.task)
         self._check_rows(context)

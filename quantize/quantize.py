@@ -74,6 +74,10 @@ class Quantize(QuantizeSettings):
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
         if self.stream is True:
             check_streamed(self, config, context)
+        if self.mode != "ptq" and context.team.pipeline > 1:
+            given = f"stages.{self.title}.mode: {self.mode} given with parallel.pipeline: {context.team.pipeline}"
+            allowed = "give pipeline: 1, and strategy: ddp or fsdp2"
+            raise InputError(f"{given}; layers that train in integers are not divided into stages: {allowed}")
         if self.mode != "ptq":
             check_training(self.qat, config, context, setting_keys(self.title).key)
             if not self.qat.distill:

@@ -16,6 +16,11 @@ from compress.machine.parallel import Strategy, Team
 
 Checkpointing = Literal["none", "full", "selective"]
 Gradients = Literal["float32", "fp16", "powersgd"]
+Schedule = Literal["1f1b", "interleaved"]
+
+
+MICROBATCHES_EACH = 4
+"""Micro-batches of a pipeline for each of its stages, by default."""
 
 
 class Target(Config):
@@ -78,6 +83,17 @@ class Parallel(Config):
     """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
     GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must
     divide the number of processes: groups of that many share the rows by `strategy`. Has no effect without a launcher."""
+    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Neighbouring processes that hold consecutive blocks of the model, one stage each: hidden states go from stage to stage, gradients
+    back. For models too large for one GPU where the link is slow, as between machines. It must divide the number of processes; groups of
+    that many share the rows (`ddp`). Has no effect without a launcher."""
+    schedule: Schedule = "1f1b"
+    """With pipeline: the order of micro-batches. 1f1b: a stage alternates between forward and backward, so that it keeps activations of
+    few micro-batches. interleaved: each process has two shorter stages, which halves the time that processes wait at the start and the end
+    of a step, for twice the messages; the model needs two blocks for each process."""
+    microbatches: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """With pipeline: parts that the rows of a step go through the stages in, a multiple of `pipeline`. More of them let processes wait
+    less: (pipeline - 1) / (microbatches + pipeline - 1) of the time. Default: 4 for each stage, fewer if there are fewer rows."""
     offload: bool = False
     """With fsdp2: weights, gradients and moments of the optimizer lie in the memory of the host, blocks are copied to the device while they
     run, and the host updates the weights. Slow; for models that do not fit otherwise. Has no effect without a launcher."""
@@ -99,6 +115,23 @@ class Parallel(Config):
         return self
 
     @model_validator(mode="after")
+    def _stages_hold_whole_weights(self) -> Self:
+        if self.pipeline == 1:
+            alone = [f"{name}: {getattr(self, name)}" for name in ("schedule", "microbatches") if name in self.model_fields_set]
+            if alone:
+                raise ValueError(f"{alone[0]} given without pipeline: give pipeline: 2 or more, or leave it out")
+            return self
+        others = {"strategy: fsdp2": self.strategy == "fsdp2", f"tensor: {self.tensor}": self.tensor > 1}
+        others[f"gradients: {self.gradients}"] = self.gradients != "float32"
+        for given in (name for name, holds in others.items() if holds):
+            raise ValueError(f"{given} given with pipeline: {self.pipeline}, whose stages have whole weights and gradients: leave it out")
+        if self.microbatches is not None and self.microbatches % self.pipeline:
+            low = self.microbatches - self.microbatches % self.pipeline
+            fits = " or ".join(str(number) for number in (low, low + self.pipeline) if number)
+            raise ValueError(f"microbatches: {self.microbatches} given, no multiple of pipeline: {self.pipeline}; give {fits}")
+        return self
+
+    @model_validator(mode="after")
     def _offloads_shards(self) -> Self:
         if self.offload and self.strategy != "fsdp2":
             raise ValueError(f"offload: true given with strategy: {self.strategy}; it moves what fsdp2 divides: give strategy: fsdp2")
@@ -108,11 +141,26 @@ class Parallel(Config):
         """Returns the processes of a run as they are to work.
 
         Raises:
-            InputError: Those that share each layer do not divide them.
+            InputError: Those that share each layer, or the stages of a pipeline, do not divide them.
         """
         if team.size == 1:
             return team
-        if team.size % self.tensor:
-            fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
-            raise InputError(f"parallel.tensor: {self.tensor} given for {team.size} processes; give {' or '.join(map(str, fits))}")
-        return replace(team, strategy=self.strategy, tensor=self.tensor)
+        for name in ("tensor", "pipeline"):
+            if team.size % getattr(self, name):
+                fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
+                given = f"parallel.{name}: {getattr(self, name)} given for {team.size} processes"
+                raise InputError(f"{given}; give {' or '.join(map(str, fits))}")
+        return replace(team, strategy=self.strategy, tensor=self.tensor, pipeline=self.pipeline)
+
+    @property
+    def stages_each(self) -> int:
+        """Stages of a pipeline that each process has."""
+        return 2 if self.schedule == "interleaved" else 1
+
+    def parts(self, rows: int) -> int:
+        """Returns the micro-batches that some rows go through a pipeline in: `microbatches`, or what it is by default.
+
+        Args:
+            rows: Rows that a pipeline takes at once.
+        """
+        return self.microbatches or self.pipeline * max(1, min(MICROBATCHES_EACH, rows // self.pipeline))

@@ -12,6 +12,9 @@
     gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
+    pipeline     a process has its stages alone, whose activations are counted for a micro-batch and taken for as many as are between
+                 forward and backward at one time: N - s in stage s of N with 1f1b. Hidden states and gradients that are received have a
+                 place for every micro-batch. Gradients are there during forward passes. The process that takes most is told.
     host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the units
                  that run, and the gradient of one.
 
@@ -41,13 +44,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.core.errors import InputError
-from compress.core.target import Checkpointing
+from compress.core.target import Checkpointing, Parallel, Schedule
 from compress.core.tasks import TASKS, Task
 from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
+from compress.models.architecture.stages import Stages, run_stage, stages_of
+from compress.models.forward import without_cache
 from compress.models.layers.conv1d import with_linears
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches, on_meta_device
@@ -94,11 +99,15 @@ class Training:
     """Devices that share each layer."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
+    pipeline: int = 1
+    """Devices that hold consecutive blocks."""
+    schedule: Schedule = "1f1b"
+    microbatches: int | None = None
 
     @property
     def divides(self) -> bool:
         """Whether several devices hold parts of the model."""
-        return self.strategy == "fsdp2" or self.tensor > 1
+        return self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,8 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         processes: Devices, one process on each.
         counted: Activations of the same model that are known already, by rows and what is kept; new ones are added.
     """
+    if training.pipeline > 1:
+        return _needed_in_stages(training, processes)
     counted = {} if counted is None else counted
     groups = processes // training.tensor
     share = math.ceil(training.batch_size / groups)
@@ -189,6 +200,88 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
         host=(1 - there) * (weights + gradients + moments) + best - here,
     )
+
+
+def _needed_in_stages(training: Training, processes: int) -> Needed:
+    """Returns what a pipeline takes on the device that takes most."""
+    section = Parallel(pipeline=training.pipeline, schedule=training.schedule, microbatches=training.microbatches)
+    share = math.ceil(training.batch_size * training.pipeline / processes)
+    at_once = min(share, training.micro_batch_size or share)
+    parts = section.parts(at_once)
+    rows = math.ceil(at_once / parts)
+    taught = 0
+    if training.teacher is not None:
+        with _without_memory(training.teacher, training.task) as model:
+            taught = numel(model)
+    found: list[Needed] = []
+    with _without_memory(training.config, training.task) as model, without_cache(model):
+        features = _rows_of(training.config, training.task, rows, training.length)
+        stages = stages_of(model, features, training.pipeline * section.stages_each, "model", compare=False)
+        kept = _kept_in_stages(model.train(), stages, features, training)
+        message = FLOAT * math.prod(stages.shape(features))
+        weights = dict(model.named_parameters())
+        for process in range(training.pipeline):
+            own_stages = range(process, len(stages), training.pipeline)
+            own = [weight for name, weight in weights.items() if set(stages.holders(name)) & set(own_stages)]
+            size, flying = FLOAT * sum(weight.numel() for weight in own), in_flight(process, parts, section)
+            received = parts * message * sum((stage > 0) + (stage < len(stages) - 1) for stage in own_stages)
+            found.append(
+                Needed(
+                    weights=size + FLOAT * taught,
+                    gradients=size,
+                    optimizer=moment_bytes(training.optimizer, own),
+                    activations=flying * max(kept[stage] for stage in own_stages) + received,
+                    accumulates=True,
+                    host=size * training.keeps_best,
+                )
+            )
+    return max(found, key=lambda needed: needed.peak)
+
+
+def in_flight(process: int, parts: int, section: Parallel) -> int:
+    """Returns how many micro-batches a process of a pipeline has between forward and backward at one time, each stage of it counted.
+
+    Args:
+        process: Index of the process.
+        parts: Micro-batches of a step.
+        section: The section of the recipe.
+    """
+    before_last = section.pipeline - 1 - process
+    if section.schedule == "1f1b":
+        return min(parts, before_last + 1)
+    return min(section.stages_each * parts, (section.stages_each - 1) * section.pipeline + 2 * before_last + 1)
+
+
+def _kept_in_stages(model: nn.Module, stages: Stages, features: Mapping[str, torch.Tensor], training: Training) -> list[int]:
+    """Returns the bytes that autograd keeps of each stage for a micro-batch."""
+    blocks = [model.get_submodule(name) for name in stages.blocks]
+    sizes: list[int] = []
+    states: torch.Tensor | None = None
+    for span in stages.spans:
+        kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
+        counted = [_Block(block, kept, training.checkpointing) for block in blocks] if training.checkpointing != "none" else []
+        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=training.half, cache_enabled=training.checkpointing == "none"):
+                states = run_stage(model.forward, blocks, span, stages.form, states, features)
+            if span.stop == len(blocks):
+                _loss_of_text(training.task, states)
+        again = max((_with_moment(block.inner.sizes) for block in counted), default=0)
+        sizes.append(_with_moment(kept.sizes) + again)
+        states = states.detach().requires_grad_(True)
+        for block, wrapped in zip(blocks, counted, strict=False):
+            block.forward = wrapped.forward
+    return sizes
+
+
+def _rows_of(config: Any, task: Task, rows: int, length: int) -> dict[str, torch.Tensor]:
+    return {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
+
+
+def _loss_of_text(task: Task, logits: torch.Tensor) -> None:
+    """Runs the loss of text that is generated, whose logits are large."""
+    if TASKS[task].generates:
+        labels = torch.zeros(len(logits), logits.shape[1] - 1, dtype=torch.int32)
+        losses_of(task).labelled(logits.float(), labels)
 
 
 @dataclass(frozen=True)
@@ -237,15 +330,13 @@ def phases_of_backward(
     """
     with _without_memory(config, task, tensor, lora=lora) as model:
         model.train()
-        features = {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
+        features = _rows_of(config, task, rows, length)
         kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
         blocks = [_Block(block, kept, checkpointing) for block in blocks_of(model, "model").values()] if checkpointing != "none" else []
         with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
             with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
                 logits = model(**features).logits
-            if TASKS[task].generates:
-                labels = torch.zeros(rows, logits.shape[1] - 1, dtype=torch.int32)
-                losses_of(task).labelled(logits.float(), labels)
+            _loss_of_text(task, logits)
         phases, done = [Phase(_with_moment(kept.sizes))], numel(model, trained=True) - sum(block.numel for block in blocks)
         for block in reversed(blocks):  # what came after it is gone by then
             phases.append(Phase(_with_moment({**block.before, **block.inner.sizes}), done))
@@ -331,7 +422,7 @@ def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterat
     """Yields what is tried, the smallest change first."""
     for strategy, tensor, offload in plans(training, processes, link):
         whole = replace(training, strategy=strategy, tensor=tensor, offload=offload)
-        share = math.ceil(training.batch_size * tensor / processes)
+        share = math.ceil(training.batch_size * tensor * training.pipeline / processes)
         powers = (2**power for power in range(share.bit_length() - 1, -1, -1))
         sizes = [size for size in powers if size < min(share, training.micro_batch_size or share)]
         yield whole
@@ -344,7 +435,7 @@ def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterat
 def plans(training: Training, processes: int, link: Link) -> list[tuple[Strategy, int, bool]]:
     """Returns strategy, devices that share each layer, and offload: those of a training, then what divides more, the cheapest first."""
     own = training.strategy, training.tensor, training.offload
-    if processes == 1:
+    if processes == 1 or training.pipeline > 1:
         return [own]
     sharing = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
     shared: list[tuple[Strategy, int, bool]] = [("fsdp2", tensor, False) for tensor in sharing if tensor > training.tensor]

@@ -20,8 +20,8 @@ others take part in the stages that train in parallel and wait during all other 
            Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy holds. `ddp` is
            `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are divided already,
            which `DistributedDataParallel` does not.
-
-Not supported: pipeline parallelism.
+    pipeline  Neighbouring processes hold consecutive blocks (`compress.training.pipeline`) and work on the same rows; the others are dealt
+           out, by `ddp` alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
@@ -71,6 +71,8 @@ class Team:
     """How training is parallelized."""
     tensor: int = 1
     """Neighbouring processes that share each layer; divides `size`."""
+    pipeline: int = 1
+    """Neighbouring processes that hold consecutive blocks; divides `size`. One of `tensor` and `pipeline` is 1."""
 
     @property
     def is_first(self) -> bool:
@@ -80,42 +82,71 @@ class Team:
     @property
     def shards(self) -> bool:
         """Whether each process holds only a part of the model."""
-        return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1)
+        return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1)
 
     @property
     def given(self) -> str:
         """What divides the model, as the section `parallel` of a recipe says it."""
+        if self.pipeline > 1:
+            return f"pipeline: {self.pipeline}"
         return f"tensor: {self.tensor}" if self.tensor > 1 else f"strategy: {self.strategy}"
 
     @property
     def plan(self) -> str:
         """How the processes work, in short."""
+        if self.pipeline > 1:
+            return f"{self.strategy}, pipeline {self.pipeline}"
         return f"{self.strategy}, tensor {self.tensor}" if self.tensor > 1 else str(self.strategy)
 
     @property
+    def holders(self) -> int:
+        """Neighbouring processes that hold one model together, and take the same rows."""
+        return self.tensor * self.pipeline
+
+    @property
     def data_rank(self) -> int:
-        """Index of the rows that this process takes; processes that share each layer take the same ones."""
-        return self.rank // self.tensor
+        """Index of the rows that this process takes; those that hold one model together take the same ones."""
+        return self.rank // self.holders
 
     @property
     def data_size(self) -> int:
         """Number of shares that the rows of a batch are dealt out in."""
-        return self.size // self.tensor
+        return self.size // self.holders
+
+    @property
+    def stream(self) -> int:
+        """Index of the random numbers that this process draws; processes that share each layer draw the same ones."""
+        return self.rank // self.tensor
+
+    @property
+    def whole(self) -> Team:
+        """The processes of a pipeline, as they work on a model that each of them has whole, such as a teacher; else the same team."""
+        return replace(self, pipeline=1)
 
     @property
     def tensor_rank(self) -> int:
         """Index of the part of each layer that this process holds."""
         return self.rank % self.tensor
 
+    @property
+    def pipeline_rank(self) -> int:
+        """Index of the stage that this process holds."""
+        return self.rank % self.pipeline
+
     def mesh(self) -> DeviceMesh:
-        """Returns the mesh of a team whose processes share layers: its dimensions are data, one and tensor; all processes must call it."""
+        """Returns the mesh of a team whose processes hold a model together; all processes must call it.
+
+        Its dimensions are data, one and tensor where they share layers, data and stage where they are a pipeline.
+        """
         import torch.distributed as dist
 
-        return _mesh(dist.group.WORLD, self.data_size, self.tensor)
+        if self.pipeline > 1:
+            return _mesh(dist.group.WORLD, (self.data_size, self.pipeline), ("data", "stage"))
+        return _mesh(dist.group.WORLD, (self.data_size, 1, self.tensor), ("data", "one", "tensor"))
 
     def data_group(self) -> Any:
-        """Returns the process group of those that hold the same part of each layer; None for all processes."""
-        return self.mesh()["data"].get_group() if self.tensor > 1 else None
+        """Returns the process group of those that hold the same part of the model; None for all processes."""
+        return self.mesh()["data"].get_group() if self.holders > 1 else None
 
     def broadcast(self, value: T) -> T:
         """Returns process 0's value (JSON types) in every process; all processes must call it."""
@@ -148,7 +179,7 @@ class Team:
         return indices[self.data_rank :: self.data_size]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Returns the sum of each value over the shares of the rows; processes that share each layer have the same values."""
+        """Returns the sum of each value over the shares of the rows; processes that hold one model together have the same values."""
         if self.size == 1:
             return list(values)
         import torch
@@ -169,7 +200,7 @@ class Team:
 
     def _once(self, tensor: Tensor) -> Tensor:
         """Sets a tensor to 0, in place, in all but one of the processes that have the same one; returns it."""
-        return tensor.zero_() if self.tensor_rank else tensor
+        return tensor.zero_() if self.rank % self.holders else tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Returns the tensors of all processes, in order of rank; all must be on the CPU and have the same shape."""
@@ -192,7 +223,7 @@ class Team:
         shapes = self.broadcast([(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()])
         for name, dtype, shape in shapes:
             value = tensors[name].contiguous() if self.is_first else torch.empty(shape, dtype=getattr(torch, dtype))
-            _copy_from_first(value)
+            copy_from(value)
             yield name, value
 
     def align(self, module: nn.Module) -> None:
@@ -209,7 +240,7 @@ class Team:
             raise RuntimeError(f"process {self.rank}: its model has other tensors or shapes than the model of process 0")
         for value in state.values():
             whole = value.contiguous()
-            _copy_from_first(whole)
+            copy_from(whole)
             value.copy_(whole)
 
 
@@ -277,7 +308,7 @@ def _is_told_elsewhere(error: BaseException, store: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def _mesh(world: Any, data: int, tensor: int) -> DeviceMesh:
+def _mesh(world: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """Returns the mesh of a process group, for which it makes groups once."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -285,7 +316,7 @@ def _mesh(world: Any, data: int, tensor: int) -> DeviceMesh:
     # a weight that is gathered over data and tensor takes two steps, which torch advises against each time
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    return init_device_mesh(kind, (data, 1, tensor), mesh_dim_names=("data", "one", "tensor"))
+    return init_device_mesh(kind, shape, mesh_dim_names=names)
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, mesh: DeviceMesh | None = None) -> nn.Module:
@@ -419,10 +450,22 @@ def _copies(tensor: Any) -> int:
     return int(dist.get_world_size()) // math.prod(shards)
 
 
-def _copy_from_first(tensor: Tensor) -> None:
-    """Overwrites a contiguous tensor with process 0's, sent as bytes, which every back end supports."""
-    import torch
+def copy_from(tensor: Tensor, source: int = 0, group: Any = None) -> None:
+    """Overwrites a contiguous tensor with that of one process, in all processes of a group, which all must call it.
+
+    Args:
+        tensor: A tensor of the same shape and dtype in each of them.
+        source: Rank of the process among all.
+        group: The process group; None: all processes.
+    """
     import torch.distributed as dist
 
     if tensor.numel():
-        dist.broadcast(tensor.view(-1).view(torch.uint8) if tensor.ndim else tensor.view(1).view(torch.uint8), 0)
+        dist.broadcast(as_bytes(tensor), source, group=group)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Returns a contiguous tensor as uint8 `[bytes]`, in the same memory: in this form every back end sends it."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8) if tensor.ndim else tensor.view(1).view(torch.uint8)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,3 +47,18 @@ def device_of(model: nn.Module) -> torch.device:
 def on_device(features: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Returns the features on a device."""
     return {name: value.to(device, non_blocking=True) for name, value in features.items()}
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Within the block a decoder keeps no keys and values, which nobody reads in a training, and to which a second run would append."""
+    found: Iterator[Any] = (getattr(module, "config", None) for module in model.modules())  # the decoder of T5 has one of its own
+    configs = {id(config): config for config in found if hasattr(config, "use_cache")}
+    before = [(config, config.use_cache) for config in configs.values()]
+    for config, _ in before:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config, value in before:
+            config.use_cache = value

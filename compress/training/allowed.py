@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.split import check_split
-from compress.models.library import with_class
+from compress.models.architecture.stages import check_stages
+from compress.models.inputs.sounds import spectrogram_shape
+from compress.models.library import depths_of, with_class
 from compress.stage.context import Context
 from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
@@ -52,9 +55,49 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     if context.team.shards:
         blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
+    if context.team.pipeline > 1:
+        check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
         check_pairs(settings, context.team.data_size, key)
+
+
+def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
+    """Checks that a pipeline of processes can train a model with some settings.
+
+    Args:
+        settings: Settings of the training.
+        config: Transformers config of the model.
+        context: Task, data, processes, length of a row, and the section `parallel`.
+        key: Key path of the settings, for messages.
+
+    Raises:
+        InputError: It cannot.
+    """
+    team, parallel, facts = context.team, context.parallel, TASKS[context.task]
+    given = f"{key}: parallel.pipeline: {team.pipeline} given"
+    if facts.embeds or facts.two_towers or context.data.train.together > 1:
+        raise InputError(f"{given}; {context.task} compares the rows of a batch, which micro-batches part: give pipeline: 1")
+    if len(depths_of(config) or ()) > 1 or facts.encoder_decoder:
+        raise InputError(
+            f"{given}; this {config.model_type} has two stacks of blocks: give pipeline: 1, and strategy: fsdp2 if it is large"
+        )
+    if facts.modality == "audio" and spectrogram_shape(config) is None:
+        raise InputError(
+            f"{given}; the states of waveforms are not as long as their rows: give pipeline: 1, and strategy: fsdp2 if it is large"
+        )
+    if settings.lora is not None:
+        raise InputError(
+            f"{key}.lora: given with parallel.pipeline: {team.pipeline}; adapters are not divided into stages: give pipeline: 1"
+        )
+    share = -(-settings.batch_size // team.data_size)
+    rows = min(share, settings.micro_batch_size or share)
+    parts = parallel.parts(rows)
+    if parts > rows:
+        name = "batch_size" if rows == share else "micro_batch_size"
+        least = parts * (team.data_size if rows == share else 1)
+        raise InputError(f"{key}.{name}: {getattr(settings, name)} given for {parts} micro-batches of a pipeline: give at least {least}")
+    check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
 def check_pairs(settings: Settings, processes: int, key: str) -> None:

@@ -99,7 +99,7 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
         key: Key path of the teacher, for messages.
     """
     freeze(teacher)
-    if not context.team.shards:
+    if not context.team.whole.shards:
         return teacher.to(computing_device())
     problem = _unshared(teacher.config, context, key)
     if problem is not None:

@@ -65,6 +65,14 @@ class Division:
         order = self.orders.get(name)
         return sharded_like(like, whole if order is None or not whole.ndim else whole[order.to(whole.device)])
 
+    def collected(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns entries of a checkpoint whole, by name; all processes must call it."""
+        return tensors if self.plain is None else {name: self.whole(in_model(name), value).cpu() for name, value in tensors.items()}
+
+    def holds(self, entry: str) -> bool:
+        """Whether this process has a part of an entry of a checkpoint."""
+        return True
+
     def undo(self) -> None:
         """Makes the model whole again in every process, with its current weights; the object stays the same."""
         if self.plain is not None:
@@ -84,7 +92,7 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
     Raises:
         InputError: The layers cannot be shared; see `compress.models.architecture.split.split_of`.
     """
-    if not team.shards:
+    if not team.whole.shards:
         return Division(model, None, {})
     before, orders = skeleton(model), dict[str, Tensor]()
     blocks = list(blocks_of(model, key).values())
@@ -213,6 +221,13 @@ class _OwnDropout:
         if module.training and self.aside is not None:
             other, self.aside = self.aside, generator_state(args[0].device)
             set_generator_state(args[0].device, other)
+
+
+def in_model(entry: str) -> str:
+    """Returns the name in the model of an entry of a checkpoint, such as `optimizer.exp_avg.0.head.weight`; "" for none of the model."""
+    kind, _, name = entry.partition(".")
+    name = name.partition(".")[2] if kind == "optimizer" else name
+    return name.removeprefix("0.") if name.startswith("0.") else ""  # the second entry of what is trained is the objective
 
 
 def generator_state(device: torch.device) -> Tensor:

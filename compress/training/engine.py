@@ -77,7 +77,7 @@ class Engine:
         whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
         self.step = WholeStep(objective, model, whole)
         self.sharded: Any = model if hasattr(model, "set_requires_gradient_sync") else None  # after `fully_shard`
-        several = team.data_size > 1 and whole
+        several = team.data_size > 1 and team.pipeline == 1 and whole  # of a pipeline: `compress.training.pipeline`
         self.reduced = _reduced(self.step, team.data_group(), parallel or Parallel(), num_steps) if several else None
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:

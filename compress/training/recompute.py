@@ -30,6 +30,7 @@ from compress.core.target import Checkpointing
 from compress.core.tasks import Task
 from compress.models.architecture.blocks import blocks_of, stacks_of, with_layers
 from compress.models.architecture.shapes import auto_class, on_meta
+from compress.models.forward import without_cache
 from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.size import inputs_of
@@ -70,7 +71,7 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
     for block in blocks:
         block.forward = _again(block.forward, partial(contexts, block))
     try:
-        with _without_cache(model):
+        with without_cache(model):
             yield
     finally:
         for block in blocks:  # `unshard` may have replaced the modules, not these objects
@@ -155,18 +156,3 @@ def _second(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[No
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-@contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Within the block a decoder keeps no keys and values, to which a second run would append."""
-    found: Iterator[Any] = (getattr(module, "config", None) for module in model.modules())  # the decoder of T5 has one of its own
-    configs = {id(config): config for config in found if hasattr(config, "use_cache")}
-    before = [(config, config.use_cache) for config in configs.values()]
-    for config, _ in before:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config, value in before:
-            config.use_cache = value

@@ -36,16 +36,17 @@ from compress.core.target import Parallel
 from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team, clip_gradients
 from compress.measure.metrics import primary
-from compress.models.forward import device_of
+from compress.models.forward import device_of, on_device
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_pairs
-from compress.training.division import divided, generator_state, set_generator_state
+from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
 from compress.training.optimizers import Optimizer, moments_of, optimizer_of
+from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows, plan_epoch, plan_pairs
@@ -235,7 +236,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     }
     loop.history.higher_is_better = training.higher_is_better
     again = recomputed(model, training.parallel.checkpointing, training.label)
-    with seeded(training.seed + RANK_SEED * team.data_rank), again:
+    with seeded(training.seed + RANK_SEED * team.stream), again:
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress, training.seed)
         loop.run(lambda state: write_state(scratch, settings, state), progress, training.profiles)
     return loop.finish()
@@ -268,15 +269,20 @@ class _Loop:
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
         self.plan = plan_pairs if training.split.together > 1 else plan_epoch
-        self.division = divided(model, team, training.parallel, label)
-        self.device = device_of(model)
+        share = -(-config.batch_size // team.data_size)
+        at_once = min(share, config.micro_batch_size or share)
+        divides = team.pipeline > 1
+        self.pipeline = pipelined(model, objective, self.rows, at_once, team, training.parallel, label) if divides else None
+        self.division: Division | Pipeline = self.pipeline or divided(model, team, training.parallel, label)
+        self.device, self.objective = device_of(model), objective
         threads = torch.get_num_threads()
-        self.plan_text = f"{team.size} processes ({team.plan})" if team.size > 1 else "one process"
+        plan = team.plan if self.pipeline is None else self.pipeline.plan
+        self.plan_text = f"{team.size} processes ({plan})" if team.size > 1 else "one process"
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
-        if not team.shards:  # one process alone cannot run a sharded model
-            few = {name: value.to(self.device) for name, value in self.rows.batch(np.arange(min(2, len(self.rows.lengths)))).items()}
+        if not team.whole.shards:  # one process alone cannot run a sharded model
+            few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
@@ -339,6 +345,8 @@ class _Loop:
         for name, value in zip(sums, team.total(list(sums.values())), strict=True):
             self._check_finite(value, f"loss ({name})")
             self.sums[name] = self.sums.get(name, 0.0) + value
+        if self.pipeline is not None:
+            self.pipeline.sum_gradients()
         self.masks.apply()
         self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
@@ -350,16 +358,22 @@ class _Loop:
 
     def _clip(self) -> float:
         """Clips the gradient norm of the whole batch; returns the norm before."""
+        if self.pipeline is not None:
+            return self.pipeline.clip(self.config.max_grad_norm)
         if self.team.shards:
             return clip_gradients(self.trained.parameters(), self.config.max_grad_norm)
         return float(nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_grad_norm))
 
     def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int) -> dict[str, float]:
         """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
-        features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
+        num_counted = len(indices) if counts else 0
+        indices = indices if self.pipeline is None else self.pipeline.filled(indices)
+        features = on_device(self.rows.batch(indices), self.device)
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
-        half = self.autocast == torch.bfloat16
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.caches_casts):
+        autocast = torch.autocast(self.device.type, torch.bfloat16, self.autocast == torch.bfloat16, self.caches_casts)
+        if self.pipeline is not None:
+            return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)
+        with autocast:
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
@@ -402,7 +416,7 @@ class _Loop:
 
     def _weights(self) -> dict[str, Tensor]:
         """Returns a copy of all weights that training changes, on the CPU unless they are sharded."""
-        if self.team.shards:
+        if self.team.whole.shards:
             return {name: value.detach().clone() for name, value in self._changing().items()}
         return {name: value.detach().cpu().clone() for name, value in self._changing().items()}
 
@@ -417,15 +431,14 @@ class _Loop:
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for name, parameter in self.trained.named_parameters():
             tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
-        if self.team.shards:
-            tensors = {name: self.division.whole(_in_model(name), value).cpu() for name, value in tensors.items()}
+        tensors = self.division.collected(tensors)
         generators = self.team.gather(generator_state(self.device))[:: self.team.tensor]  # processes that share layers have the same
         tensors |= {f"rank.{rank}": generator for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),
             "sums": self.sums,
             "seen": self.seen,
-            "processes": self.team.data_size,
+            "processes": len(generators),
             "plan": self.plan_text,
         }
         return State(tensors, values)
@@ -442,19 +455,21 @@ class _Loop:
         now = self.trained.state_dict()
         parameters = {name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
         moments: dict[str, dict[str, Tensor]] = {}
-        if self.team.data_rank >= values["processes"]:
-            torch.manual_seed(seed + RANK_SEED * self.team.data_rank + values["history"]["steps"])
+        if self.team.stream >= values["processes"]:
+            torch.manual_seed(seed + RANK_SEED * self.team.stream + values["history"]["steps"])
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
-            if kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
-                now[name].copy_(self.division.part(_in_model(key), now[name], value))
+            if kind == "rank" and int(name) == self.team.stream:
+                set_generator_state(self.device, value)
+            elif not self.division.holds(key):
+                continue
+            elif kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
+                now[name].copy_(self.division.part(in_model(key), now[name], value))
             elif kind == "best":
-                self.best[name] = self.division.part(_in_model(key), now[name], value)
+                self.best[name] = self.division.part(in_model(key), now[name], value)
             elif kind == "optimizer":
                 moment, _, name = name.partition(".")
-                moments.setdefault(name, {})[moment] = self.division.part(_in_model(key), parameters[name], value)
-            elif kind == "rank" and int(name) == self.team.data_rank:
-                set_generator_state(self.device, value)
+                moments.setdefault(name, {})[moment] = self.division.part(in_model(key), parameters[name], value)
         places = {parameter: i for i, parameter in enumerate(each for group in self.optimizer.param_groups for each in group["params"])}
         known = {places[parameters[name]]: values for name, values in moments.items()}
         self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
@@ -471,13 +486,6 @@ class _Loop:
         self.division.undo()
         self.model.eval()
         return self.history
-
-
-def _in_model(key: str) -> str:
-    """Returns the name in the model of an entry of a checkpoint, such as `optimizer.exp_avg.0.head.weight`; "" for none of the model."""
-    kind, _, name = key.partition(".")
-    name = name.partition(".")[2] if kind == "optimizer" else name
-    return name.removeprefix("0.") if name.startswith("0.") else ""  # the second entry of what is trained is the objective
 
 
 def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:

@@ -218,6 +218,11 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
     if loss.OWN_INPUTS and team.shards:
         divides = f"parallel: {{{team.given}}} divides"
         raise InputError(f"{setting.key}: {loss.name} needs the whole embeddings, which {divides}; give parallel: {{strategy: ddp}}")
+    if team.pipeline > 1 and (loss.ACROSS_ROWS or not loss.ANSWERS_ONLY):
+        raise InputError(
+            f"{setting.key}: {loss.name} compares more than the answers of a row, and parallel.pipeline: {team.pipeline} divides blocks "
+            "and batches; give pipeline: 1, or soft_target"
+        )
     if team.tensor > 1 and any(wanted.blocks for wanted in loss.wants(setting)):
         raise InputError(
             f"{setting.key}: {loss.name} compares attention, whose heads parallel.tensor: {team.tensor} shares among processes; give "

@@ -7,15 +7,17 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from compress.artifacts.artifact import Artifact
+from compress.core.next_token import labels_of
 from compress.core.target import Parallel, Target
-from compress.data.splits import Data
+from compress.core.tasks import Task
+from compress.data.splits import Data, Split
 from compress.machine.parallel import ALONE, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -26,6 +28,7 @@ from distill.injected import Injected
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
+from tests import tiny_language_models
 from tests.distill.conftest import LABELS, sentences
 from tests.told import Told
 
@@ -45,6 +48,11 @@ adamw8bit.FEWEST = 64  # weights here are small
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
 STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
+WRITES: Mapping[str, Mapping[str, Any]] = {
+    "words": {"kind": "gpt2", "n_layer": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "grouped": {"kind": "llama", "num_hidden_layers": 4, "tie_word_embeddings": True},
+}
+"""Checkpoints that write text, by the keys of their configs; both have the table of words as their head."""
 CASES: Mapping[str, tuple[str, Stage]] = {
     "finetune": ("still", Finetune(**STEADY, weight_decay=0.1)),
     "answers": ("still", Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
@@ -63,6 +71,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         "still",
         Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover={**STEADY, "hidden_weight": 0.5}),  # type: ignore[arg-type]
     ),
+    "pruned twice": ("still", Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover=STEADY)),  # type: ignore[arg-type]
     "pruned inside": (
         "still",
         Prune(sparsity=0.4, recover={**STEADY, "losses": [{"name": "hidden"}, {"name": "soft_target"}]}),  # type: ignore[arg-type]
@@ -84,6 +93,11 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         Prune(sparsity=0.4, divisible_by=2, multiple_of=2, recover={**STEADY, "lora": {"rank": 4, "layers": ["*.query", "*.dense"]}}),  # type: ignore[arg-type]
     ),
     "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
+    "words": ("words", Finetune(**STEADY)),  # type: ignore[arg-type]
+    "grouped": ("grouped", Finetune(**STEADY)),  # type: ignore[arg-type]
+    "taught words": ("words", Distill(**STEADY, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
+    "parts": ("still", Finetune(**STEADY, micro_batch_size=4)),  # type: ignore[arg-type]
+    "adafactor": ("still", Finetune(**STEADY, optimizer={"name": "adafactor"})),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
     "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
@@ -97,11 +111,14 @@ Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
 USUAL = Parallel()
 SHARDED = Parallel(strategy="fsdp2")
 SHARED = Parallel(tensor=2)
+IN_STAGES = Parallel(pipeline=2)
+INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
         "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
+        "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
         "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", *LEARNED)),
@@ -118,6 +135,12 @@ PLANS: Mapping[str, Plans] = {
         ),
         "tensor, little memory": (Parallel(tensor=2, checkpointing="full"), ("answers", "int8", "adapters")),
         "tensor, products": (Parallel(tensor=2, checkpointing="selective"), ("int8",)),
+        "pipeline": (
+            IN_STAGES,
+            ("answers", "pruned", "pruned twice", "zeros", "fused", "lamb", "adafactor", "words", "grouped", "taught words", "parts"),
+        ),
+        "pipeline, interleaved": (INTERLEAVED, ("finetune", "fused", "grouped")),
+        "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
     },
     "four": {
         "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused", "int8", "adapters")),
@@ -125,6 +148,8 @@ PLANS: Mapping[str, Plans] = {
             Parallel(tensor=2, strategy="fsdp2"),
             ("finetune", "answers", "divisible", "fused", "lamb", "int8", "int8 low rank", "int8 fused", "adapters", "adapters fused"),
         ),
+        "pipeline and ddp": (IN_STAGES, ("finetune", "answers", "words")),
+        "pipeline of four": (Parallel(pipeline=4), ("words",)),
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
@@ -135,6 +160,7 @@ CUT = (
     "pruned with adapters",
     "pruned",
     "pruned in steps",
+    "pruned twice",
     "pruned inside",
     "divisible",
     "zeros",
@@ -150,9 +176,13 @@ KILLED: Mapping[str, Stage] = {
 """Stages on a model with dropout, of ten steps each."""
 KILLED_IN = [("quick", plan, name) for plan in ("ddp", "fsdp2") for name in ("distilled", "int8")]
 KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits")]
+KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, interleaved")]
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
+KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 """Where they are killed."""
-MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2")]
+MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [
+    ("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")
+]
 """Plans that go on with what one process began, and begin what one process goes on with."""
 
 
@@ -165,16 +195,24 @@ class Killed(Exception):
 
 
 def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel) -> Context:
-    """The context of a stage on one of the two checkpoints in `folder`: one drops out, one does not."""
-    splits = [sentences(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
-    data = Data(splits[0], splits[1], splits[2], LABELS[2])
+    """The context of a stage on one of the checkpoints in `folder`."""
+    words = kind in WRITES
+    splits = [of_lengths(num_rows, seed) if words else sentences(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
+    data = Data(splits[0], splits[1], splits[2], () if words else LABELS[2])
     baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
     mine = scratch if team.is_first else scratch.with_name(f"{scratch.name}.{team.rank}")
     target = Target(sequence_lengths=(8,))
     told, known = Told(), {"baseline": baseline}
-    return Context(
-        "text-classification", data, 16, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected()
-    )
+    task: Task = "text-generation" if words else "text-classification"
+    length = tiny_language_models.LENGTH if words else 16
+    return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected())
+
+
+def of_lengths(num_rows: int, seed: int) -> Split:
+    """Blocks of random ids, each of 3 to 12 tokens, so that micro-batches predict different numbers of them."""
+    random, most = np.random.default_rng(seed), tiny_language_models.LENGTH
+    rows = [random.integers(0, tiny_language_models.VOCABULARY, random.integers(3, most + 1)).astype(np.int32) for _ in range(num_rows)]
+    return Split(list(rows), labels_of(rows, most - 1))
 
 
 def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL) -> dict[str, Any]:
@@ -250,7 +288,7 @@ def together(folder: Path, part: str) -> None:
     results: dict[str, Any] = {}
     with joined() as first:
         for plan, (parallel, cases) in PLANS[part].items():
-            team = replace(first, strategy=parallel.strategy, tensor=parallel.tensor)
+            team = parallel.of(first)
 
             def ran(kind: str, stage: Stage, name: str, scratch: Path, plan: str = plan, team: Team = team) -> dict[str, Any]:
                 out = folder / plan / (name if team.is_first else f"{name}.{team.rank}")

@@ -18,10 +18,9 @@ from compress.models.checkpoint import load
 from compress.recipe import check
 from compress.run.prepare import prepare
 from compress.schemes.int8 import LayerScales, weight_scale
-from compress.training.division import Division, _bare, _OwnDropout, _reorder, divided, ends_of
+from compress.training.division import Division, _bare, _OwnDropout, _reorder, divided, ends_of, in_model
 from compress.training.layer_share import shared_axes
 from compress.training.lora import Lora, adapted
-from compress.training.train import _in_model
 from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.qat import insert
 
@@ -148,7 +147,7 @@ def test_without_processes_a_model_stays_as_it_is() -> None:
     ],
 )
 def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: str) -> None:
-    assert _in_model(entry) == name
+    assert in_model(entry) == name
 
 
 def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:

@@ -1,0 +1,63 @@
+"""What a pipeline takes on a device: cells computed by hand, and micro-batches in flight as the schedules of torch have them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
+
+from compress.core.target import Parallel
+from compress.devices.given import Devices
+from compress.devices.trained import Training, in_flight, needed, proposals
+
+BERT = transformers.BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64)
+TABLES = (100 + 512 + 2 + 2) * 32
+BLOCK = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 4 * 32
+HEAD = (32 * 32 + 32) + (32 * 2 + 2)
+TRAINING = Training(BERT, "text-classification", 32, None, 16, pipeline=2)
+
+
+@pytest.mark.parametrize("pipeline", [2, 4])
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: Any, pipeline: int, times: int) -> None:
+    section, parts = Parallel(pipeline=pipeline, schedule=schedule), pipeline * times
+    plan: Any = SimpleNamespace(_n_microbatches=parts, _num_stages=pipeline, pp_group_size=pipeline)
+    plan.n_local_stages, plan.microbatches_per_round = section.stages_each, pipeline
+    for process in range(pipeline):
+        if schedule == "1f1b":
+            order = Schedule1F1B._get_pipeline_order(plan)[process]  # type: ignore[index]
+        else:
+            order = ScheduleInterleaved1F1B._calculate_single_rank_operations(plan, process)
+        flying, most = 0, 0
+        for action in order:
+            kind = "" if action is None else action.computation_type.name
+            flying += (kind == "FORWARD") - (kind == "FULL_BACKWARD")
+            most = max(most, flying)
+        assert in_flight(process, parts, section) == most
+        assert flying == 0
+
+
+def test_the_first_stage_holds_tables_and_half_of_the_blocks() -> None:
+    found = needed(TRAINING, 2)
+    assert found.weights == found.gradients == found.host == 4 * (TABLES + 2 * BLOCK)
+    assert found.optimizer == 8 * (TABLES + 2 * BLOCK)
+    assert found.accumulates
+    assert found.peak == found.weights + found.optimizer + found.gradients + found.activations
+    message = 8 * (4 * 16 * 32 * 4)  # gradients of eight micro-batches of four rows of 16 vectors
+    kept, rest = divmod(found.activations - message, 2)  # of two micro-batches at one time
+    assert rest == 0
+    whole = needed(Training(BERT, "text-classification", 4, None, 16), 1)
+    assert 0.45 < kept / whole.activations < 0.6
+    teacher = needed(Training(BERT, "text-classification", 32, None, 16, teacher=BERT, pipeline=2), 2)
+    assert teacher.weights - found.weights == 4 * (TABLES + 4 * BLOCK + HEAD)  # whole in each process
+
+
+def test_a_pipeline_stays_one_in_what_is_proposed() -> None:
+    tried = list(proposals(TRAINING, 4, Devices(4, 10**9).link))
+    assert {each.pipeline for each in tried} == {2}
+    assert {(each.strategy, each.tensor, each.offload) for each in tried} == {("ddp", 1, False)}
+    assert {each.micro_batch_size for each in tried} == {None, 8, 4, 2, 1}
