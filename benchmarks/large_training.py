@@ -1,18 +1,20 @@
-"""Memory of training a large language model in several processes: what each holds, against what `plan` predicts.
+"""Memory of training a large language model: what each process holds, against what `plan` predicts.
 
     python benchmarks/large_training.py [--billions 1] [--methods finetune lora qat] [--processes 2] [--rows 4] [--tokens 64] [--steps 2]
-        [--out FOLDER]
+        [--checkpointing full] [--out FOLDER]
 
-Writes a Llama of random bfloat16 weights (`large_model.py`), and trains it in processes that torchrun starts, under FSDP2 with offload and
-full activation checkpointing:
+Writes a Llama of random bfloat16 weights (`large_model.py`), and trains it: several processes, which torchrun starts, under FSDP2 with
+offload; one process alone holds all of it.
 
     finetune   every weight
     lora       finetune with adapters of rank 16 on all layers of the blocks
     qat        quantize, w8a8, every weight and scale
 
-Each process reads RssAnon of /proc/self/status, what it holds that is no file, every 10 ms: after its imports, at its peak while the model
-is loaded, while it trains, and while the result is gathered. The prediction is that of `plan --devices` for device and host together, which
-are one memory here, plus the growth of a process that trains a model of no size. Prints a Markdown table, MiB.
+Each process reads RssAnon of /proc/self/status, what it holds that is no file, every 10 ms: growth since its imports, at its peak while the
+model is loaded, while it trains, and while the result is gathered. The prediction is that of `plan --devices` for device and host together,
+which are one memory there. On a GPU the peaks are those of tensors on the device, and so is the prediction. Prints a Markdown table, MiB.
+
+glibc keeps small tensors that are freed for itself; `MALLOC_MMAP_THRESHOLD_=262144` in the environment takes that out of the figures.
 """
 
 from __future__ import annotations
@@ -49,9 +51,21 @@ class Watch:
     """The most that this process holds in each phase, beyond what it held at the start; sampled by a thread."""
 
     def __init__(self) -> None:
-        self.base, self.phase = anonymous("self"), PHASES[0]
-        self.peaks = dict.fromkeys(PHASES, 0)
-        threading.Thread(target=self._sample, daemon=True).start()
+        import torch
+
+        self.base, self.phase, self.cuda = anonymous("self"), PHASES[0], torch.cuda.is_available()
+        self.peaks = dict.fromkeys((*PHASES, "end"), 0)
+        if not self.cuda:
+            threading.Thread(target=self._sample, daemon=True).start()
+
+    def enter(self, phase: str) -> None:
+        """Begins a phase; the last one is over."""
+        import torch
+
+        if self.cuda:
+            self.peaks[self.phase] = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        self.phase = phase
 
     def _sample(self) -> None:
         while True:
@@ -70,7 +84,7 @@ def stage_of(method: str, rows: int) -> Any:
     return Quantize(mode="qat", qat=settings, calibration={"rows": rows, "method": "minmax"}, smoothquant=False)
 
 
-def train_here(folder: Path, out: Path, method: str, rows: int, tokens: int, steps: int) -> None:
+def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: int, tokens: int, steps: int) -> None:
     """What every process does: imports, trains, writes what it held into `out`."""
     import numpy as np
     import torch
@@ -91,19 +105,20 @@ def train_here(folder: Path, out: Path, method: str, rows: int, tokens: int, ste
     blocks = [random.integers(0, vocabulary, tokens).astype(np.int32) for _ in range(rows * steps)]
     splits = [Split(list(part), labels_of(part, tokens - 1)) for part in (blocks, blocks[:1])]
     data = Data(splits[0], splits[1], splits[1], ())
-    parallel = Parallel(strategy="fsdp2", offload=True, checkpointing="full")
     with joined() as first:
+        parallel = Parallel(strategy="fsdp2" if first.size > 1 else "ddp", offload=first.size > 1, checkpointing=checkpointing)
         team = parallel.of(first)
         watch, run, finish = Watch(), train._Loop.run, train._Loop.finish
         seconds = [0.0]
 
         def running(self: Any, *arguments: Any) -> None:
-            watch.phase, began = "train", time.monotonic()
+            watch.enter("train")
+            began = time.monotonic()
             run(self, *arguments)
             seconds[0] = (time.monotonic() - began) / self.num_steps
 
         def finishing(self: Any) -> Any:
-            watch.phase = "gather"
+            watch.enter("gather")
             return finish(self)
 
         train._Loop.run, train._Loop.finish = running, finishing  # type: ignore[method-assign]
@@ -119,43 +134,42 @@ def train_here(folder: Path, out: Path, method: str, rows: int, tokens: int, ste
             losses=Injected(),
         )
         stage_of(method, rows).run(parent, context, mine / "made")
+        watch.enter("end")
         (out / f"{team.rank}.json").write_text(json.dumps({**watch.peaks, "seconds": seconds[0], "threads": torch.get_num_threads()}))
 
 
-def predicted(folder: Path, method: str, rows: int, tokens: int, processes: int) -> int:
-    """Returns the bytes that `plan --devices` expects of each process, on its device and in the memory of its host."""
+def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
+    """Returns the bytes that `plan --devices` expects of each process, on its device, and in the memory of its host where that is one."""
+    import torch
     from transformers import AutoConfig
 
     from compress.devices.trained import Training, needed
     from compress.machine.device import computing_device
     from compress.training.precision import autocast_dtype
 
-    stage, config, half = (
-        stage_of(method, rows),
-        AutoConfig.from_pretrained(folder),
-        str(autocast_dtype(computing_device())).endswith("bfloat16"),
-    )
+    stage, config, several = stage_of(method, arguments.rows), AutoConfig.from_pretrained(folder), arguments.processes > 1
+    half = autocast_dtype(computing_device()) == torch.bfloat16
     taken = needed(
         Training(
-            *(config, "text-generation", rows, None, tokens),
+            *(config, "text-generation", arguments.rows, None, arguments.tokens),
             teacher=config if method == "qat" else None,
             keeps_best=False,
             half=half,
-            strategy="fsdp2",
-            checkpointing="full",
-            offload=True,
+            strategy="fsdp2" if several else "ddp",
+            checkpointing=arguments.checkpointing,
+            offload=several,
             lora=getattr(stage, "lora", None),
         ),
-        processes,
+        arguments.processes,
     )
-    return taken.peak + taken.host
+    return taken.peak + (0 if torch.cuda.is_available() else taken.host)
 
 
 def measure(folder: Path, method: str, arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Trains in processes of torchrun; returns what each held."""
     out = folder.with_name(f"{folder.name}-{method}")
     out.mkdir()
-    sizes = [str(value) for value in (arguments.rows, arguments.tokens, arguments.steps)]
+    sizes = [str(value) for value in (arguments.checkpointing, arguments.rows, arguments.tokens, arguments.steps)]
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={arguments.processes}", "--standalone"]
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // arguments.processes)), **os.environ}
     subprocess.run([*launch, __file__, "--child", str(folder), str(out), method, *sizes], check=True, env=environment)
@@ -173,8 +187,8 @@ def row_of(method: str, parameters: int, expected: int, found: list[Mapping[str,
 def main() -> None:
     """Writes the model, trains it by every method, prints the table."""
     if sys.argv[1:2] == ["--child"]:
-        folder, out, method, *sizes = sys.argv[2:]
-        train_here(Path(folder), Path(out), method, *(int(size) for size in sizes))
+        folder, out, method, checkpointing, *sizes = sys.argv[2:]
+        train_here(Path(folder), Path(out), method, checkpointing, *(int(size) for size in sizes))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--billions", type=float, default=1, help="parameters, in billions")
@@ -183,6 +197,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of a step, over all processes")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=2, help="steps")
+    parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="full", help="activation checkpointing")
     parser.add_argument("--out", type=Path, help="folder for the models; a temporary one where absent")
     arguments = parser.parse_args()
     sizes = sizes_of(arguments.billions * 1e9)
@@ -194,7 +209,7 @@ def main() -> None:
         print(f"{sizes}; {arguments.rows} rows of {arguments.tokens} tokens, {arguments.steps} steps; MiB\n")
         print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
         for method in arguments.methods:
-            expected = predicted(folder, method, arguments.rows, arguments.tokens, arguments.processes)
+            expected = predicted(folder, method, arguments)
             print(row_of(method, parameters, expected, measure(folder, method, arguments)), flush=True)
 
 
