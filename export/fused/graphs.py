@@ -113,10 +113,16 @@ class Graphs:
 
 
 class CudaGraph:
-    """A recording on a GPU."""
+    """A recording on a GPU.
 
-    def __init__(self, graph: Any, output: Tensor) -> None:
-        self._graph, self._output = graph, output
+    Args:
+        graph: The graph of torch.
+        output: What it writes.
+        work: The pass; kept, as what it reads lies where the graph will read it.
+    """
+
+    def __init__(self, graph: Any, output: Tensor, work: Callable[[], Tensor]) -> None:
+        self._graph, self._output, self._work = graph, output, work
 
     def replay(self) -> Tensor:
         """Launches the graph on the current stream."""
@@ -135,4 +141,4 @@ def record_on_gpu(work: Callable[[], Tensor]) -> CudaGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = work()
-    return CudaGraph(graph, output)
+    return CudaGraph(graph, output, work)

@@ -38,6 +38,11 @@ CANDIDATES = (
     Tile(64, 128, 64, 4, 4),
     Tile(128, 64, 128, 4, 3),
     Tile(128, 128, 64, 8, 4),
+    Tile(64, 256, 128, 8, 3),
+    Tile(128, 256, 64, 8, 4),
+    Tile(128, 256, 128, 8, 3),  # GPUs with less than 227 KB of shared memory for a program leave it out
+    Tile(256, 128, 64, 8, 4),
+    Tile(256, 128, 128, 8, 3),
 )
 """What is tried."""
 SOURCES = (gemm, epilogue, rounding)

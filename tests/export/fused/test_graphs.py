@@ -1,7 +1,9 @@
 """Recordings by size: the smallest that fits, made once, filled anew for each batch, dropped when there are too many."""
 
+import gc
+import weakref
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -106,3 +108,28 @@ def test_a_cuda_graph_answers_as_the_pass_does() -> None:
     run = Graphs(sums, (Size(8, 2),), device, graphs.record_on_gpu)
     for lengths in ((3, 2), (5, 3), (8,)):
         assert torch.equal(run(rows_of(*lengths)).cpu(), sums(rows_of(*lengths)))
+
+
+def test_what_a_pass_reads_lives_as_long_as_its_recording() -> None:
+    def recorded() -> tuple[Any, Any]:
+        rows = rows_of(3)
+        return weakref.ref(rows), graphs.CudaGraph(None, sums(rows), lambda: sums(rows))
+
+    seen, recording = recorded()
+    gc.collect()
+    assert seen() is not None
+    del recording
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_answers_when_its_rows_are_out_of_sight() -> None:
+    def recorded() -> Any:
+        rows = rows_of(3, 2).to(torch.device("cuda"))
+        return graphs.record_on_gpu(lambda: sums(rows))
+
+    recording = recorded()
+    others = [torch.full((1 << size,), 7, device="cuda") for size in range(4, 20) for _ in range(8)]  # take what was freed
+    assert torch.equal(recording.replay().cpu(), sums(rows_of(3, 2)))
+    del others
