@@ -17,8 +17,9 @@ from transformers import BertConfig, LlamaConfig, ViTConfig
 
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
+from compress.devices.activations import kept_for_backward, numel, phases_of_backward
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Training, kept_for_backward, needed, numel, phases_of_backward, plans, proposal
+from compress.devices.trained import Needed, Training, needed, plans, proposal
 from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
 from compress.models.size import inputs_of
