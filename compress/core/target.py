@@ -117,7 +117,10 @@ class Parallel(Config):
     @model_validator(mode="after")
     def _stages_hold_whole_weights(self) -> Self:
         if self.pipeline == 1:
-            alone = [f"{name}: {getattr(self, name)}" for name in ("schedule", "microbatches") if name in self.model_fields_set]
+            fields = type(self).model_fields
+            alone = [
+                f"{name}: {getattr(self, name)}" for name in ("schedule", "microbatches") if getattr(self, name) != fields[name].default
+            ]
             if alone:
                 raise ValueError(f"{alone[0]} given without pipeline: give pipeline: 2 or more, or leave it out")
             return self

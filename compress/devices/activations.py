@@ -61,7 +61,7 @@ def without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool 
             if split is not None:
                 shrink(model, split)
             if lora is not None:
-                with torch.device("meta"):
+                with on_meta_device():
                     attached(with_linears(model), lora, "model")
                 _from_meta(model)
                 model.tie_weights()

@@ -44,7 +44,6 @@ data: {path: "sklearn:digits"}
 parallel: {strategy: STRATEGY}
 stages:"""
 """Of runs of two processes, without their stages."""
-adamw8bit.FEWEST = 64  # weights here are small
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
 STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
@@ -225,6 +224,7 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher_logits.autocast_dtype = lambda device: torch.float32
     norms, clip, backward, finish, rows, digests = [], train._Loop._clip, train._Loop._backward, train._Loop.finish, [0], [""]
+    fewest, adamw8bit.FEWEST = adamw8bit.FEWEST, 64  # weights here are small
 
     def noted(self: Any) -> float:
         norms.append(clip(self))
@@ -244,6 +244,7 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
         return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0], "weights": digests[-1]}
     finally:
         train._Loop._clip, train._Loop._backward, train._Loop.finish = clip, backward, finish  # type: ignore[method-assign]
+        adamw8bit.FEWEST = fewest
 
 
 def trained(figures: dict[str, Any]) -> dict[str, Any]:
