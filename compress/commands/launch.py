@@ -75,9 +75,13 @@ def start(processes: int, command: Sequence[str]) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    threads = {"OMP_NUM_THREADS": str(max(1, physical_cores() // processes))} if "OMP_NUM_THREADS" not in os.environ else {}
-    shared = {WATCHED: "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **threads}
-    started = [spawn(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
+    default = {
+        "OMP_NUM_THREADS": str(max(1, physical_cores() // processes)),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a process that lost another one warns with a trace in C++; `_watched` says it in a line
+    }
+    shared = {WATCHED: "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    every = {**default, **os.environ, **shared}
+    started = [spawn(command, env={**every, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     try:
         return _watched(started)
     except KeyboardInterrupt:  # the terminal has told the others too; a supervisor that stops this process has not
