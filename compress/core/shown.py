@@ -60,3 +60,12 @@ def _pieces(value: Any, limit: int) -> Iterator[str]:
         yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
     else:
         yield f"<{type(value).__name__}>"
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: half of a pair, as the JSON escape "\\ud800" is, cannot, and tokenizers reject it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

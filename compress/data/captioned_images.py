@@ -18,7 +18,7 @@ import numpy as np
 from compress.core import captions, zero_shot
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.shown import shown
+from compress.core.shown import is_unicode, shown
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.prompted_images import MOST_PAIRS
@@ -92,14 +92,9 @@ def _texts(cell: Any) -> tuple[list[str], str | None]:
     if not texts:
         return [], "no caption given; an image needs at least one"
     for text in texts:
-        if not isinstance(text, str) or not text.strip() or _has_surrogates(text):
+        if not isinstance(text, str) or not text.strip() or not is_unicode(text):
             return [], f"{shown(text)} given as caption; a text, or a list of texts, is allowed"
     return texts, None
-
-
-def _has_surrogates(text: str) -> bool:
-    """Whether a text holds half of a pair, as a JSON escape such as "\\ud800" is: tokenizers reject it."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _captions_of(split: Split, known: Sequence[Captions]) -> list[Captions]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from compress.core.errors import InputError, nearest
 from compress.core.files import local, read_plain
-from compress.core.shown import reason, shown
+from compress.core.shown import is_unicode, reason, shown
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
 from compress.data.aligned import aligned_files, read_aligned
@@ -278,17 +278,9 @@ def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
     if modality in KINDS:
         return _file(contents[0], KINDS[modality], folder, place)
     for text in contents:
-        if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
+        if not isinstance(text, str) or not (text.isascii() or is_unicode(text)):
             raise InputError(f"{place}: {text!a:.60} given as text; valid Unicode text is allowed")
     return contents[0] if len(contents) == 1 else (contents[0], contents[1])
-
-
-def _is_unicode(text: str) -> bool:
-    try:  # a JSON escape such as "\\ud800" is a lone surrogate, which tokenizers reject
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _file(cell: Any, kind: FileKind, folder: Path, place: str) -> bytes:

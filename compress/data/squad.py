@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compress.core.errors import InputError
-from compress.core.shown import shown
+from compress.core.shown import is_unicode, shown
 from compress.data.tables import Cells, Table, names_of, opened, parse_json, pick, suffix, text_lines
 
 _ALLOWED = 'a map {"text": [...], "answer_start": [...]}, or a list of {"text": ..., "answer_start": ...}, is allowed'
@@ -79,7 +79,7 @@ def question_of(cells: Cells, place: str) -> tuple[tuple[str, str], tuple[Gold, 
     """
     question, context, answers = cells
     for name, text in (("question", question), ("context", context)):
-        if not isinstance(text, str) or not text.strip() or not _is_unicode(text):
+        if not isinstance(text, str) or not text.strip() or not is_unicode(text):
             raise InputError(f"{place}: {shown(text, 40)} given as {name}; Unicode text with words is allowed")
     golds = tuple(_gold(text, start, context, place) for text, start in _pairs(answers, place))
     return (question.lstrip(), context), golds
@@ -105,11 +105,3 @@ def _gold(text: Any, start: Any, context: str, place: str) -> Gold:
             f"{place}: the answer {shown(text, 40)} is not in the context at character {start}, where {found} stands; correct it"
         )
     return Gold(text, start)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

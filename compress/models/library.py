@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from compress.core.shown import reason
 from compress.core.tasks import TASKS, Task
@@ -17,6 +17,7 @@ DECODER_DEPTHS = ("num_decoder_layers", "decoder_layers")
 """Config keys of the number of layers of an encoder-decoder's decoder; `num_hidden_layers` is that of its encoder."""
 
 
+T = TypeVar("T")
 _uninitialized, _inside, _entering = ExitStack(), 0, threading.Lock()
 
 
@@ -76,6 +77,15 @@ def model_class(config: Any, task: Task) -> Any:
     """Returns the model class of this config and task, the preferred one where there are several."""
     found = stock_auto(task)._model_mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def on_meta_else_cpu(run: Callable[[bool], T]) -> T:
+    """Returns what `run(True)` returns, for the meta device; where Transformers refuses, as of models that look at values, `run(False)`."""
+    try:
+        return run(True)
+    except REFUSED:
+        pass  # whatever is wrong shows again on the CPU, with a message about the model
+    return run(False)
 
 
 @contextmanager

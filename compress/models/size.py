@@ -18,7 +18,7 @@ from compress.core.tasks import TASKS, Task
 from compress.models.architecture.shapes import auto_class
 from compress.models.inputs.images import image_shape
 from compress.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
-from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
+from compress.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 
 
@@ -54,11 +54,7 @@ def count(model: Any, task: Task, length: int) -> Counts:
         InputError: Transformers cannot run this config.
     """
     try:
-        return _counted(model, task, length, on_meta=True)
-    except REFUSED:
-        pass  # whatever is wrong shows again on the CPU, with a message about the model
-    try:
-        return _counted(model, task, length, on_meta=False)
+        return on_meta_else_cpu(lambda meta: _counted(model, task, length, on_meta=meta))
     except REFUSED as error:
         config: Any = model.config if isinstance(model, nn.Module) else model
         raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error

@@ -29,13 +29,14 @@ Left out: embeddings that keep float moments, and their norm, which the authors 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from compress.machine.parallel import is_sharded
+from compress.training.each_weight import EachWeight
 from compress.training.layer_share import local
 
 BETAS = 0.9, 0.999
@@ -92,7 +93,7 @@ def restored(codes: Tensor, scales: Tensor) -> Tensor:
     return values * scales.repeat_interleave(BLOCK)[: len(codes)]
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(EachWeight):
     """AdamW with moments of 8 bits, see the top of this file.
 
     Weights may be divided: each process has the moments of its part.
@@ -104,15 +105,6 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": BETAS, "eps": EPS, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Changes all parameters that have a gradient."""
-        assert closure is None
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._change(weight, weight.grad, group)
 
     def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (b1, b2) = self.state[weight], group["betas"]

@@ -20,7 +20,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.machine.parallel import Team, full
 from compress.training.adamw8bit import AdamW8bit, bytes_of
+from compress.training.each_weight import EachWeight
 
 OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lamb"]
 BETAS = 0.9, 0.999
@@ -45,7 +46,7 @@ class Optimizer(Config):
     5e-4 to 5e-3 that grows with the root of the batch size."""
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(EachWeight):
     """LAMB, see the top of this file.
 
     Args:
@@ -55,15 +56,6 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": BETAS, "eps": EPS, "weight_decay": 0.0, "scaled": True})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Changes all parameters that have a gradient."""
-        assert closure is None
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._change(weight, weight.grad, group)
 
     def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (b1, b2) = self.state[weight], group["betas"]

@@ -31,7 +31,7 @@ from compress.core.tasks import Task
 from compress.models.architecture.blocks import blocks_of, stacks_of, with_layers
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.forward import without_cache
-from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
+from compress.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.size import inputs_of
 
@@ -99,10 +99,7 @@ def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, 
     named = with_class(config, task)
     small = with_layers(named, [stack.first for stack in stacks_of(on_meta(named), given)])
     try:
-        try:
-            changed = _changed_twice(small, task, length, kind, meta=True)
-        except REFUSED:
-            changed = _changed_twice(small, task, length, kind, meta=False)
+        changed = on_meta_else_cpu(lambda meta: _changed_twice(small, task, length, kind, meta=meta))
     except REFUSED as error:
         said = f"the blocks of this {config.model_type} do not do the same twice ({one_line(error)})"
         raise InputError(f"{given}; {said}: give {'full, or none' if kind == 'selective' else 'none'}") from error

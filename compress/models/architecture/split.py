@@ -33,7 +33,7 @@ from compress.models.architecture.blocks import stacks_of, with_layers
 from compress.models.architecture.shapes import COUNTS, auto_class, on_meta, set_counts
 from compress.models.architecture.structure import HEAD_KINDS, HeadAxes, Structure, head_pieces, is_interleaved
 from compress.models.layers.conv1d import with_linears
-from compress.models.library import REFUSED, one_line, quiet, uninitialized, with_class
+from compress.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
 from compress.models.size import inputs_of
 
@@ -107,7 +107,6 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
 
     For running it without the other processes: to see what it takes, and whether it runs at all.
     """
-
     for name in {*split.columns, *split.rows}:
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear), name
@@ -143,18 +142,17 @@ def check_split(config: Any, task: Task, length: int, processes: int, key: str) 
     named = with_class(config, task)
     split_of(on_meta(named), processes, key)
     try:
-        try:
-            _run_share(named, task, length, processes, meta=True)
-        except REFUSED:
-            small = with_layers(named, [stack.first for stack in stacks_of(on_meta(named), key)])
-            _run_share(small, task, length, processes, meta=False)
+        on_meta_else_cpu(lambda meta: _run_share(named if meta else _small(named, key), task, length, processes, meta=meta))
     except REFUSED as error:
         given = f"{key}: parallel.tensor: {processes} given; a share of the layers of this {config.model_type}"
         raise InputError(f"{given} does not run ({one_line(error)}): give tensor: 1, and strategy: fsdp2 if it is large") from error
 
 
-def _run_share(config: Any, task: Task, length: int, processes: int, *, meta: bool) -> None:
+def _small(config: Any, key: str) -> Any:
+    return with_layers(config, [stack.first for stack in stacks_of(on_meta(config), key)])
 
+
+def _run_share(config: Any, task: Task, length: int, processes: int, *, meta: bool) -> None:
     split = split_of(on_meta(config), processes, "model")
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet(), torch.no_grad():
         model: Any = shrink(with_linears(auto_class(task, config).from_config(config)), split)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from compress.training import adamw8bit
 from compress.training.adamw8bit import AdamW8bit, bytes_of, levels, restored, rounded
 from compress.training.optimizers import Optimizer, moment_bytes, optimizer_of
-from tests.compress.training.test_train import Dies, Killed, assert_equal, run
+from tests.compress.training.test_train import learns_and_continues
 
 
 def levels_by_hand(signed: bool) -> list[float]:
@@ -163,13 +163,7 @@ def test_a_killed_training_continues_to_equal_bits(
 ) -> None:
     monkeypatch.setattr(adamw8bit, "FEWEST", 100)
     usual: dict[str, Any] = {"optimizer": Optimizer(name="adamw8bit"), "learning_rate": 3e-3, "epochs": 10}
-    whole, history = run(tiny_bert, sentences, told, tmp_path / "whole", **usual)
-    assert history.losses[-1]["loss"] < 0.9 * history.losses[0]["loss"]
-    with pytest.raises(Killed):
-        run(tiny_bert, sentences, told, tmp_path / "killed", Dies(7), checkpoint_seconds=0, **usual)
-    resumed, _ = run(tiny_bert, sentences, told, tmp_path / "killed", **usual)
-    assert "resumed after step 7" in "".join(told.lines)
-    assert_equal(whole, resumed)
+    learns_and_continues(tiny_bert, sentences, told, tmp_path, **usual)
 
 
 def test_plan_counts_codes_and_scales() -> None:

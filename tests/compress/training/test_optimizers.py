@@ -17,7 +17,7 @@ from compress.training.finetune import Finetune
 from compress.training.optimizers import Lamb, Optimizer, OptimizerName, check_optimizer, optimizer_of
 from prune.recovery import Recover
 from quantize.training.qat import Qat
-from tests.compress.training.test_train import Dies, Killed, assert_equal, run
+from tests.compress.training.test_train import learns_and_continues
 
 NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb")
 
@@ -103,13 +103,7 @@ def test_adafactor_is_algorithm_4() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_trainings_learn_and_continue(name: OptimizerName, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
     usual: dict[str, Any] = {"optimizer": Optimizer(name=name), "learning_rate": 3e-3 if name == "adamw" else 2e-2, "epochs": 10}
-    whole, history = run(tiny_bert, sentences, told, tmp_path / "whole", **usual)
-    assert history.losses[-1]["loss"] < 0.9 * history.losses[0]["loss"]
-    with pytest.raises(Killed):
-        run(tiny_bert, sentences, told, tmp_path / "killed", Dies(7), checkpoint_seconds=0, **usual)
-    resumed, _ = run(tiny_bert, sentences, told, tmp_path / "killed", **usual)
-    assert "resumed after step 7" in "".join(told.lines)
-    assert_equal(whole, resumed)
+    learns_and_continues(tiny_bert, sentences, told, tmp_path, **usual)
 
 
 def test_adafactor_is_refused_where_rows_are_divided() -> None:

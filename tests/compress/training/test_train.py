@@ -69,6 +69,17 @@ def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any =
     return model, history
 
 
+def learns_and_continues(folder: Path, sentences: Any, told: Any, scratch: Path, **changes: Any) -> None:
+    """A training learns, and one that was killed after step 7 goes on to equal bits."""
+    whole, history = run(folder, sentences, told, scratch / "whole", **changes)
+    assert history.losses[-1]["loss"] < 0.9 * history.losses[0]["loss"]
+    with pytest.raises(Killed):
+        run(folder, sentences, told, scratch / "killed", Dies(7), checkpoint_seconds=0, **changes)
+    resumed, _ = run(folder, sentences, told, scratch / "killed", **changes)
+    assert "resumed after step 7" in "".join(told.lines)
+    assert_equal(whole, resumed)
+
+
 def assert_equal(a: nn.Module, b: nn.Module) -> None:
     for name, value in a.state_dict().items():
         assert torch.equal(value, b.state_dict()[name]), name
