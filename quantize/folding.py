@@ -325,7 +325,7 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
     returned = {id(tensor) for tensor in flow.outputs}
     held: set[int] = set()
     for output in outputs:
-        waiting, visited = [(output, _laid_out_as(output, torch.arange(output.shape[-1])))], set()
+        waiting, visited = [(output, _laid_out_as(output, torch.arange(output.shape[-1], device=output.device)))], set()
         while waiting:
             tensor, channel = waiting.pop(0)
             if id(tensor) in returned:
@@ -342,7 +342,8 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
                     waiting += passed or []
                     continue
                 reached[consumer] += 1
-                if channel.shape[-1] != output.shape[-1] or not bool((channel == torch.arange(output.shape[-1])).all()):
+                in_order = torch.arange(output.shape[-1], device=output.device)
+                if channel.shape[-1] != output.shape[-1] or not bool((channel == in_order).all()):
                     blocks.append(f"{consumer} reads its channels in another order")
         held |= visited
     blocks += [f"{consumer} reads other tensors too" for consumer, runs in reached.items() if runs != flow.runs[consumer]]
@@ -377,5 +378,5 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
 
 
 def _laid_out_as(tensor: Tensor, channel: Tensor) -> Tensor:
-    """Returns channel numbers with the shape and strides of a tensor, so that the same views apply to both."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64).copy_(channel.expand(tensor.shape))
+    """Returns channel numbers with the shape, strides and device of a tensor, so that the same views and indices apply to both."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64, device=tensor.device).copy_(channel.expand(tensor.shape))

@@ -1,8 +1,8 @@
 """A GPU that is played on the CPU: code that would mix devices on a real one fails here too.
 
 A tensor that was sent to `cuda` is an `OnGpu`: it reports the device `cuda`, holds its values in CPU memory, and computes there. As on a
-GPU, an operation of such a tensor with a CPU tensor is refused (a single number and indices apart), and so is `numpy()`. It shows where
-values live, and nothing of the arithmetic or the speed of a GPU.
+GPU, an operation of such a tensor with a CPU tensor is refused (a single number, and indices into such a tensor, apart), and so is
+`numpy()`. It shows where values live, and nothing of the arithmetic or the speed of a GPU.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class OnGpu(Tensor):
         strangers = [leaf for leaf in leaves if not isinstance(leaf, OnGpu) and leaf.dim() > 0]
         if strangers and str(operation) not in (*COPIES, *INDEXED, *OWN_OUTPUTS):
             raise RuntimeError(f"Expected all tensors to be on the same device: {operation} got cuda and cpu")
+        if strangers and str(operation) in INDEXED and not isinstance(args[0], OnGpu):
+            raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
         args, kwargs = tree_map(_bare, (args, kwargs))
         found = operation(*args, **kwargs)
         if str(operation) == "aten.copy_.default" or found is getattr(leaves[0], "values", None):

@@ -62,11 +62,17 @@ class Timer:
         return [self._fast_quantizer().model_dump(mode="json"), self.exporter.float_precision]
 
     def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision | Sequence[TimedPrecision]) -> list[float]:
-        """Returns the median latency of each checkpoint in ms.
+        """Returns the median latency of each checkpoint in ms at one shape; arguments and errors as below."""
+        return self.turns(checkpoints, [shape], precision)[0]
+
+    def turns(
+        self, checkpoints: Sequence[Path], shapes: Sequence[Shape], precision: TimedPrecision | Sequence[TimedPrecision]
+    ) -> list[list[float]]:
+        """Returns for each shape the median latency of each checkpoint in ms; every checkpoint is built once.
 
         Args:
             checkpoints: Float checkpoints.
-            shape: (batch, sequence); the sequence is None for images.
+            shapes: (batch, sequence) each; the sequence is None for images.
             precision: int8 quantizes the checkpoints first, as in the recipe; fp32 leaves them as they are. A list has one for each.
 
         Raises:
@@ -82,9 +88,13 @@ class Timer:
                 made = self._quantized(checkpoint, work / "int8") if precisions[number] == "int8" else checkpoint
                 specs.append(self._engine(made, work))
             groups = [specs[start : start + GROUP] for start in range(1, len(specs), GROUP)] or [[]]
-            found = [[float(row["p50_ms"]) for row in measure([specs[0], *group], [shape], context.progress)] for group in groups]
-        first = median(times[0] for times in found)
-        return [first, *(first * time / times[0] for times in found for time in times[1:])]
+            found = [self._medians([specs[0], *group], shapes) for group in groups]
+        return [_joined([group[number] for group in found]) for number in range(len(shapes))]
+
+    def _medians(self, specs: list[EngineSpec], shapes: Sequence[Shape]) -> list[list[float]]:
+        """Returns for each shape the median latency in ms of engines that take turns."""
+        rows = measure(specs, shapes, self.context.progress)
+        return [[float(row["p50_ms"]) for row in rows if (row["batch"], row["sequence"]) == shape] for shape in shapes]
 
     def at(self, checkpoint: Path, shapes: Sequence[Shape], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; arguments and errors as above."""
@@ -175,3 +185,9 @@ class Timer:
         halves = next((other for other in same if other["float_precision"] in HALVES), entry)
         build = {"precision": precision, "float_precision": "fp32", "folder": folder.name}
         return spec_of(folder.parent, build, halves, context.target)
+
+
+def _joined(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the times of all checkpoints at one shape, from those of each group, which the first checkpoint leads."""
+    first = median(times[0] for times in groups)
+    return [first, *(first * time / times[0] for times in groups for time in times[1:])]

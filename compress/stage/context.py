@@ -42,6 +42,11 @@ class MeasureLatency(Protocol):
             precision: Precision of the GEMMs; for int8 the checkpoints are quantized first. A list has one for each checkpoint.
         """
 
+    def turns(
+        self, checkpoints: Sequence[Path], shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision | Sequence[TimedPrecision]
+    ) -> list[list[float]]:
+        """Returns for each shape the median latency in ms of each checkpoint, which is built once; see above."""
+
     def at(self, checkpoint: Path, shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; see above."""
 

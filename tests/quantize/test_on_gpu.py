@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from compress.artifacts.artifact import Artifact
 from compress.run.implicit import PREDICTIONS, Evaluate
 from compress.stage.context import Context
+from quantize.folding import find_folds
 from quantize.quantize import Quantize
 from tests.architectures.steps import Bench
 from tests.architectures.table import ARCHITECTURES
 from tests.pretend_cuda import gpu
+from tests.tiny_towers import stock
 
 pytestmark = pytest.mark.whole
 
@@ -110,6 +115,24 @@ def test_convolutions_are_quantized_on_the_gpu(name: str, tmp_path: Path, monkey
         expected, found = (load_file(folder / name) for folder in folders)
         for key in expected:
             np.testing.assert_allclose(found[key].float().numpy(), expected[key].float().numpy(), atol=1e-5, err_msg=key)
+
+
+def test_folds_of_a_model_that_picks_the_last_token_are_found_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its indices are on the GPU, and so must be the channel numbers that they pick from."""
+    model = stock("clip")
+    features = {"input_ids": torch.randint(1, 90, (2, 7)), "pixel_values": torch.randn(2, 3, 8, 8)}
+    expected = find_folds(model, features, vectors_of)
+    with gpu(monkeypatch):
+        found = find_folds(model.to("cuda"), features, vectors_of)
+    assert found == expected
+    assert any(fold.blocked is None for fold in found)
+
+
+def vectors_of(model: Any, features: Mapping[str, Tensor]) -> Tensor:
+    """Returns the vectors of texts and of images."""
+    device = next(model.parameters()).device
+    texts = model.get_text_features(input_ids=features["input_ids"].to(device)).pooler_output
+    return texts + model.get_image_features(pixel_values=features["pixel_values"].to(device)).pooler_output
 
 
 @pytest.mark.gpu

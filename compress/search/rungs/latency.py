@@ -100,7 +100,7 @@ class UntrainedLatency:
     def _timed(self, recipe: Recipe, config: Any, precision: TimedPrecision, setup: Setup) -> list[dict[str, Any]]:
         """Builds the engines of the baseline and of a model with this config and new weights, and times both."""
         assert self._baseline is not None
-        found = []
+        found, wanted = [], _shapes(recipe)
         with tempfile.TemporaryDirectory(dir=setup.folder, prefix=".shape-") as work:
             shape = Path(work, "model")
             shape.mkdir()
@@ -109,8 +109,8 @@ class UntrainedLatency:
                 target = recipe.target.model_copy(update={"engines": (engine,)})
                 context = setup.context_of(recipe.model_copy(update={"target": target}))
                 assert context.measure_latency is not None, "prepare provides it"
-                for one in _shapes(recipe):
-                    floating, time = context.measure_latency([self._baseline.checkpoint, shape], one, ["fp32", precision])
+                pair = [self._baseline.checkpoint, shape]
+                for one, (floating, time) in zip(wanted, context.measure_latency.turns(pair, wanted, ["fp32", precision]), strict=True):
                     found.append({"batch": one[0], "sequence": one[1], "engine": engine, "time_ms": time, "baseline_ms": floating})
         return found
 

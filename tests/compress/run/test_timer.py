@@ -44,17 +44,21 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
 
     def measured(jobs: Any, shapes: Any, progress: Any) -> list[dict[str, Any]]:
         groups.append([job.name for job in jobs])
-        assert shapes == [(2, 8)]
-        return [{"p50_ms": true[job.name] * len(groups)} for job in jobs]
+        cells = [(job, batch, sequence) for job in jobs for batch, sequence in shapes]
+        return [{"batch": b, "sequence": s, "p50_ms": true[job.name] * len(groups) * b} for job, b, s in cells]
 
     monkeypatch.setattr(Timer, "_engine", lambda self, checkpoint, folder: Built(folder.name))
     monkeypatch.setattr("compress.run.timer.measure", measured)
     timer = Timer(context, Quantize(), Export())
-    found = timer([tmp_path] * 7, (2, 8), "fp32")
+    found = timer([tmp_path] * 7, (1, 8), "fp32")
     assert groups == [["0", "1", "2", "3", "4"], ["0", "5", "6"]]
     assert found == pytest.approx([1.5 * true[str(number)] for number in range(7)])
     groups.clear()
-    assert timer([tmp_path], (2, 8), "fp32") == [1.0]
+    assert timer([tmp_path], (1, 8), "fp32") == [1.0]
+    groups.clear()
+    both = timer.turns([tmp_path] * 7, [(1, 8), (3, None)], "fp32")
+    assert both == [pytest.approx([1.5 * b * true[str(number)] for number in range(7)]) for b in (1, 3)]
+    assert len(groups) == 2, "engines are built once, not once for each shape"
     assert not list(tmp_path.glob("engines-*"))
 
 
