@@ -46,7 +46,7 @@ from compress.models.heads.transcriber import write_vocabulary
 from compress.models.inputs.images import image_shape
 from compress.models.inputs.sounds import settings_of, settle, sound_steps
 from compress.models.inputs.tokenizer import TrainedTokenizer
-from compress.models.library import REFUSED, one_line, quiet, some, with_class
+from compress.models.library import REFUSED, as_with_head, one_line, quiet, some, with_class
 from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.size import count
@@ -97,6 +97,8 @@ def check_model(
         is_there = any(source.glob("*.safetensors*")) or is_local(config.path)
         size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if is_there else 0
         check_task(config, checked, num_labels)
+        if config.head == "new":
+            as_with_head(checked, config.task)
         add_embedding(checked, config, source)
         if is_there:
             _check_stored(config, checked, source)

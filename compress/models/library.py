@@ -68,6 +68,13 @@ def with_class(config: Any, task: Task) -> Any:
     return config
 
 
+def as_with_head(config: Any, task: Task) -> None:
+    """Names the model class of the task in the config of a body or of a model for another task, in place: it gets a new head."""
+    classes = task_classes(config, task)
+    if (config.architectures or [""])[0] not in classes:
+        config.architectures = classes[:1]
+
+
 def takes_padding(config: Any, task: Task) -> bool:
     """Whether the model class of this config and task can be told which tokens are padding."""
     return "attention_mask" in inspect.signature(model_class(config, task).forward).parameters

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from compress.core.errors import InputError
+from compress.models.architecture.shapes import sizes_of
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, label_names
 from compress.models.forward import forward
@@ -52,6 +53,14 @@ def test_half_precision_is_loaded_as_float32(folder: Path, out: Path) -> None:
     edit(folder, dtype="float16")
     import_model(named(folder), LABELS, 0, out)
     assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.float32}
+
+
+def test_a_body_is_checked_as_the_model_that_gets_the_new_head(tiny_bert: Path, folder: Path) -> None:
+    """Its class stands for vectors of texts among our tasks; stages look into the model of the task."""
+    edit(folder, architectures=["BertModel"])
+    checked = check_model(ModelConfig(path=str(folder), task="text-classification", head="new"), 2).config
+    assert checked.architectures == ["BertForSequenceClassification"]
+    assert sizes_of(checked, "model") == sizes_of(check_model(named(tiny_bert), 2).config, "model")
 
 
 def test_a_new_head_is_drawn_from_the_seed(tiny_bert: Path, tmp_path: Path) -> None:
