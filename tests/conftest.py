@@ -11,9 +11,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests import without_clocks
+from tests.engines_inside import inside
+
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
-settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("timeless", TIMELESS, max_examples=50)  # each test run draws others
+settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesis-profile thorough
 settings.load_profile("timeless")
 
 
@@ -28,3 +33,18 @@ def _weights_are_drawn() -> Iterator[None]:
     """Blames the test that leaves new models without values; later ones would read what their memory held."""
     yield
     assert torch.nn.init.normal_ is NORMAL, "torch.nn.init was left patched: new layers get no values"
+
+
+@pytest.fixture(scope="module")
+def engines_inside() -> Iterator[None]:
+    """For `pytest.mark.usefixtures`: engines of a module open in the process of the tests."""
+    with inside():
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_clocks() -> Iterator[None]:
+    """For `pytest.mark.usefixtures`: nothing is timed in a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        yield
