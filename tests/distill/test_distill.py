@@ -29,7 +29,7 @@ from distill.teacher import match_inputs
 from tests.distill.conftest import WORDS
 from tests.tiny_recipes import tiny_vit
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
+pytestmark = pytest.mark.whole
 
 Contexts = Callable[..., Context]
 SMALL: dict[str, Any] = {"student": Student(layers=2), "epochs": 1, "batch_size": 24, "learning_rate": 1e-3}

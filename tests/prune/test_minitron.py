@@ -15,7 +15,7 @@ from compress.pipeline import Outcome, run
 from compress.recipe import check, read
 from tests.compress import tiny_gpt
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
+pytestmark = pytest.mark.whole
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "wikitext2-gpt-minitron.yaml"
 QUICK: dict[str, Any] = {"rows": 64, "multiple_of": 8}

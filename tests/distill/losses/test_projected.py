@@ -19,8 +19,6 @@ from compress.recipe import check
 from distill.losses.projected import Directions, directions, distance
 from tests import tiny_embedding
 
-pytestmark = pytest.mark.usefixtures("engines_inside", "no_clocks")
-
 
 @settings(deadline=None)
 @given(st.integers(3, 20), st.integers(2, 6), st.integers(0, 999), st.data())
