@@ -1,5 +1,6 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
+import gc
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
@@ -20,6 +21,14 @@ TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("timeless", TIMELESS, max_examples=50)  # each test run draws others
 settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesis-profile thorough
 settings.load_profile("timeless")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the collector need not look through it (the ONNX exporter calls it for every graph), nor so
+    often at what comes (tracing makes millions of small objects)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def pytest_runtest_setup() -> None:
