@@ -1,19 +1,27 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
+import functools
 import os
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests import without_clocks
+from tests.engines_inside import inside
+
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
-settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("timeless", TIMELESS, max_examples=50)  # each test run draws others
+settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesis-profile thorough
 settings.load_profile("timeless")
 
 
@@ -21,6 +29,14 @@ def pytest_runtest_setup() -> None:
     """Every test draws the same numbers, whichever ones ran before it in its process."""
     torch.manual_seed(0)
     np.random.seed(0)  # what libraries draw from
+    _share_the_registry_of_the_exporter()
+
+
+def _share_the_registry_of_the_exporter() -> None:
+    """Lets all graphs share what torch knows of ONNX, once its exporter is loaded; 700 signatures are a tenth of the time of each."""
+    registry: Any = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
+    if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
+        registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +44,18 @@ def _weights_are_drawn() -> Iterator[None]:
     """Blames the test that leaves new models without values; later ones would read what their memory held."""
     yield
     assert torch.nn.init.normal_ is NORMAL, "torch.nn.init was left patched: new layers get no values"
+
+
+@pytest.fixture(scope="module")
+def engines_inside() -> Iterator[None]:
+    """For `pytest.mark.usefixtures`: engines of a module open in the process of the tests."""
+    with inside():
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_clocks() -> Iterator[None]:
+    """For `pytest.mark.usefixtures`: nothing is timed in a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        yield

@@ -30,6 +30,8 @@ from tests import tiny_sounds, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TASK = "audio-classification"
 CONFIGS = {
     "waveform": tiny_sounds.waveform_config(layers=2),

@@ -12,10 +12,9 @@ from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
 from compress.recipe import check
 from compress.run.prepare import prepare
-from tests import without_clocks
 from tests.tiny_recipes import tiny_vit
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
 QUIET = ConsoleProgress("quiet")
 RAW: dict[str, Any] = {
@@ -39,7 +38,6 @@ STAGES = [FINETUNE, quantize("whole"), HALF, quantize("small"), quantize("again"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
         return run(check({**RAW, "stages": STAGES}), tmp_path_factory.mktemp("runs") / "run", progress=QUIET)
 
 

@@ -233,8 +233,15 @@ finally:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize(
+    ("number", "swallowed"),
+    [
+        (signal.SIGTERM, True),
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_cleans_up(number: signal.Signals, swallowed: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-c", STOPPED, str(int(number)), str(swallowed), str(tmp_path)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -22,7 +22,7 @@ from compress.run.prepare import prepare
 from tests.compress import tiny_gpt
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 QUIET = ConsoleProgress("quiet")
 

@@ -22,6 +22,8 @@ from tests import tiny_captions, without_clocks
 from tests.report_keys import undocumented
 from tests.tiny_captions import TASK
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 FINETUNE = {"finetune": {"epochs": 12, "learning_rate": 3e-3, "batch_size": 64}}
 RIGHT = 0.3
 """Mean recall from which on captions are found: about 12 of 120 images are of one digit, so that the best is near 0.45 and chance 0.05."""

@@ -26,6 +26,8 @@ from tests.docs.clients import ask
 from tests.report_keys import undocumented
 from tests.tiny_towers import LENGTH, TASK
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 FINETUNE = {"finetune": {"epochs": 12, "learning_rate": 3e-3, "batch_size": 32}}
 
 

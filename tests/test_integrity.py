@@ -28,7 +28,7 @@ from tests.seldom import seldom
 from tests.tiny_recipes import tiny_vit
 from triton_repo import deployment
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
 RAW: dict[str, Any] = {
     **tiny_vit("tiny"),

@@ -26,6 +26,8 @@ from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TASK = "multi-label-classification"
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
 NAMES = ("bad", "good", "long")

@@ -22,6 +22,8 @@ from export.parity.parity import ParityError
 from tests.compress import tiny_gpt
 from tests.test_generation import recipe
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 STAGES: list[dict[str, Any]] = [
     {"finetune": {"epochs": 2, "learning_rate": 0.01}},
     {"distill": {"id": "draft", "student": {"layers": 1}, "loss": "soft_target", "epochs": 1, "learning_rate": 0.003}},

@@ -33,6 +33,8 @@ from tests.export import sentiment
 from tests.report_keys import undocumented
 from triton_repo.triton_repo import TritonRepo
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TASK = "question-answering"
 TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [16], "threads": 1}
 FINETUNE = {"finetune": {"epochs": 6, "batch_size": 8, "learning_rate": 3e-3}}

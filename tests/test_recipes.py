@@ -21,7 +21,7 @@ from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
@@ -45,6 +45,8 @@ ALIKE = (
     "stsb-embedding-student",
     "stsb-embedding-pruned",
     "fsdd-ast",
+    "sst2-minilm",
+    "cifar10-vit",
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
 test takes through every stage: the slow tests run them."""

@@ -22,6 +22,8 @@ from tests.docs.clients import ask
 from tests.export import sentiment
 from tests.report_keys import undocumented
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 
 def recipe(folder: Path, stages: list[Any], train: int = 0) -> Any:
     data = {"path": str(tiny_collection.folder(folder / "data", train)), "max_length": sentiment.LENGTH}

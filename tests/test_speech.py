@@ -30,6 +30,8 @@ from tests import tiny_speech, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TASK = "speech-recognition"
 LABELS = ("<pad>", "<unk>", "|", "a", "b", "c")
 FINETUNE = {"finetune": {"epochs": 10, "learning_rate": 4e-3, "batch_size": 16}}

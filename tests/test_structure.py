@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def test_only_the_kernels_need_the_triton_language() -> None:
     assert [name for name in found if not name.startswith(("export.kernels.", "export.fused."))] == []
 
 
+@cache
 def strings(path: Path) -> set[str]:
     """Returns the texts in a file that are not docstrings."""
     return {

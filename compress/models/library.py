@@ -124,12 +124,15 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    loud = level < logging.ERROR  # a change of level empties the caches of thousands of loggers, and these blocks stand inside one another
+    if loud:
+        logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        if loud:
+            logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 

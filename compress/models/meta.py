@@ -24,6 +24,8 @@ WITHOUT_TENSORS = "transformers.utils."
 CacheOfFunction = functools._lru_cache_wrapper
 
 _searched: set[str] = set()
+_newest = [""]
+"""The module that stood last in `sys.modules` when it was searched: what is loaded later stands behind it."""
 _caches: dict[int, CacheOfFunction[Any]] = {}
 
 
@@ -40,12 +42,20 @@ def on_meta_device() -> Iterator[None]:
 
 def empty_caches() -> None:
     """Empties the `functools` caches of all loaded modules of Transformers; the functions compute their results again."""
+    newest = next(reversed(sys.modules))
+    if newest != _newest[0]:  # thousands of modules are loaded, and models are built often
+        _search_modules()
+        _newest[0] = newest
+    for cache in _caches.values():
+        cache.cache_clear()
+
+
+def _search_modules() -> None:
+    """Finds the caches of modules of Transformers that were loaded since the last search."""
     for name, module in list(sys.modules.items()):
         if name.startswith(LIBRARY) and not name.startswith(WITHOUT_TENSORS) and name not in _searched:
             _searched.add(name)
             _caches.update((id(cache), cache) for cache in _caches_in(module))
-    for cache in _caches.values():
-        cache.cache_clear()
 
 
 def _caches_in(module: ModuleType) -> Iterator[CacheOfFunction[Any]]:

@@ -179,12 +179,16 @@ def serve(answer: Callable[[Request, Tell], Mapping[str, Any]]) -> None:
         channel.flush()
 
     for line in sys.stdin:
-        try:
-            reply = answer(json.loads(line), tell)
-        except Exception as error:  # whatever a library raises has to reach the parent as a line
-            traceback.print_exc()
-            reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        tell(reply)
+        tell(replied(answer, line, tell))
+
+
+def replied(answer: Callable[[Request, Tell], Mapping[str, Any]], line: str | bytes, tell: Tell) -> Mapping[str, Any]:
+    """Returns the answer to a line; whatever a library raises has to reach the parent as one too."""
+    try:
+        return answer(json.loads(line), tell)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
 
 
 def main() -> None:

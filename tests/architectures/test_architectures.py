@@ -49,6 +49,7 @@ def test_no_reason_blames_the_user_for_the_architecture() -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("engines_inside")
 @pytest.mark.parametrize("name", seldom(WHOLE, ("swinv2", "albert")))
 def test_each_way_in_which_models_differ(name: str, tmp_path: Path) -> None:
     found = tried(ARCHITECTURES[name], tmp_path, WHOLE[name])

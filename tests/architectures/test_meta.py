@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from compress.core.tasks import TASKS
 from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.structure import Structure
 from compress.models.inputs.images import image_shape
-from compress.models.meta import on_meta_device
+from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import count
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
@@ -81,6 +83,17 @@ def test_caches_are_empty_before_and_after(fails: bool) -> None:
         assert fails
     assert torch.equal(index((2, 3)), real[0])
     assert torch.equal(get_patches_center_coordinates(2, 3, torch.float32, torch.device("cpu")), real[1])
+
+
+def test_caches_of_modules_that_are_loaded_later_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "other"):
+        module = ModuleType(f"transformers.models.{name}_that_is_new")
+        module.counted = functools.cache(lambda: torch.zeros(1))  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        empty_caches()
+        module.counted()
+        empty_caches()
+        assert module.counted.cache_info().currsize == 0, name
 
 
 def test_there_is_one_way_to_the_meta_device() -> None:

@@ -15,6 +15,8 @@ from export.export import Export
 from tests.architectures.steps import Bench, quantize
 from tests.architectures.table import ARCHITECTURES
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TARGET = Target(engines=("openvino", "onnxruntime"), batch_sizes=(1,), threads=1)
 
 

@@ -25,6 +25,7 @@ from export.engines import openvino
 from export.engines.spec import spec_of
 from export.export import Export
 from export.parity.parity import ParityError
+from tests.engines_inside import inside
 from tests.export import sentiment
 
 NEEDS_BF16 = pytest.mark.skipif(not openvino.computes_bf16(), reason="this processor has no bf16")
@@ -37,6 +38,13 @@ def _one_trace_of_each_model() -> Iterator[None]:
     """The exporter takes seconds for a graph, and gives the same one each time (`test_onnx.test_same_bytes_twice`)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.graph.onnx.export_float", lambda checkpoint, _, out: Path(shutil.copy(sentiment.graph(checkpoint), out)))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _engines_inside() -> Iterator[None]:
+    """What is exported for all tests comes from processes; what one test exports for itself need not."""
+    with inside():
         yield
 
 

@@ -24,7 +24,7 @@ from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
 from tests.compress import tiny_gpt
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 KINDS = tuple(tiny_gpt.CONFIGS)
 

@@ -28,7 +28,7 @@ from export.graph.halves import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
 from tests.export import half_graphs, sentiment
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TARGET = Target(engines=("onnxruntime", "tensorrt"), batch_sizes=(1, 2), sequence_lengths=(8,), threads=1)
 

@@ -37,6 +37,8 @@ from quantize.quantize import Quantize
 from tests import tiny_towers
 from tests.tiny_towers import LENGTH, TASK
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TARGET = Target(engines=("onnxruntime",), batch_sizes=(1, 2), sequence_lengths=(16,), threads=1)
 
 

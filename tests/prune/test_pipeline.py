@@ -22,7 +22,7 @@ from compress.run.prepare import prepare
 from tests.export import sentiment
 from tests.prune import small_runs
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 PRUNE: dict[str, Any] = {
     "sparsity": 0.4,

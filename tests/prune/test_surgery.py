@@ -25,6 +25,8 @@ from prune.surgery import KeptUnits, head_numbers, indices, shrink
 from tests.seldom import seldom
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
+RELATIVES = ("roberta", "distilbert", "qwen2_moe")
+"""Kinds of which another one is shaped alike: of them the quick tests only take layers, heads and neurons away."""
 KEY = "stages.prune"
 NORMS = ("LayerNorm", "MixtralRMSNorm", "LlamaRMSNorm", "Qwen2MoeRMSNorm", "Qwen3MoeRMSNorm")
 FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +113,7 @@ def test_the_small_model_is_the_large_one_with_the_rest_silent(
     assert Structure.of(small, KEY).sizes.same(kept.sizes(sizes))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vit"])
+@pytest.mark.parametrize("kind", seldom([kind for kind in KINDS if kind != "vit"], RELATIVES))
 @FEW
 @given(vocabulary=subsets(15, 2))
 def test_rows_of_the_vocabulary_are_renumbered(
@@ -146,7 +148,7 @@ class OverSome(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", seldom(KINDS, RELATIVES))
 @FEW
 @given(data=st.data())
 def test_fewer_channels_are_norms_over_those_that_are_left(
@@ -245,10 +247,6 @@ def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
             owner, _, child = name.rpartition(".")
             setattr(large.get_submodule(owner), child, OverSome(module, channels))
     return large
-
-
-RELATIVES = ("roberta", "distilbert", "qwen2_moe")
-"""Kinds of which another one is shaped alike: the slow tests prune them in every way at once."""
 
 
 @pytest.mark.whole

@@ -11,7 +11,7 @@ from compress.pipeline import run
 from compress.recipe import check
 from tests.tiny_recipes import tiny_vit
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
 
 def test_onnx_runtime_serves_what_it_was_evaluated_with(tmp_path: Path) -> None:

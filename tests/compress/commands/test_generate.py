@@ -24,6 +24,8 @@ from export.engines.spec import EngineSpec
 from tests.compress import tiny_gpt
 from tests.test_generation import recipe
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TOKENS = 6
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from compress.models.library import uninitialized
+from compress.models.library import quiet, uninitialized
 
 DRAW = nn.init.kaiming_uniform_
 
@@ -50,3 +50,20 @@ def test_an_error_inside_does_not_hold_it() -> None:
         raise ZeroDivisionError
     assert nn.init.kaiming_uniform_ is DRAW
     assert PreTrainedModel.init_weights is stock
+
+
+def test_inside_quiet_there_are_errors_alone_and_outside_what_there_was() -> None:
+    from transformers.utils import logging
+
+    found = logging.get_verbosity()
+    try:
+        for level in (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+            logging.set_verbosity(level)
+            with quiet():
+                assert logging.get_verbosity() == max(level, logging.ERROR)
+                with quiet():
+                    assert logging.get_verbosity() == max(level, logging.ERROR)
+                assert not logging.is_progress_bar_enabled()
+            assert logging.get_verbosity() == level
+    finally:
+        logging.set_verbosity(found)

@@ -34,6 +34,8 @@ from tests.compress import tiny_gpt
 from tests.export.generation.genai_checkpoints import checkpoint
 from tests.export.generation.tiny_decoders import VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 SETTINGS = Generation(prompts=6, tokens=5)
 
 

@@ -25,6 +25,8 @@ from tests.export.generation.genai_checkpoints import checkpoint, prompts, token
 from tests.export.generation.test_agreement import context
 from tests.export.generation.tiny_decoders import VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("engines_inside")
+
 TEMPLATE = "{% for message in messages %}q{{ message.content }}z{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 ENDS = tuple(range(30, VOCABULARY, 3))
 """Ids that end an answer: many, so that random models meet them."""

@@ -43,7 +43,7 @@ from export.parity.dynamic import compare_all, dynamic_gemms
 from export.share import share
 from tests.export import sentiment
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 

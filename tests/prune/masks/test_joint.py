@@ -17,6 +17,7 @@ from prune.latency.table import Curve, LatencyTable
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
 from prune.selection import Granularity, Incoming, Limits
+from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
 
@@ -116,23 +117,26 @@ def test_adam_moves_a_scaled_vector_at_its_own_rate() -> None:
     torch.testing.assert_close(scaled(), plain, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [0.01, 100.0])
-@pytest.mark.parametrize(
-    ("granularity", "steps", "sparsity"),
-    [
-        (("heads", "ffn"), 300, 0.3),
-        (("heads", "ffn"), 300, 0.6),
-        (("heads", "ffn"), 60, 0.5),
-        (("heads", "ffn"), 600, 0.9),
-        (("hidden",), 300, 0.3),
-        (("hidden", "heads", "ffn"), 300, 0.6),
-        (("layers", "hidden", "heads", "ffn"), 300, 0.5),
-    ],
-    ids=str,
-)
+CASES: list[tuple[tuple[Granularity, ...], int, float]] = [
+    (("heads", "ffn"), 300, 0.3),
+    (("heads", "ffn"), 300, 0.6),
+    (("heads", "ffn"), 60, 0.5),
+    (("heads", "ffn"), 600, 0.9),
+    (("hidden",), 300, 0.3),
+    (("hidden", "heads", "ffn"), 300, 0.6),
+    (("layers", "hidden", "heads", "ffn"), 300, 0.5),
+]
+"""Granularity, steps, sparsity."""
+SIZES = (0.01, 100.0)
+OTHER_SIZE = {(*case, SIZES[at % 2]) for at, case in enumerate(CASES)}
+"""Each case has one size of the loss in turn; with the other one the slow tests try it."""
+
+
+@pytest.mark.parametrize("case", seldom([(*case, size) for case in CASES for size in SIZES], OTHER_SIZE), ids=str)
 def test_masks_end_at_the_sparsity_whatever_the_size_of_the_loss(
-    make_model: Callable[..., Any], granularity: tuple[Granularity, ...], steps: int, sparsity: float, size: float
+    make_model: Callable[..., Any], case: tuple[tuple[Granularity, ...], int, float, float]
 ) -> None:
+    granularity, steps, sparsity, size = case
     ratio = mask_rate(Learn(), steps) / 1e-3
     joint = made(make_model("bert"), granularity, sparsity=sparsity, ratio=ratio)
     draw_worth = torch.Generator().manual_seed(1)
