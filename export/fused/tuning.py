@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from export.kernels import epilogue, gemm, rounding
+from export.kernels import activation_codes, epilogue, gemm, rounding
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import TILES, Tile
 from export.kernels.launch import Launch, power_of_two
@@ -48,7 +48,7 @@ WIDE = (
     Tile(256, 128, 128, 8, 3),
 )
 """What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill."""
-SOURCES = (gemm, epilogue, rounding)
+SOURCES = (gemm, epilogue, activation_codes, rounding)
 Measure = Callable[[Launch], float]
 """Returns how long a launch takes, in any unit."""
 
@@ -95,7 +95,7 @@ def size_of(codes_NI: Tensor, weight: Int8Weight, output: Output) -> str:
     """Returns the size that a tile is remembered for."""
     outputs, inputs = weight.codes.shape
     stored = str(output.stored).removeprefix("torch.")
-    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored}"
+    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored} {output.method}"
 
 
 def facts(device: torch.device) -> dict[str, str]:
@@ -121,7 +121,10 @@ def cache_file(told: Mapping[str, str]) -> Path:
 def remembered(path: Path) -> dict[str, Tile]:
     """Returns the tiles of a file by size; none where it cannot be read."""
     try:
-        return {size: Tile(*map(int, tile)) for size, tile in json.loads(path.read_text(encoding="utf-8")).items()}
+        return {
+            size: Tile(*(None if number is None else int(number) for number in tile))
+            for size, tile in json.loads(path.read_text(encoding="utf-8")).items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
