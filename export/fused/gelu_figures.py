@@ -1,4 +1,4 @@
-"""The methods of `export.kernels.activation_codes` beside each other, on a GPU: how fast a GEMM is that ends in each, and whose codes differ.
+"""The methods of `export.kernels.activation_codes` beside each other, on a GPU: how fast a GEMM is that ends in each, and its errors.
 
     times     the products that grow BERT-base and BERT-large, one scale for the input as in the encoder, every method in its fastest tile
     errors    a GEMM of zeros with a bias hands any y to the epilogue, so that all bfloat16 in [-10, 10] and a dense grid go through the
@@ -119,7 +119,7 @@ def probes(device: str, grid: int = GRID, largest: float = LARGEST) -> Tensor:
     return torch.cat([halves[halves.abs() <= largest], torch.linspace(-largest, largest, grid, device=device)])
 
 
-def errors(activation: Activation, method: Method, scale: float, y_O: Tensor) -> dict[str, Any]:
+def errors(activation: Activation, method: Method, scale: float, y_O: Tensor, tile: Tile | None = None) -> dict[str, Any]:
     """Holds the codes of a method against those of float64.
 
     Args:
@@ -127,13 +127,15 @@ def errors(activation: Activation, method: Method, scale: float, y_O: Tensor) ->
         method: How codes are found.
         scale: Of the output.
         y_O: What goes through the kernel, float32 `[O]`.
+        tile: Of the GEMM.
 
     Returns:
         `count` of the numbers, `off`, `steps`, `tie`, `bound` and `within`, whether every code that differs lay within the bound of a tie.
     """
     zeros, ones = torch.zeros(len(y_O), 16, dtype=torch.int8, device=y_O.device), torch.ones_like(y_O)
-    found = gemm.int8_gemm(zeros[:1], 1.0, Int8Weight(zeros, ones, y_O), Output(activation, scale=scale, method=method))[0].double()
-    y = y_O.double()
+    codes_NO = torch.empty(1, len(y_O), dtype=torch.int8, device=y_O.device)
+    gemm.launch(zeros[:1], 1.0, Int8Weight(zeros, ones, y_O), Output(activation, scale=scale, method=method), codes_NO, tile).run()
+    found, y = codes_NO[0].double(), y_O.double()
     share = torch.erfc(-y * 0.5**0.5) / 2 if activation == "gelu" else torch.sigmoid(y)
     step = float(torch.tensor(scale, dtype=torch.float32))
     exact = y * share / step
