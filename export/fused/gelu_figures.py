@@ -32,16 +32,16 @@ LARGEST, GRID = 10.0, 2**22
 TILES = (
     Tile(64, 64, 128, 4, 3),
     Tile(64, 128, 128, 4, 3),
+    Tile(64, 128, 128, 4, 3, True),
     Tile(128, 64, 128, 4, 3),
-    Tile(128, 128, 64, 8, 4, 128),
+    Tile(128, 128, 64, 8, 4, True),
     Tile(128, 128, 128, 8, 3),
-    Tile(128, 128, 128, 8, 3, 128),
-    Tile(64, 256, 128, 8, 3, 128),
-    Tile(64, 256, 128, 8, 4),
+    Tile(128, 128, 128, 8, 3, True),
+    Tile(64, 256, 128, 8, 3),
     Tile(128, 256, 128, 8, 3),
+    Tile(128, 256, 128, 8, 3, True),
     Tile(256, 128, 128, 8, 3),
 )
-"""Those with a limit of registers let two programs share a multiprocessor, one computing while the other ends."""
 
 
 def gelu_figures(device: str, gpu: Gpu) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def time_of(work: Any, gpu: Gpu) -> float | None:
 
 def told(tile: Tile) -> str:
     """Returns a tile in words."""
-    limit = "" if tile.max_registers is None else f", {tile.max_registers} registers"
-    return f"{tile.rows} x {tile.outputs} x {tile.inputs}, {tile.num_warps} warps, {tile.num_stages} stages{limit}"
+    ending = ", in halves" if tile.halves else ""
+    return f"{tile.rows} x {tile.outputs} x {tile.inputs}, {tile.num_warps} warps, {tile.num_stages} stages{ending}"
 
 
 def probes(device: str, grid: int = GRID, largest: float = LARGEST) -> Tensor:

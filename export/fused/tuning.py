@@ -46,8 +46,14 @@ WIDE = (
     Tile(128, 256, 128, 8, 3),
     Tile(256, 128, 64, 8, 4),
     Tile(256, 128, 128, 8, 3),
+    Tile(128, 128, 128, 8, 3, True),
+    Tile(128, 128, 64, 8, 4, True),
 )
-"""What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill."""
+"""What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill.
+
+Those that end in halves take at most 128 registers and less than half of the shared memory, so that two programs share a multiprocessor:
+one multiplies while the other ends.
+"""
 SOURCES = (gemm, epilogue, activation_codes, rounding)
 Measure = Callable[[Launch], float]
 """Returns how long a launch takes, in any unit."""

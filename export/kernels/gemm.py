@@ -37,8 +37,8 @@ class Tile:
     inputs: int
     num_warps: int
     num_stages: int
-    max_registers: int | None = None
-    """Of a thread; see `Launch`."""
+    halves: bool = False
+    """Whether the outputs are ended one half after the other: half as many weight scales and biases wait in registers."""
 
 
 TILES = (Tile(16, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 128, 8, 3))
@@ -77,12 +77,11 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
         "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,
         "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
         "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
-        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0, "STRIP": STRIP,
+        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0, "STRIP": STRIP, "HALVES": tile.halves,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
     grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)
-    cost = Cost(num_bytes, 2 * rows * outputs * inputs, "int8")
-    return Launch(int8_gemm_kernel, grid, arguments, cost, tile.num_warps, tile.num_stages, tile.max_registers)
+    return Launch(int8_gemm_kernel, grid, arguments, Cost(num_bytes, 2 * rows * outputs * inputs, "int8"), tile.num_warps, tile.num_stages)
 
 
 @triton.jit
@@ -101,7 +100,7 @@ def int8_gemm_kernel(
     weight: tl.pointer_type, weight_scale: tl.pointer_type, bias: tl.pointer_type,
     out: tl.pointer_type, out_scale: tl.tensor,
     rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr, HALVES: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
     tile_n, tile_o = tile_at(rows, outputs, TILE_N, TILE_O, STRIP)
@@ -121,10 +120,21 @@ def int8_gemm_kernel(
             sums = tl.dot(x_tile, weight_tile, sums, out_dtype=tl.int32)
         x_at += TILE_I
         weight_at += TILE_I
-    row, column = tile_n * TILE_N + n, tile_o * TILE_O + o
-    y = rescaled(sums, row, column, rows, outputs, x_scale, input_scale, weight_scale, bias)
-    at = first_n * outputs + first_o + (n[:, None] * outputs + o[None, :])
-    finished(y, out, at, (row < rows)[:, None] & (column < outputs)[None, :], out_scale, ACTIVATION, METHOD)
+    row, column, at = tile_n * TILE_N + n, tile_o * TILE_O, out + first_n * outputs + first_o
+    if HALVES:
+        half = tl.arange(0, TILE_O // 2)
+        left, right = tl.split(tl.permute(tl.reshape(sums, (TILE_N, 2, TILE_O // 2)), (0, 2, 1)))
+        y = rescaled(left, row, column + half, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + half < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + half[None, :], inside, out_scale, ACTIVATION, METHOD)
+        half += TILE_O // 2
+        y = rescaled(right, row, column + half, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + half < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + half[None, :], inside, out_scale, ACTIVATION, METHOD)
+    else:
+        y = rescaled(sums, row, column + o, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + o < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + o[None, :], inside, out_scale, ACTIVATION, METHOD)
 
 
 def reference(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:

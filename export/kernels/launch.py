@@ -46,14 +46,11 @@ class Launch:
     """Warps of a program."""
     num_stages: int = 3
     """Stages of the software pipeline of loads."""
-    max_registers: int | None = None
-    """Of a thread; None leaves them to the compiler. Fewer let more programs share a multiprocessor."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Compiler options. No fused multiply-add: the references round after each multiplication and after each addition."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
-        return options if self.max_registers is None else {**options, "maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
 
     def run(self) -> None:
         """Launches the kernel on the device of its tensors."""
