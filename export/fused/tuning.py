@@ -27,6 +27,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from export.kernels import activation_codes, epilogue, gemm, rounding
+from export.kernels.activation_codes import METHOD
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import TILES, Tile
 from export.kernels.launch import Launch, power_of_two
@@ -101,7 +102,8 @@ def size_of(codes_NI: Tensor, weight: Int8Weight, output: Output) -> str:
     """Returns the size that a tile is remembered for."""
     outputs, inputs = weight.codes.shape
     stored = str(output.stored).removeprefix("torch.")
-    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored} {output.method}"
+    method = "" if output.method == METHOD else f" {output.method}"
+    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored}{method}"
 
 
 def facts(device: torch.device) -> dict[str, str]:
@@ -127,10 +129,7 @@ def cache_file(told: Mapping[str, str]) -> Path:
 def remembered(path: Path) -> dict[str, Tile]:
     """Returns the tiles of a file by size; none where it cannot be read."""
     try:
-        return {
-            size: Tile(*(None if number is None else int(number) for number in tile))
-            for size, tile in json.loads(path.read_text(encoding="utf-8")).items()
-        }
+        return {size: Tile(*map(int, tile)) for size, tile in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -155,7 +154,12 @@ def on_gpu(launch: Launch) -> float:
     return float(do_bench(launch.run, warmup=10, rep=40, return_mode="median"))
 
 
+def candidates(device: torch.device) -> tuple[Tile, ...]:
+    """Returns what is tried on a device."""
+    wide = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return (*CANDIDATES, *WIDE) if wide else CANDIDATES
+
+
 def tuner(device: torch.device) -> Tuner:
     """Returns the tuner of a GPU."""
-    wide = WIDE if torch.cuda.get_device_capability(device) >= (9, 0) else ()
-    return Tuner(cache_file(facts(device)), on_gpu, (*CANDIDATES, *wide))
+    return Tuner(cache_file(facts(device)), on_gpu, candidates(device))

@@ -77,7 +77,8 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
         "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,
         "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
         "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
-        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0, "STRIP": STRIP, "HALVES": tile.halves,
+        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0,
+        "STRIP": STRIP, "HALVES": tile.halves,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
     grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)
