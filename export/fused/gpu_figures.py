@@ -2,6 +2,7 @@
 
     python -m export.fused.gpu_figures FILE            everything, on a GPU
     python -m export.fused.gpu_figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
+    python -m export.fused.gpu_figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
 
 FILE (JSON) holds `checked`; and where times are taken `device`, `versions`, `peak`, `kernels`, `sparse` (all of `measured`), `packed` (of
 `squad`) and `shapes` (of `beside_torch`). What failed has a `reason`.
@@ -21,6 +22,7 @@ import triton
 
 from compress.artifacts.artifact import write_json
 from export.fused.beside_torch import beside_torch
+from export.fused.gelu_figures import gelu_figures
 from export.fused.graphs import record_on_gpu
 from export.fused.measured import BROKEN, checked, int8_peak, line, pairs_of_layers, shares, sparse
 from export.fused.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
@@ -45,6 +47,17 @@ def figures() -> dict[str, Any]:
         "sparse": sparse("cuda", gpu, peaks, pairs_of_layers()),
         **whole(gpu),
     }
+
+
+def gelu_alone() -> dict[str, Any]:
+    """Returns what `gelu_figures` measures on the current GPU, and prints it."""
+    found = {"device": torch.cuda.get_device_name(), "triton": triton.__version__, **gelu_figures("cuda", OnGpu())}
+    for row in found["times"]:
+        print(f"{row['shape']:20} {row['method']:24} {1000 * row['ms']:7.1f} us {row['tera_per_s']:7.1f} tera-operations/s   {row['tile']}")
+    for row in found["errors"]:
+        told = f"{row['off']} of {row['count']} off, by {row['steps']:.0f}, {row['tie']:.2g} from a tie ({row['bound']:.2g} allowed)"
+        print(f"{row['activation']:5} {row['method']:11} {row['scale']:6} {told}{'' if row['within'] else '  BEYOND ITS BOUND'}")
+    return found
 
 
 def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
@@ -75,13 +88,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m export.fused.gpu_figures", description="Checks and times the kernels on a GPU.")
     parser.add_argument("file", type=Path, help="JSON that is written")
     parser.add_argument("--check", action="store_true", help="check the answers alone")
+    parser.add_argument("--only", choices=["gelu"], help="measure this alone")
     given = parser.parse_args(arguments)
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     if not torch.cuda.is_available() and not (given.check and interprets):
         print("gpu_figures: torch finds no NVIDIA GPU that it can use; with --check and TRITON_INTERPRET=1 none is needed", file=sys.stderr)
         return 2
-    found = {"checked": checked("cpu" if interprets else "cuda")} if given.check else figures()
-    write_json(given.file, found)
+    if given.only is not None and given.check:
+        print("gpu_figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
+        return 2
+    write_json(
+        given.file,
+        gelu_alone() if given.only == "gelu" else {"checked": checked("cpu" if interprets else "cuda")} if given.check else figures(),
+    )
     return 0
 
 

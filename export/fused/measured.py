@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from export.fused.tuning import CANDIDATES
+from export.fused.tuning import candidates
 from export.kernels.block_sparse import SIDES
 from export.kernels.cases import SMALL, Case, Make, Maker, fifth_case, gemm_case
 from export.kernels.epilogue import Output
@@ -115,11 +115,11 @@ def share_of(launch: Launch, ms: float, peaks: Peaks | None, measured_peak: floa
 
 
 def fastest(case: Case, gpu: Gpu) -> tuple[Launch, str | None]:
-    """Returns the launch of a case in its fastest tile, and that tile as "rows x outputs x inputs"; no tile where none can be chosen."""
+    """Returns the launch of a case in its fastest tile, and that tile in words; no tile where none can be chosen."""
     if case.tiled is None:
         return case.launch, None
     times = {}
-    for tile in CANDIDATES:
+    for tile in candidates(case.outputs[0].device):
         launch = case.tiled(tile)
         try:
             times[tile] = median_ms(launch.run, gpu), launch
@@ -128,7 +128,7 @@ def fastest(case: Case, gpu: Gpu) -> tuple[Launch, str | None]:
     if not times:
         raise RuntimeError("no tile runs on this GPU")
     tile = min(times, key=lambda one: times[one][0])
-    return times[tile][1], f"{tile.rows} x {tile.outputs} x {tile.inputs}"
+    return times[tile][1], f"{tile.rows} x {tile.outputs} x {tile.inputs}{', in halves' if tile.halves else ''}"
 
 
 def int8_peak(device: str, gpu: Gpu, side: int = SIDE) -> float:

@@ -26,7 +26,8 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from export.kernels import epilogue, gemm, rounding
+from export.kernels import activation_codes, epilogue, gemm, rounding
+from export.kernels.activation_codes import METHOD
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import TILES, Tile
 from export.kernels.launch import Launch, power_of_two
@@ -46,9 +47,15 @@ WIDE = (
     Tile(128, 256, 128, 8, 3),
     Tile(256, 128, 64, 8, 4),
     Tile(256, 128, 128, 8, 3),
+    Tile(128, 128, 128, 8, 3, True),
+    Tile(128, 128, 64, 8, 4, True),
 )
-"""What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill."""
-SOURCES = (gemm, epilogue, rounding)
+"""What is tried, too, from capability 9.0 on: sums lie in the registers of four warps there, below they spill.
+
+Those that end in halves take at most 128 registers and less than half of the shared memory, so that two programs share a multiprocessor:
+one multiplies while the other ends.
+"""
+SOURCES = (gemm, epilogue, activation_codes, rounding)
 Measure = Callable[[Launch], float]
 """Returns how long a launch takes, in any unit."""
 
@@ -95,7 +102,8 @@ def size_of(codes_NI: Tensor, weight: Int8Weight, output: Output) -> str:
     """Returns the size that a tile is remembered for."""
     outputs, inputs = weight.codes.shape
     stored = str(output.stored).removeprefix("torch.")
-    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored}"
+    method = "" if output.method == METHOD else f" {output.method}"
+    return f"{power_of_two(len(codes_NI))}x{outputs}x{inputs} {output.activation} {stored}{method}"
 
 
 def facts(device: torch.device) -> dict[str, str]:
@@ -146,7 +154,12 @@ def on_gpu(launch: Launch) -> float:
     return float(do_bench(launch.run, warmup=10, rep=40, return_mode="median"))
 
 
+def candidates(device: torch.device) -> tuple[Tile, ...]:
+    """Returns what is tried on a device."""
+    wide = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return (*CANDIDATES, *WIDE) if wide else CANDIDATES
+
+
 def tuner(device: torch.device) -> Tuner:
     """Returns the tuner of a GPU."""
-    wide = WIDE if torch.cuda.get_device_capability(device) >= (9, 0) else ()
-    return Tuner(cache_file(facts(device)), on_gpu, (*CANDIDATES, *wide))
+    return Tuner(cache_file(facts(device)), on_gpu, candidates(device))

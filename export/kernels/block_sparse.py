@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from compress.core.errors import InputError
-from export.kernels.epilogue import Output, activated, check_input, check_outputs, reference_outputs, rescaled, stored
+from export.kernels.epilogue import Output, check_input, check_outputs, finished, reference_outputs, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor
 
 SIDES = (32, 64)
@@ -162,7 +162,7 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Ou
         "x": x_NI, "x_scale": scales_N, "input_scale": 1.0 if isinstance(scale, Tensor) else scale,
         "codes": packed.codes, "start": weight.index.start, "column": weight.index.column,
         "weight_scale": weight.scale, "bias": weight.bias, "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
-        "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation,
+        "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
         "TILE_N": tile_n, "SIDE": packed.side, "EVEN": inputs % packed.side == 0,
     }  # fmt: skip
     num_bytes = packed.size_bytes + bytes_of(x_NI, scales_N, weight.index.start, weight.index.column, weight.scale, weight.bias, out_NO)
@@ -175,7 +175,7 @@ def block_sparse_gemm_kernel(
     x: tl.pointer_type, x_scale: tl.pointer_type, input_scale: tl.tensor,
     codes: tl.pointer_type, start: tl.pointer_type, column: tl.pointer_type,
     weight_scale: tl.pointer_type, bias: tl.pointer_type, out: tl.pointer_type, out_scale: tl.tensor,
-    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr,
+    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
     TILE_N: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of rows and one strip of outputs."""
@@ -194,9 +194,9 @@ def block_sparse_gemm_kernel(
         tile = tl.load(x_at + first_i) if EVEN else tl.load(x_at + first_i, first_i + side[None, :] < inputs, other=0)
         sums = tl.dot(tile, weight, sums, out_dtype=tl.int32)
     row, column_o = tile_n * TILE_N + n, strip * SIDE + side
-    z = activated(rescaled(sums, row, column_o, rows, outputs, x_scale, input_scale, weight_scale, bias), ACTIVATION)
+    y = rescaled(sums, row, column_o, rows, outputs, x_scale, input_scale, weight_scale, bias)
     at = first_n * outputs + strip * SIDE + (n[:, None] * outputs + side[None, :])
-    stored(z, out, at, (row < rows)[:, None] & (column_o < outputs)[None, :], out_scale)
+    finished(y, out, at, (row < rows)[:, None] & (column_o < outputs)[None, :], out_scale, ACTIVATION, METHOD)
 
 
 def reference(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Output) -> Tensor:

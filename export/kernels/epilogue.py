@@ -17,7 +17,7 @@ Shape suffixes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import triton
@@ -25,12 +25,11 @@ import triton.language as tl
 from torch import Tensor
 
 from compress.core.errors import InputError
+from export.kernels.activation_codes import METHOD, Activation, Method, activated, activation_codes
 from export.kernels.launch import check_scale, check_tensor
 from export.kernels.rounding import int8_codes
 
-Activation = Literal["none", "gelu", "silu"]
 FLOAT_OUTPUTS = (torch.float16, torch.bfloat16, torch.float32)
-HALF_ROOT = tl.constexpr(0.5**0.5)
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,14 @@ class Output:
     """float16, bfloat16 or float32; ignored with a scale."""
     scale: float | None = None
     """Requantizes to int8 with this scale."""
+    method: Method = METHOD
+    """How the codes of an activation are found; see `activation_codes`."""
 
     def __post_init__(self) -> None:
         if self.activation not in get_args(Activation):
             raise InputError(f"activation must be one of {', '.join(get_args(Activation))}; it is {self.activation!r}")
+        if self.method not in get_args(Method):
+            raise InputError(f"method must be one of {', '.join(get_args(Method))}; it is {self.method!r}")
         if self.dtype not in FLOAT_OUTPUTS:
             raise InputError(f"the output must be float16, bfloat16 or float32, or int8 by a scale; it is {self.dtype}")
         if self.scale is not None:
@@ -117,13 +120,20 @@ def rescaled(
 
 
 @triton.jit
-def activated(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """Returns f(y) for a block of float32."""
-    if ACTIVATION == "gelu":
-        y = 0.5 * y * (1.0 + tl.erf(y * HALF_ROOT))
-    if ACTIVATION == "silu":
-        y = y / (1.0 + tl.exp(-y))
-    return y
+def finished(
+    y: tl.tensor,
+    out: tl.pointer_type,
+    at: tl.tensor,
+    inside: tl.tensor,
+    out_scale: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    METHOD: tl.constexpr,
+) -> None:
+    """Stores f(y), requantized where `out` is int8."""
+    if out.dtype.element_ty == tl.int8:
+        tl.store(out + at, activation_codes(y, out_scale, ACTIVATION, METHOD), inside)
+    else:
+        tl.store(out + at, activated(y, ACTIVATION).to(out.dtype.element_ty), inside)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.epilogue import Int8Weight, Output, activated, check_input, reference_outputs, rescaled, stored
+from export.kernels.epilogue import Int8Weight, Output, check_input, finished, reference_outputs, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
 
 STRIP = 8
@@ -37,6 +37,8 @@ class Tile:
     inputs: int
     num_warps: int
     num_stages: int
+    halves: bool = False
+    """Whether the outputs are ended one half after the other: half as many weight scales and biases wait in registers."""
 
 
 TILES = (Tile(16, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 128, 8, 3))
@@ -74,8 +76,9 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Outp
         "x": x_NI, "x_scale": scales_N, "input_scale": 1.0 if isinstance(scale, Tensor) else scale,
         "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,
         "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
-        "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation,
-        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0, "STRIP": STRIP,
+        "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation, "METHOD": output.method,
+        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0,
+        "STRIP": STRIP, "HALVES": tile.halves,
     }  # fmt: skip
     num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
     grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)
@@ -97,8 +100,8 @@ def int8_gemm_kernel(
     x: tl.pointer_type, x_scale: tl.pointer_type, input_scale: tl.tensor,
     weight: tl.pointer_type, weight_scale: tl.pointer_type, bias: tl.pointer_type,
     out: tl.pointer_type, out_scale: tl.tensor,
-    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr,
+    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr, HALVES: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, one tile of the output."""
     tile_n, tile_o = tile_at(rows, outputs, TILE_N, TILE_O, STRIP)
@@ -118,10 +121,21 @@ def int8_gemm_kernel(
             sums = tl.dot(x_tile, weight_tile, sums, out_dtype=tl.int32)
         x_at += TILE_I
         weight_at += TILE_I
-    row, column = tile_n * TILE_N + n, tile_o * TILE_O + o
-    z = activated(rescaled(sums, row, column, rows, outputs, x_scale, input_scale, weight_scale, bias), ACTIVATION)
-    at = first_n * outputs + first_o + (n[:, None] * outputs + o[None, :])
-    stored(z, out, at, (row < rows)[:, None] & (column < outputs)[None, :], out_scale)
+    row, column, at = tile_n * TILE_N + n, tile_o * TILE_O, out + first_n * outputs + first_o
+    if HALVES:
+        half = tl.arange(0, TILE_O // 2)
+        left, right = tl.split(tl.permute(tl.reshape(sums, (TILE_N, 2, TILE_O // 2)), (0, 2, 1)))
+        y = rescaled(left, row, column + half, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + half < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + half[None, :], inside, out_scale, ACTIVATION, METHOD)
+        half += TILE_O // 2
+        y = rescaled(right, row, column + half, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + half < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + half[None, :], inside, out_scale, ACTIVATION, METHOD)
+    else:
+        y = rescaled(sums, row, column + o, rows, outputs, x_scale, input_scale, weight_scale, bias)
+        inside = (row < rows)[:, None] & (column + o < outputs)[None, :]
+        finished(y, at, n[:, None] * outputs + o[None, :], inside, out_scale, ACTIVATION, METHOD)
 
 
 def reference(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from triton.runtime.errors import OutOfResources
 from export.fused import tuning
 from export.fused.tuning import CANDIDATES, Tuner, cache_file, remembered, size_of
 from export.kernels import gemm
-from export.kernels.ahead_of_time import CAPABILITIES, compiled
+from export.kernels.activation_codes import Method
+from export.kernels.ahead_of_time import CAPABILITIES, LIMITS, compiled, count
 from export.kernels.cases import META
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
@@ -34,7 +35,8 @@ class Clock:
     def __call__(self, launch: Launch) -> float:
         self.asked += 1
         arguments = launch.arguments
-        tile = Tile(*(arguments[name] for name in ("TILE_N", "TILE_O", "TILE_I")), launch.num_warps, launch.num_stages)
+        sides = (arguments[name] for name in ("TILE_N", "TILE_O", "TILE_I"))
+        tile = Tile(*sides, launch.num_warps, launch.num_stages, arguments["HALVES"])
         if tile in self.too_large:
             raise OutOfResources(1, 0, "shared memory")
         return 1.0 if tile == BEST else 2.0 + CANDIDATES.index(tile)
@@ -82,7 +84,7 @@ def test_a_damaged_file_counts_as_none(text: str, tmp_path: Path) -> None:
     Tuner(path, clock)(META.codes(64, 64), weight(), GELU)
     assert clock.asked == len(CANDIDATES)
     assert json.loads(path.read_text(encoding="utf-8")) == {
-        "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages]
+        "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages, False]
     }
 
 
@@ -109,6 +111,15 @@ def test_each_fact_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_the_size_names_what_ends_the_gemm() -> None:
     assert size_of(META.codes(5, 64), weight(), Output(dtype=torch.float32)) == "8x96x64 none float32"
+    sizes = {size_of(META.codes(5, 64), weight(), Output("gelu", scale=0.1, method=method)) for method in get_args(Method)}
+    assert sizes >= {"8x96x64 gelu int8", "8x96x64 gelu int8 tanh"}
+    assert len(sizes) == len(get_args(Method))
+
+
+def test_a_tile_in_halves_is_remembered(tmp_path: Path) -> None:
+    path, tile = tmp_path / "tiles.json", Tile(128, 128, 128, 8, 3, True)
+    Tuner(path, lambda launch: 0.0 if launch.arguments["HALVES"] else 1.0, (BEST, tile))(META.codes(64, 64), weight(), GELU)
+    assert list(remembered(path).values()) == [tile]
 
 
 MATRIX: list[Any] = [pytest.param(tile, capability, marks=pytest.mark.slow) for tile in CANDIDATES for capability in CAPABILITIES]
@@ -119,3 +130,18 @@ def test_every_candidate_is_within_the_limits(tile: Tile, capability: int) -> No
     large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
     binary = compiled(gemm.launch(META.codes(4096, 768), 0.1, large, GELU, META.codes(4096, 3072), tile), capability)
     assert binary.over_limits() == []
+
+
+@pytest.mark.parametrize("tile", [tile for tile in tuning.WIDE if tile.halves])
+@pytest.mark.parametrize(
+    "method", [pytest.param("exact", marks=pytest.mark.slow), pytest.param("branchless", marks=pytest.mark.slow), "logistic"]
+)
+def test_two_programs_that_end_in_halves_share_a_multiprocessor(tile: Tile, method: Method) -> None:
+    large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
+    output = Output("gelu", scale=0.1, method=method)
+    binary = compiled(gemm.launch(META.codes(4096, 768), 0.1, large, output, META.codes(4096, 3072), tile), 90)
+    assert 2 * 32 * binary.num_warps * binary.registers <= LIMITS[90].registers
+    assert 2 * binary.shared_bytes <= LIMITS[90].shared_bytes
+    assert binary.spills == 0
+    divisions = count(binary.instructions, "FCHK")  # each has a branch
+    assert divisions >= 64 if method == "exact" else divisions <= 2  # those of the scale; else one for each code

@@ -1,0 +1,159 @@
+"""GELU and SiLU that end in int8 codes: y in, clamp(rint(f(y) / s), -128, 127) out. The method says what is paid for how much.
+
+Both functions are y times a share of y: GELU(y) = y Phi(y), SiLU(y) = y sigmoid(y), and Phi is a sigmoid too, of an odd polynomial:
+
+    exact       erf of CUDA; (f(y) / s) by IEEE division
+    branchless  the same bits: the quotient by a reciprocal and two corrections, which needs no branch
+    logistic    share = 1 / (1 + 2^e),          e = -log2(e) y (c0 + c1 y^2 + .. + c4 y^8)
+    tanh        share = 1/2 + tanh(t) / 2,      t = y (d0 + d1 y^2) / 2
+                then code = rint(y (1 / s) share), rounded once: one fused multiply-add onto 1.5 * 2^23
+
+The polynomials are minimax fits of log(Phi / (1 - Phi)), weighted by what an error of theirs moves y Phi(y): at most 3.1e-6 with five
+coefficients and 2.8e-4 with two. Both grow with |y| without an end, so that the share is 0 or 1 far out. SiLU needs none: e = -log2(e) y.
+
+Bounds, in steps of s, on how far the value that is rounded lies from the exact f(y) / s: a code differs from the correctly rounded one
+only where f(y) / s lies that near to a tie, and then by 1. ex2.approx and rcp.approx are good to 2^-22 relative, tanh.approx to 2^-10.987
+(PTX ISA, floating point instructions).
+
+    exact, branchless   2^-20 |y| / s + 2^-16                                  see `epilogue`
+    logistic            (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU without the 3.1e-6
+    tanh                (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU without the 2.8e-4
+
+Quotient: with r = 1 / s rounded and q0 = x r, q1 = q0 + r (x - q0 s) is one of the two floats beside x / s, and q2 = q1 + r (x - q1 s) is
+x / s rounded as IEEE division (Markstein 1990, IBM J. Res. Dev. 34(1), theorem 8.3). x is clamped to [-128 s, 127 s] first, which changes
+no code, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Literal
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from export.kernels.rounding import SPACING_ONE, int8_codes
+
+Activation = Literal["none", "gelu", "silu"]
+Method = Literal["exact", "branchless", "logistic", "tanh"]
+METHOD: Method = "exact"
+"""What kernels take where nothing else is asked for."""
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+"""The interpreter knows no instructions of PTX: it takes exact functions in their place, and has smaller errors."""
+HALF_ROOT = tl.constexpr(0.5**0.5)
+LOG2_E = math.log2(math.e)
+LOGIT = (1.59565627, 7.29375821e-2, -2.49723371e-4, -6.11619929e-5, 2.23816323e-6)
+"""c0 to c4."""
+SHORT_LOGIT = (1.60031416, 6.940179e-2)
+"""d0 and d1."""
+LOGIT_ERROR, SHORT_LOGIT_ERROR = 3.1e-6, 2.8e-4
+"""Of y Phi(y), by the fits."""
+C0, C1, C2, C3, C4 = (tl.constexpr(-LOG2_E * c) for c in LOGIT)
+D0, D1 = (tl.constexpr(d / 2) for d in SHORT_LOGIT)
+SILU_EXPONENT = tl.constexpr(-LOG2_E)
+
+
+@triton.jit
+def activated(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Returns f(y) for a block of float32."""
+    if ACTIVATION == "gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * HALF_ROOT))
+    if ACTIVATION == "silu":
+        y = y / (1.0 + tl.exp(-y))
+    return y
+
+
+@triton.jit
+def activation_codes(y: tl.tensor, scale: tl.tensor, ACTIVATION: tl.constexpr, METHOD: tl.constexpr) -> tl.tensor:
+    """Returns the codes of f(y), int8 in [-128, 127]; y is a block of float32, `scale` one positive float32."""
+    if METHOD == "exact":
+        return int8_codes(activated(y, ACTIVATION), scale, -128)
+    elif METHOD == "branchless" or ACTIVATION == "none":
+        return int8_codes_branchless(activated(y, ACTIVATION), scale)
+    else:
+        share = share_by_tanh(y, ACTIVATION) if METHOD == "tanh" else share_logistic(y, ACTIVATION)
+        return int8_of_shifted(tl.fma(y * tl.div_rn(1.0, scale), share, SPACING_ONE))
+
+
+@triton.jit
+def int8_codes_branchless(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Returns the codes that `int8_codes` returns, to the bit, for one scale."""
+    x = tl.minimum(tl.maximum(x, -128.0 * scale), 127.0 * scale)
+    reciprocal = tl.div_rn(1.0, scale)
+    steps = x * reciprocal
+    steps = tl.fma(tl.fma(-steps, scale, x), reciprocal, steps)
+    steps = tl.fma(tl.fma(-steps, scale, x), reciprocal, steps)
+    return int8_of_shifted(steps + SPACING_ONE)
+
+
+@triton.jit
+def int8_of_shifted(shifted: tl.tensor) -> tl.tensor:
+    """Returns the integers that were rounded by adding 1.5 * 2^23, clamped to int8: the lowest byte of their float32."""
+    inside = tl.minimum(tl.maximum(shifted, SPACING_ONE - 128.0), SPACING_ONE + 127.0)
+    return inside.to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def share_logistic(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Returns f(y) / y by a power of two and a reciprocal."""
+    if ACTIVATION == "gelu":
+        square = y * y
+        exponent = y * tl.fma(tl.fma(tl.fma(tl.fma(square, C4, C3), square, C2), square, C1), square, C0)
+    else:
+        exponent = y * SILU_EXPONENT
+    return reciprocal_approximate(1.0 + exp2_approximate(exponent))
+
+
+@triton.jit
+def share_by_tanh(y: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Returns f(y) / y by a hyperbolic tangent."""
+    angle = y * tl.fma(y * y, D1, D0) if ACTIVATION == "gelu" else 0.5 * y
+    return tl.fma(tanh_approximate(angle), 0.5, 0.5)
+
+
+@triton.jit
+def exp2_approximate(x: tl.tensor) -> tl.tensor:
+    """Returns 2^x for float32 by one instruction."""
+    if INTERPRETED:
+        return tl.exp2(tl.minimum(x, 127.0))
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def reciprocal_approximate(x: tl.tensor) -> tl.tensor:
+    """Returns 1 / x for float32 by one instruction."""
+    if INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def tanh_approximate(x: tl.tensor) -> tl.tensor:
+    """Returns tanh x for float32 by one instruction."""
+    if INTERPRETED:
+        return 1.0 - 2.0 / (1.0 + tl.exp(tl.minimum(2.0 * x, 80.0)))
+    else:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+def distance_bound(y: Tensor, f_y: Tensor, scale: float, activation: Activation, method: Method) -> Tensor:
+    """Returns how near to a tie f(y) / s has to be for a code to differ from the correctly rounded one, in steps.
+
+    Args:
+        y: float64, any shape.
+        f_y: The exact f(y), float64, same shape.
+        scale: s.
+        activation: f.
+        method: How codes are found.
+    """
+    if activation == "none":
+        return y.new_full(y.shape, 0.0) + 2.0**-16
+    if method == "logistic":
+        return ((LOGIT_ERROR if activation == "gelu" else 0.0) + 2.0**-19 * f_y.abs()) / scale + 2.0**-16
+    if method == "tanh":
+        return ((SHORT_LOGIT_ERROR if activation == "gelu" else 0.0) + 2.0**-12 * y.abs()) / scale + 2.0**-15
+    return 2.0**-20 * y.abs() / scale + 2.0**-16
