@@ -121,13 +121,17 @@ class Serving:
         before, answered = self._spent(), self._answered()
         address = Address("grpc", self.service.grpc_address)
         (found,) = load_test(address, Model(self.model.name, tuple(one.name for one in self.model.config.input)), self.model.rows, [load])
-        assert not self.service.deaths, f"the server died; log: {self.service.log.read_text(encoding='utf-8')[-2000:]}"
         count = max(1, self._answered() - answered)
         cpu_ms = {name: round(1e3 * (spent - before[name]) / count, 4) for name, spent in self._spent().items()}
         generator = 1e3 * found["cpu_share"] / found["throughput_per_s"] if found["throughput_per_s"] else None
         errors = {kind: about["n"] for kind, about in found["errors"].items()}
         kept = {key: found[key] for key in SHOWN if key in found}
-        return {**kept, "errors": errors, "cpu_ms": {**cpu_ms, "generator": generator and round(generator, 4)}}
+        return {
+            **kept,
+            "errors": errors,
+            "deaths": self.service.deaths,
+            "cpu_ms": {**cpu_ms, "generator": generator and round(generator, 4)},
+        }
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Returns the processes of the server."""
@@ -135,6 +139,10 @@ class Serving:
         assert front is not None, "it runs"
         assert triton is not None, "it runs"
         return {"front": psutil.Process(front.pid).children(), "Triton": triton._servers, "model": triton._stubs}
+
+    def resident_mb(self) -> dict[str, float]:
+        """Returns the resident memory of each kind of process."""
+        return {name: round(sum(one.memory_info().rss for one in some) / 2**20, 3) for name, some in self.processes().items()}
 
     def _spent(self) -> dict[str, float]:
         """Returns the seconds of the processor that each kind of process has had."""

@@ -19,6 +19,7 @@ and shares its cores; what it takes is shown. Each figure is the median over the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import threading
@@ -216,10 +217,10 @@ def soak(bench: Bench) -> dict[str, Any]:
         over, samples = threading.Event(), list[dict[str, float]]()
 
         def watch() -> None:
-            processes, started = serving.processes(), time.monotonic()
+            started = time.monotonic()
             while not over.wait(SAMPLE_SECONDS):
-                resident = {name: sum(one.memory_info().rss for one in some) / 2**20 for name, some in processes.items()}
-                samples.append({"s": round(time.monotonic() - started, 1), **{name: round(mb, 3) for name, mb in resident.items()}})
+                with contextlib.suppress(psutil.NoSuchProcess):  # a death is counted, and ends no soak
+                    samples.append({"s": round(time.monotonic() - started, 1), **serving.resident_mb()})
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -229,7 +230,8 @@ def soak(bench: Bench) -> dict[str, Any]:
             over.set()
             watcher.join()
     settled = samples[int(SETTLED * len(samples)) :]
-    memory = {name: slope([one["s"] for one in settled], [one[name] for one in settled]) for name in serving.processes()} if settled else {}
+    at_s, names = [one["s"] for one in settled], [name for name in samples[-1] if name != "s"]
+    memory = {name: slope(at_s, [one[name] for one in settled]) for name in names}
     return {"capacity_rows_per_s": capacity, "rate": SHARE * capacity, "load": found, "memory": memory, "samples_mb": samples}
 
 

@@ -1,7 +1,7 @@
 """The connection of the load generator to a Triton server, over gRPC or HTTP, on the asyncio clients of tritonclient.
 
-Requests are encoded before the clock starts; a prepared one may be under way many times at once. Over gRPC messages go out and come in as the
-bytes that they are. How an error counts is the same for both protocols:
+Requests are encoded before the clock starts; a prepared one may be under way many times at once. Over gRPC messages go out and come in as
+the bytes that they are. How an error counts is the same for both protocols:
 
     refused     the request was not taken, or its connection was lost: UNAVAILABLE, RESOURCE_EXHAUSTED; 503, 429; errors of the socket
     timed_out   no answer within the time limit, ours or the server's: DEADLINE_EXCEEDED; 504, 408
