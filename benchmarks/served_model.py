@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
+from compress.artifacts.run_folder import open_run
 from compress.commands.load_test import evaluation_rows
 from compress.core.engines import ENGINES
+from compress.measure.answers import load_predictions
 from compress.report import evaluations
 from triton_repo import environment
 from triton_repo.config import from_text, model_names, to_text
@@ -79,6 +83,22 @@ class ServedModel:
         """CPU threads of its engine."""
         about = self.engine
         return int(about["properties"][ENGINES[about["engine"]].threads_property])
+
+    def evaluated(self) -> NDArray[np.float32]:
+        """Returns the logits of the engine that was evaluated, of all evaluation rows, float32 [n, C]."""
+        run = open_run(self.run)
+        exported = run.of_kind("engine")
+        assert exported is not None, "the run exports"
+        entry = next(one for one in evaluations.served(run) if one["model"] == self.name)
+        (file,) = (
+            engine["predictions"]
+            for build in evaluations.builds(run)
+            for engine in build["engines"]
+            if (build["variant"], build["precision"]) == (entry["variant"], entry["precision"])
+            and all(engine[name] == entry[name] for name in ("engine", "mode", "float_precision"))
+        )
+        logits: NDArray[np.float32] = load_predictions(exported.path / file)[0]
+        return logits
 
     def write(self, out: Path, settings: Settings) -> None:
         """Writes a repository of this model alone, with other settings and without limits of its queue."""
