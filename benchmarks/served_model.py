@@ -32,7 +32,7 @@ from triton_repo.load.load import load_test
 from triton_repo.load.settings import Load
 from triton_repo.service import Service
 
-SHOWN = ("concurrency", "rows", "n", "answered", "changed", "rows_per_s", "latency_ms", "cpu_share", "warnings")
+SHOWN = ("concurrency", "rows", "n", "answered", "errors", "changed", "rows_per_s", "latency_ms", "cpu_share", "warnings")
 _ENDED = re.compile(r"^compress_front_requests_total\{.*outcome=\"answered\"\} (\d+)$", re.M)
 Arms = Mapping[str, Callable[[], dict[str, Any]]]
 
@@ -144,7 +144,6 @@ class Serving:
         count = max(1, self._answered() - answered)
         cpu_ms = {name: round(1e3 * (spent - before[name]) / count, 4) for name, spent in self._spent().items()}
         generator = 1e3 * found["cpu_share"] / found["throughput_per_s"] if found["throughput_per_s"] else None
-        errors = {kind: about["n"] for kind, about in found["errors"].items()}
         kept = {key: found[key] for key in SHOWN if key in found}
         return {
             **kept,
