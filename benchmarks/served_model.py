@@ -147,7 +147,6 @@ class Serving:
         kept = {key: found[key] for key in SHOWN if key in found}
         return {
             **kept,
-            "errors": errors,
             "deaths": self.service.deaths,
             "cpu_ms": {**cpu_ms, "generator": generator and round(generator, 4)},
         }
