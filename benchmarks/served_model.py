@@ -52,7 +52,8 @@ class ServedModel:
     """The model of a run that was chosen to be served, and the evaluation rows of the run."""
 
     run: Path
-    name: str
+    folder: Path
+    """Its folder in the repository of the run, whose files were hashed."""
     rows: Sequence[Any]
 
     @classmethod
@@ -60,12 +61,13 @@ class ServedModel:
         """Returns a model of a finished run: that of this name, or the one that was chosen."""
         repository = repository_of(run)
         chosen = json.loads((repository.parent / evaluations.SERVED).read_text(encoding="utf-8")).get("chosen")
-        return cls(run, name or chosen or model_names(repository)[-1], evaluation_rows(run))
+        name = name or chosen or model_names(repository)[-1]
+        return cls(run, repository / name, evaluation_rows(run))
 
     @property
-    def folder(self) -> Path:
-        """Its folder in the repository of the run."""
-        return repository_of(self.run) / self.name
+    def name(self) -> str:
+        """Its name."""
+        return self.folder.name
 
     @property
     def config(self) -> Any:
