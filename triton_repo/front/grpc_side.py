@@ -58,20 +58,19 @@ def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str]
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method."""
+    """Finds the handler of a method; those of open methods are made once, and not with each call."""
 
     def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str]) -> None:
-        self._open = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
-        self._open[INFER] = _inferring(infer, load)
-        self._open[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
-        self._streams = Streams(channel, load)
+        opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+        opened[INFER] = _inferring(infer, load)
+        opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
+        self._open = {method: grpc.unary_unary_rpc_method_handler(handler) for method, handler in opened.items()}
+        self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(Streams(channel, load).forward)
 
     def service(self, details: Any) -> Any:
         """Returns the handler of a call; bytes go in and out as they are."""
         method = str(details.method)
-        if method == f"{SERVICE}{OPEN_STREAM}":
-            return grpc.stream_stream_rpc_method_handler(self._streams.forward)
-        return grpc.unary_unary_rpc_method_handler(self._open.get(method) or _refusing(method))
+        return self._open.get(method) or grpc.unary_unary_rpc_method_handler(_refusing(method))
 
 
 def _forwarding(channel: Any, method: str, load: Load) -> _Handler:

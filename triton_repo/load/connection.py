@@ -1,32 +1,37 @@
 """The connection of the load generator to a Triton server, over gRPC or HTTP, on the asyncio clients of tritonclient.
 
-Requests are encoded before the clock starts; a prepared one may be under way many times at once. How an error counts is the same for both
-protocols:
+Requests are encoded before the clock starts; a prepared one may be under way many times at once. Over gRPC messages go out and come in as
+the bytes that they are. How an error counts is the same for both protocols:
 
     refused     the request was not taken, or its connection was lost: UNAVAILABLE, RESOURCE_EXHAUSTED; 503, 429; errors of the socket
     timed_out   no answer within the time limit, ours or the server's: DEADLINE_EXCEEDED; 504, 408
     failed      the server answered with any other error
 
-Left out: TLS, keys, shared memory, streams. The contents of the answers are not looked at.
+Answers are compared with the first one to the same request, bit by bit, by their digests. Whether that one is right is not looked at.
+
+Left out: TLS, keys, shared memory, streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+import grpc
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from compress.core.errors import InputError, nearest
 from compress.core.shown import reason, shown
 from compress.standalone.preprocess import Row
 from compress.standalone.windows import Window
-from triton_repo.client import tensors
-from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of
+from triton_repo.client import parts_of, tensors
+from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
 from triton_repo.load.generator import Failure, Kind
 
 Protocol = Literal["grpc", "http"]
@@ -39,6 +44,8 @@ MEASURED = {
 }
 """Inputs of the models that can be measured, and what their rows are."""
 METADATA_SECONDS = 10.0
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "503", "429")
 _TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "504", "408")
 _ERRORS = (InferenceServerException, aiohttp.ClientError, OSError, ValueError)  # the last: an answer over HTTP that is not of the protocol
@@ -93,6 +100,17 @@ def address_of(url: str, protocol: str | None, option: str = "--server") -> Addr
     return Address("http" if found == "http" else "grpc", place)
 
 
+@dataclass
+class Prepared:
+    """An encoded request."""
+
+    model: str
+    content: Any
+    """gRPC: the serialized `ModelInferRequest`. HTTP: the input tensors, [k, 1] each."""
+    answer: bytes | None = None
+    """Digest of the first answer; None until there is one."""
+
+
 class Connection:
     """A connection; an asynchronous context manager, to be made within an event loop.
 
@@ -105,24 +123,27 @@ class Connection:
     def __init__(self, address: Address, seconds: float = METADATA_SECONDS, most: int = 1) -> None:
         self._address = address
         if address.protocol == "http":
-            from tritonclient.http import InferInput
             from tritonclient.http.aio import InferenceServerClient
 
             self._client = InferenceServerClient(address.place, conn_limit=most, conn_timeout=seconds)
             self._limit: dict[str, float] = {}  # conn_timeout is the limit of a whole request
         else:
-            from tritonclient.grpc import InferInput
             from tritonclient.grpc.aio import InferenceServerClient
 
             self._client = InferenceServerClient(address.place)
             self._limit = {"client_timeout": seconds}
-        self._tensor = InferInput
+            self._channel = grpc.aio.insecure_channel(address.place, options=_UNLIMITED)
+            self._infer, self._seconds = self._channel.unary_unary(INFER), seconds
+        self.changed = 0
+        """Answers that differed from the first one to the same request."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._client.close()
+        if self._address.protocol == "grpc":
+            await self._channel.close()
 
     async def model(self, name: str | None) -> Model:
         """Returns the model of this name, or the only one that is ready.
@@ -144,17 +165,38 @@ class Connection:
             raise InputError(f"--model {name}: {self._address} does not describe it ({_line(error)}); {_listed(ready)}") from error
         return Model(name, _inputs(name, found))
 
-    def prepare(self, rows: Sequence[Row]) -> list[Any]:
-        """Returns the encoded input tensors of one request, [k, 1] each."""
-        return tensors(rows, self._tensor)
+    def prepare(self, model: str, rows: Sequence[Row]) -> Prepared:
+        """Returns the encoded request for k rows."""
+        if self._address.protocol == "http":
+            from tritonclient.http import InferInput
 
-    async def send(self, model: str, request: list[Any]) -> Failure | None:
+            return Prepared(model, tensors(rows, InferInput))
+        request = pb.ModelInferRequest(model_name=model)
+        for name, values in zip(inputs_of(rows[0]), zip(*map(parts_of, rows), strict=True), strict=True):
+            request.inputs.add(name=name, datatype="BYTES", shape=[len(rows), 1])
+            request.raw_input_contents.append(serialized([value.encode() if isinstance(value, str) else value for value in values]))
+        return Prepared(model, request.SerializeToString())
+
+    async def send(self, request: Prepared) -> Failure | None:
         """Sends a prepared request and waits for its answer; returns why there is none."""
         try:
-            await self._client.infer(model, request, **self._limit)
+            answer = await self._answer(request)
         except _ERRORS as error:
             return Failure(_kind(error), _line(error))
+        if request.answer is None:
+            request.answer = answer
+        self.changed += answer != request.answer
         return None
+
+    async def _answer(self, request: Prepared) -> bytes:
+        """Returns the digest of an answer."""
+        if self._address.protocol == "http":
+            found = await self._client.infer(request.model, request.content, **self._limit)
+            return _digest(_contents(found))
+        try:
+            return _digest([await self._infer(request.content, timeout=self._seconds)])
+        except grpc.aio.AioRpcError as error:
+            raise InferenceServerException(error.details(), str(error.code())) from error
 
     @property
     def _described(self) -> dict[str, Any]:
@@ -182,6 +224,21 @@ class Connection:
             raise InputError(f"--server {self._address}: its models cannot be read ({_line(error)}); give a Triton server") from error
         models = found.get("models", []) if isinstance(found, dict) else found
         return sorted({one["name"] for one in models if one.get("state") == "READY"})
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(part)
+    return made.digest()
+
+
+def _contents(result: Any) -> Iterator[bytes]:
+    """Yields what an answer over HTTP says: name, shape and values of each output."""
+    for output in result.get_response().get("outputs", []):
+        values = result.as_numpy(output["name"])
+        yield f"{output['name']} {values.dtype} {values.shape} ".encode()
+        yield serialized(values.reshape(-1).tolist()) if values.dtype == object else values.tobytes()
 
 
 def check_rows(rows: Sequence[Row], model: Model) -> None:

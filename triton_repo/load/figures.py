@@ -47,14 +47,19 @@ COLUMNS = {
 Array = NDArray[np.float64]
 
 
-def figures(samples: Samples, load: Load) -> dict[str, Any]:
+def figures(samples: Samples, load: Load, changed: int = 0) -> dict[str, Any]:
     """Returns what a load came to, in JSON types.
+
+    Args:
+        samples: What happened to each request.
+        load: The load.
+        changed: Answers that differed from the first one to the same request.
 
     Returns:
         `loop` (open, closed), `rate` (requests per second, asked), `concurrency`, `rows` (of a request), `seconds`, `timeout_s`,
-        `outstanding`, `seed`; `n` (requests that were due), `answered`, `shed`; `latency_ms` and `latency_of_all_ms` (p50, p90, p99, max);
-        `errors` (for each kind `n`, its own latencies, and its `first` message); `sent_per_s`, `throughput_per_s`, `rows_per_s`; `lag_ms`
-        (p50, p90, p99, max), `cpu_share` (of one core), `warnings`.
+        `outstanding`, `seed`; `n` (requests that were due), `answered`, `shed`, `changed`; `latency_ms` and `latency_of_all_ms` (p50, p90,
+        p99, max); `errors` (for each kind `n`, its own latencies, and its `first` message); `sent_per_s`, `throughput_per_s`, `rows_per_s`;
+        `lag_ms` (p50, p90, p99, max), `cpu_share` (of one core), `warnings`.
     """
     kinds = np.array(samples.kinds, dtype=object)
     due, ended = np.array(samples.due, np.float64), np.array(samples.ended, np.float64)
@@ -73,6 +78,7 @@ def figures(samples: Samples, load: Load) -> dict[str, Any]:
         "n": len(kinds),
         "answered": int(answered.sum()),
         "shed": int(shed.sum()),
+        "changed": changed,
         "latency_ms": _quantiles(latency_ms[answered]),
         "latency_of_all_ms": _quantiles(np.where(answered, latency_ms, np.inf)),
         "errors": {kind: {"n": int((kinds == kind).sum()), **_quantiles(latency_ms[kinds == kind])} for kind in ERRORS},
@@ -107,6 +113,11 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
     for kind, about in found["errors"].items():
         if about["n"]:
             yield f"{kind.replace('_', ' ')}: {about['n']} of {found['n']} requests, first: {about['first']}"
+    if found["changed"]:
+        yield (
+            f"{found['changed']} answers differed from the first one to the same request: the model is not deterministic, or another "
+            "version of it answered"
+        )
     due_per_s = found["n"] / found["seconds"]
     if found["loop"] == "open" and found["throughput_per_s"] < KEPT_UP * due_per_s:
         yield (

@@ -85,7 +85,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
         samples, prepared = await measured(connection, model, load, rows, sizes)
     p50, p90, largest = (int(np.percentile(sizes, percent, method="higher")) for percent in (50, 90, 100))
     about = {"model": model.name, "prepared": prepared, "row_bytes": {"p50": p50, "p90": p90, "max": largest}}
-    return {**about, **figures(samples, load)}
+    return {**about, **figures(samples, load, connection.changed)}
 
 
 async def measured(connection: Connection, model: Model, load: Load, rows: Sequence[Row], sizes: Sequence[int]) -> tuple[Samples, int]:
@@ -97,10 +97,12 @@ async def measured(connection: Connection, model: Model, load: Load, rows: Seque
     due = None if load.rate is None else poisson(load.rate, load.seconds, load.seed)
     if due is not None and not len(due):
         raise InputError(f"--rate {load.rate:g}: no request is due within {load.seconds:g} s; give more seconds")
-    requests = [connection.prepare([rows[row] for row in some]) for some in drawn(sys.maxsize if due is None else len(due), sizes, load)]
+    requests = [
+        connection.prepare(model.name, [rows[row] for row in some]) for some in drawn(sys.maxsize if due is None else len(due), sizes, load)
+    ]
 
     async def send(index: int) -> Failure | None:
-        return await connection.send(model.name, requests[index % len(requests)])
+        return await connection.send(requests[index % len(requests)])
 
     failure = await send(0)
     if failure is not None:

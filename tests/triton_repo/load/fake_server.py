@@ -44,6 +44,8 @@ class Fake:
     requests: list[dict[str, list[bytes]]] = field(default_factory=list)
     under_way: int = 0
     most: int = 0
+    scores: list[float] = field(default_factory=list)
+    """What the next requests are answered; then 0.5."""
     grpc_address: str = ""
     http_address: str = ""
 
@@ -62,6 +64,9 @@ class Fake:
             return next((text for text in texts if text in WORDS), None)
         finally:
             self.under_way -= 1
+
+    def score(self) -> float:
+        return self.scores.pop(0) if self.scores else 0.5
 
     def described(self, name: str) -> dict[str, Any]:
         tensors = [{"name": key, "datatype": kind, "shape": shape} for key, (kind, shape) in self.models[name].items()]
@@ -109,7 +114,7 @@ class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
             await context.abort(WORDS[word][0], f"the word was {word}")
         answer = pb.ModelInferResponse(model_name=request.model_name)
         answer.outputs.add(name="SCORE", datatype="FP32", shape=[1, 1])
-        answer.raw_output_contents.append(struct.pack("<f", 0.5))
+        answer.raw_output_contents.append(struct.pack("<f", self.fake.score()))
         return answer
 
 
@@ -153,7 +158,7 @@ class Http:
             return web.Response(body=b"neither JSON nor tensors", status=200)
         if word is not None:
             return web.json_response({"error": f"the word was {word}"}, status=WORDS[word][1])
-        return web.json_response({"outputs": [{"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}]})
+        return web.json_response({"outputs": [{"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [self.fake.score()]}]})
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def send_all(fake: Fake, protocol: str, requests, seconds: float = 20.0):
 
     async def work():
         async with Connection(Address(protocol, address(fake, protocol)), seconds) as connection:
-            return [await connection.send("m", connection.prepare(rows)) for rows in requests]
+            return [await connection.send(connection.prepare("m", rows)) for rows in requests]
 
     return asyncio.run(work())
 
@@ -54,11 +54,11 @@ def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protoc
 
     async def work(fake: Fake, loop):
         async with Connection(Address(protocol, address(fake, protocol)), 20.0, 1000) as connection:
-            request = connection.prepare(["a text"])
-            assert await connection.send("m", request) is None
+            request = connection.prepare("m", ["a text"])
+            assert await connection.send(request) is None
 
             async def send(index):
-                return await connection.send("m", request)
+                return await connection.send(request)
 
             return await loop(send)
 
@@ -100,6 +100,22 @@ def test_rows_arrive_as_they_are_k_in_a_request(protocol, inputs, rows, got):
         assert ask(fake, protocol, None) == Model("m", tuple(inputs))
         assert send_all(fake, protocol, [rows]) == [None]
     assert fake.requests == [got]
+
+
+@both
+def test_answers_that_differ_from_the_first_one_to_the_same_request_are_counted(protocol):
+    with serving(Fake(scores=[0.5, 0.0, 0.5, 0.5000001, 0.5, -0.0, 0.0])) as fake:
+
+        async def work():
+            async with Connection(Address(protocol, address(fake, protocol)), 20.0) as connection:
+                requests = [connection.prepare("m", [text]) for text in "ab"]
+                found = []
+                for index in (0, 1, 0, 0, 0, 1, 1):
+                    assert await connection.send(requests[index]) is None
+                    found.append(connection.changed)
+                return found
+
+        assert asyncio.run(work()) == [0, 0, 0, 1, 1, 2, 2]
 
 
 @both

@@ -1,0 +1,198 @@
+"""What the benchmarks of a server share: a run's model with other settings of the server, loads in turns, and whose time they take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from compress.artifacts.run_folder import open_run
+from compress.commands.load_test import evaluation_rows
+from compress.core.engines import ENGINES
+from compress.measure.answers import load_predictions
+from compress.report import evaluations
+from triton_repo import environment
+from triton_repo.config import from_text, model_names, to_text
+from triton_repo.deployment import repository_of
+from triton_repo.load.connection import Address, Model
+from triton_repo.load.load import load_test
+from triton_repo.load.settings import Load
+from triton_repo.service import Service
+
+SHOWN = ("concurrency", "rows", "n", "answered", "errors", "changed", "rows_per_s", "latency_ms", "cpu_share", "warnings")
+_ENDED = re.compile(r"^compress_front_requests_total\{.*outcome=\"answered\"\} (\d+)$", re.M)
+Arms = Mapping[str, Callable[[], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the server; None keeps those of the run."""
+
+    max_batch_size: int | None = None
+    instances: int | None = None
+    threads: int | None = None
+    max_queue_delay_us: int | None = None
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model of a run that was chosen to be served, and the evaluation rows of the run."""
+
+    run: Path
+    folder: Path
+    """Its folder in the repository of the run, whose files were hashed."""
+    rows: Sequence[Any]
+
+    @classmethod
+    def of(cls, run: Path, name: str | None = None) -> ServedModel:
+        """Returns a model of a finished run: that of this name, or the one that was chosen."""
+        repository = repository_of(run)
+        chosen = json.loads((repository.parent / evaluations.SERVED).read_text(encoding="utf-8")).get("chosen")
+        name = name or chosen or model_names(repository)[-1]
+        return cls(run, repository / name, evaluation_rows(run))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+    @property
+    def config(self) -> Any:
+        """Its `ModelConfig`."""
+        return from_text((self.folder / "config.pbtxt").read_text(encoding="utf-8"))
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """What its version reads: `engine`, `mode`, `batch_sizes`, `properties`."""
+        found: dict[str, Any] = json.loads((self.folder / "1" / "settings.json").read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of its engine."""
+        about = self.engine
+        return int(about["properties"][ENGINES[about["engine"]].threads_property])
+
+    def evaluated(self) -> NDArray[np.float32]:
+        """Returns the logits of the engine that was evaluated, of all evaluation rows, float32 [n, C]."""
+        run = open_run(self.run)
+        exported = run.of_kind("engine")
+        assert exported is not None, "the run exports"
+        entry = next(one for one in evaluations.served(run) if one["model"] == self.name)
+        (file,) = (
+            engine["predictions"]
+            for build in evaluations.builds(run)
+            for engine in build["engines"]
+            if (build["variant"], build["precision"]) == (entry["variant"], entry["precision"])
+            and all(engine[name] == entry[name] for name in ("engine", "mode", "float_precision"))
+        )
+        logits: NDArray[np.float32] = load_predictions(exported.path / file)[0]
+        return logits
+
+    def write(self, out: Path, settings: Settings) -> None:
+        """Writes a repository of this model alone, with other settings and without limits of its queue."""
+        made, config, about = out / self.name, self.config, self.engine
+        shutil.copytree(self.folder, made)
+        config.dynamic_batching.ClearField("default_queue_policy")
+        if settings.max_batch_size is not None:
+            config.max_batch_size = settings.max_batch_size
+            about["batch_sizes"] = [size for size in about["batch_sizes"] if size <= settings.max_batch_size]
+        if settings.instances is not None:
+            config.instance_group[0].count = settings.instances
+        if settings.max_queue_delay_us is not None:
+            config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+        if settings.threads is not None:
+            about["properties"][ENGINES[about["engine"]].threads_property] = str(settings.threads)
+        (made / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
+        (made / "1" / "settings.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def serving(self, settings: Settings | None = None) -> Iterator[Serving]:
+        """Serves it as `compress serve` does."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(Path(folder, "repository"), settings or Settings())
+            with Service(Path(folder, "repository"), environment.check(), Path(folder, "log")) as running:
+                yield Serving(self, running)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running server of the model."""
+
+    model: ServedModel
+    service: Service
+
+    def load(self, load: Load) -> dict[str, Any]:
+        """Sends a load; returns its figures, and `cpu_ms`: the time of the processor for a request, by process.
+
+        That of the server counts all requests from the start of the generator to its end, so also those that warm up.
+        """
+        before, answered = self._spent(), self._answered()
+        address = Address("grpc", self.service.grpc_address)
+        (found,) = load_test(address, Model(self.model.name, tuple(one.name for one in self.model.config.input)), self.model.rows, [load])
+        count = max(1, self._answered() - answered)
+        cpu_ms = {name: round(1e3 * (spent - before[name]) / count, 4) for name, spent in self._spent().items()}
+        generator = 1e3 * found["cpu_share"] / found["throughput_per_s"] if found["throughput_per_s"] else None
+        kept = {key: found[key] for key in SHOWN if key in found}
+        return {
+            **kept,
+            "deaths": self.service.deaths,
+            "cpu_ms": {**cpu_ms, "generator": generator and round(generator, 4)},
+        }
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """Returns the processes of the server."""
+        front, triton = self.service._front, self.service._triton
+        assert front is not None, "it runs"
+        assert triton is not None, "it runs"
+        return {"front": psutil.Process(front.pid).children(), "Triton": triton._servers, "model": triton._stubs}
+
+    def resident_mb(self) -> dict[str, float]:
+        """Returns the resident memory of each kind of process."""
+        return {name: round(sum(one.memory_info().rss for one in some) / 2**20, 3) for name, some in self.processes().items()}
+
+    def _spent(self) -> dict[str, float]:
+        """Returns the seconds of the processor that each kind of process has had."""
+        return {name: sum(sum(one.cpu_times()[:2]) for one in some) for name, some in self.processes().items()}
+
+    def _answered(self) -> int:
+        with urllib.request.urlopen(f"http://{self.service.metrics_address}/metrics") as answer:
+            return sum(int(count) for count in _ENDED.findall(answer.read().decode()))
+
+
+def in_turns(arms: Arms, turns: int) -> dict[str, list[dict[str, Any]]]:
+    """Measures the arms one after the other, and all again; every second turn goes backwards.
+
+    Args:
+        arms: What measures each; returns its figures.
+        turns: How often.
+    """
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
+    for turn in range(turns):
+        for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
+            found[name].append({**arms[name](), "load_average": round(psutil.getloadavg()[0], 1), "at": time.strftime("%H:%M:%S")})
+    return found
+
+
+def median(found: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Returns the median of a figure over the turns."""
+    return round(statistics.median(one[key] for one in found), 3)
+
+
+def ratio(own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], key: str = "rows_per_s") -> dict[str, Any]:
+    """Returns the median of the ratios within a turn, and all of them."""
+    ratios = [round(one[key] / two[key], 3) for one, two in zip(own, other, strict=True)]
+    return {"median": round(statistics.median(ratios), 3), "turns": ratios}
