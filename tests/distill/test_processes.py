@@ -56,6 +56,12 @@ def more_results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
+def results_of_tokens(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of slow tests whose processes share tokens."""
+    return trained("tokens", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
 def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests with four processes."""
     return trained("four", checkpoint, tmp_path_factory.mktemp("processes"))
@@ -64,6 +70,7 @@ def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.Te
 def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "still").symlink_to(checkpoint("bert", **still))
+    (folder / "odd").symlink_to(checkpoint("bert", **still))
     (folder / "dropping").symlink_to(checkpoint("bert"))
     (folder / "fused").symlink_to(checkpoint("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     for name, settings in processes.WRITES.items():
@@ -93,6 +100,12 @@ def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, resul
 @pytest.mark.parametrize(("strategy", "case"), cases("slow"))
 def test_two_processes_come_to_what_one_comes_to_in_all_plans(strategy: str, case: str, more_results: Results) -> None:
     compare(strategy, case, more_results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("tokens"))
+def test_two_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens: Results) -> None:
+    compare(strategy, case, results_of_tokens)
 
 
 @pytest.mark.slow
@@ -138,7 +151,7 @@ def test_killed_processes_continue_to_equal_bits(part: str, strategy: str, stage
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "strategy", "stage"), [case for case in processes.KILLED_IN if case[0] != "quick"])
 def test_killed_processes_of_all_plans_continue_to_equal_bits(part: str, strategy: str, stage: str, request: pytest.FixtureRequest) -> None:
-    continued(strategy, stage, request.getfixturevalue({"slow": "more_results", "four": "results_of_four"}[part]))
+    continued(strategy, stage, request.getfixturevalue({"slow": "more_results", "tokens": "results_of_tokens", "four": "results_of_four"}[part]))
 
 
 def continued(strategy: str, stage: str, results: Results) -> None:
