@@ -96,7 +96,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "fused": ("fused", Finetune(**STEADY)),  # type: ignore[arg-type]
     "words": ("words", Finetune(**STEADY)),  # type: ignore[arg-type]
     "grouped": ("grouped", Finetune(**STEADY)),  # type: ignore[arg-type]
-    "uneven": ("odd", Finetune(**STEADY)),  # type: ignore[arg-type]
+    "uneven": ("odd", Finetune(**{**STEADY, "learning_rate": 5e-4})),  # type: ignore[arg-type]
     "taught words": ("words", Distill(**STEADY, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
     "parts": ("still", Finetune(**STEADY, micro_batch_size=4)),  # type: ignore[arg-type]
     "adafactor": ("still", Finetune(**STEADY, optimizer={"name": "adafactor"})),  # type: ignore[arg-type]
@@ -121,6 +121,7 @@ PLANS: Mapping[str, Plans] = {
         "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
+        "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
         "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
@@ -146,7 +147,7 @@ PLANS: Mapping[str, Plans] = {
         "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
     },
     "tokens": {
-        "tensor with sequence": (SHARED_TOKENS, ("finetune", "uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
+        "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
         "tensor with sequence, little memory": (Parallel(tensor=2, sequence=True, checkpointing="full"), ("finetune", "grouped")),
         "tensor with sequence, products": (Parallel(tensor=2, sequence=True, checkpointing="selective"), ("words",)),
     },
@@ -190,6 +191,8 @@ KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", 
 KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, interleaved")]
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]
+KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
+KILLED_IN += [("four", "tensor with sequence and fsdp2", "distilled")]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [
     ("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")
