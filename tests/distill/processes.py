@@ -151,10 +151,12 @@ PLANS: Mapping[str, Plans] = {
         "tensor with sequence, little memory": (Parallel(tensor=2, sequence=True, checkpointing="full"), ("finetune", "grouped")),
         "tensor with sequence, products": (Parallel(tensor=2, sequence=True, checkpointing="selective"), ("words",)),
     },
-    "four": {
+    "tokens in four": {
         "tensor with sequence and ddp": (SHARED_TOKENS, ("finetune", "words", "grouped")),
         "tensor with sequence and fsdp2": (Parallel(tensor=2, sequence=True, strategy="fsdp2"), ("finetune", "answers", "grouped")),
         "tensor of four with sequence": (Parallel(tensor=4, sequence=True), ("words",)),
+    },
+    "four": {
         "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused", "int8", "adapters")),
         "tensor and fsdp2": (
             Parallel(tensor=2, strategy="fsdp2"),
@@ -192,7 +194,7 @@ KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, in
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
-KILLED_IN += [("four", "tensor with sequence and fsdp2", "distilled")]
+KILLED_IN += [("tokens in four", "tensor with sequence and fsdp2", "distilled")]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [
     ("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")

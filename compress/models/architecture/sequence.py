@@ -149,8 +149,15 @@ class _Region:
         self.reading: Reading | None = None
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Gathers what the column layers are about to read, in the dtype in which they do."""
-        states, device = states_given(args, kwargs), states_given(args, kwargs).device.type
+        """Gathers what the column layers are about to read, in the dtype in which they do.
+
+        Raises:
+            ValueError: Rows and tokens are one axis in it, as in OPT.
+        """
+        states = states_given(args, kwargs)
+        if states.ndim != 3:
+            raise ValueError(f"a {type(module).__name__} reads states of the shape {tuple(states.shape)}, without an axis of tokens")
+        device = states.device.type
         if torch.is_autocast_enabled(device):
             states = states.to(torch.get_autocast_dtype(device))
         self.reading = Reading(self.tokens.group, states, self.tokens.length)
