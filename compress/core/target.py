@@ -118,10 +118,20 @@ class Parallel(Config):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_context_parallel(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "context" in given:
+            what = f"context: {given['context']} given; context parallel is not there: attention of torch over tokens of several processes"
+            raise ValueError(f"{what} needs GPUs, and has not run here. Give tensor: N with sequence: true for long rows")
+        return given
+
     @model_validator(mode="after")
     def _shares_tokens_of_shared_layers(self) -> Self:
         if self.sequence and self.tensor == 1:
-            raise ValueError("sequence: true given without tensor, whose processes share the tokens: give tensor: 2 or more, or leave it out")
+            raise ValueError(
+                "sequence: true given without tensor, whose processes share the tokens: give tensor: 2 or more, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")

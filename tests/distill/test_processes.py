@@ -116,9 +116,7 @@ def test_two_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "case"), cases("tokens in four"))
-def test_four_processes_that_share_tokens_come_to_what_one_comes_to(
-    strategy: str, case: str, results_of_tokens_in_four: Results
-) -> None:
+def test_four_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens_in_four: Results) -> None:
     compare(strategy, case, results_of_tokens_in_four)
 
 

@@ -62,7 +62,9 @@ def test_collectives_and_their_gradients_by_hand(processes: int, length: int) ->
         a, b, unused = (torch.ones(size, dtype=torch.float64, requires_grad=True) for size in (3, 2, 1))
         x, y, _ = read([a, b, unused], group)
         found["read"], found["read too"] = torch.autograd.grad([x, y], [a, b], [part.detach()[0, 0], part.detach()[0, 0, :2]])
-        (torch.autograd.grad(read([a, unused], group)[0].sum(), [a, unused], allow_unused=True)[1] is None) or pytest.fail("given a gradient")
+        (torch.autograd.grad(read([a, unused], group)[0].sum(), [a, unused], allow_unused=True)[1] is None) or pytest.fail(
+            "given a gradient"
+        )
         return {name: value.detach() for name, value in found.items()}
 
     sums, joined = parts_of(sum(wholes), processes), torch.cat(upstream, dim=1)[:, :length]  # type: ignore[arg-type]
