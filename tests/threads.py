@@ -23,7 +23,7 @@ def together(processes: int, run: Callable[[int], Any]) -> list[Any]:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=processes, store=store)
             found[rank] = run(rank)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             raised.append(error)
             threaded.ProcessLocalGroup.exception_handle(error)
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.models.architecture.blocks import blocks_of
-from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.sequence import check_sequence
+from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.split import check_split
 from compress.models.architecture.stages import check_stages
 from compress.models.inputs.sounds import spectrogram_shape

@@ -4,12 +4,12 @@
     gathered x -> columns ... rows      all tokens [b, L, .]: heads and neurons of this process
     + bias, dropout, residual, norm     own tokens again
 
-Source: Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, section 4.2.2; the arithmetic is in `compress.models.layers.token_shares`.
-The first block takes the own tokens of what the embeddings give, and what the last one gives is gathered: embeddings, a final norm and heads
+Source: Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, section 4.2.2; arithmetic: `compress.models.layers.token_shares`.
+The first block takes the own tokens of what the embeddings give, and what the last one gives is gathered: embeddings, final norm and heads
 see all tokens in every process, which computes the same loss. In between each process keeps 1 / N of what one process keeps for backward.
 
-Weights that a block uses on own tokens (norms, biases of row layers) are whole in every process. Their gradients are of other tokens in each,
-and summed by one message for a block.
+Weights that a block uses on own tokens (norms, biases of row layers) are whole in every process. Their gradients are of other tokens in
+each, and summed by one message for a block.
 
 Hidden states are gathered where the attention module of a block, or the module around its first FFN layers, is called. The number of tokens
 goes along as an argument of each block, so that activation checkpointing, which runs a block again later, has that of its own pass.

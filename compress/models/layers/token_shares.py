@@ -1,6 +1,6 @@
 """Tokens that the processes of a group share: each holds T = ceil(L / N) of the L tokens of every row, in order.
 
-Around the layers that a group shares by heads and neurons (`compress.models.architecture.split`), the sums over processes of Megatron's split
+Around the layers that a group shares by heads and neurons (`compress.models.architecture.split`), the sums of Megatron's split
 become the two halves of such a sum (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, section 4.2.2):
 
                      forward                                     backward
@@ -37,7 +37,7 @@ class Group:
     rank: int = 0
     """Index of this one."""
     group: Any = None
-    """Their process group. None: there are no others, and this process stands for each of them, to see what it takes and whether it runs."""
+    """Their process group. None: there are no others, and this process stands for each of them, to see what it takes and if it runs."""
 
     def own(self, whole_bLD: Tensor) -> Tensor:
         """Returns the tokens of this process, `[b, T, D]`, in memory of their own."""
