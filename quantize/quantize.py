@@ -74,6 +74,9 @@ class Quantize(QuantizeSettings):
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
         if self.stream is True:
             check_streamed(self, config, context)
+        if self.mode != "ptq" and context.team.sequence:
+            given = f"stages.{self.title}.mode: {self.mode} given with parallel.sequence: true"
+            raise InputError(f"{given}; layers that compute in integers read all tokens: give sequence: false")
         if self.mode != "ptq" and context.team.pipeline > 1:
             given = f"stages.{self.title}.mode: {self.mode} given with parallel.pipeline: {context.team.pipeline}"
             allowed = "give pipeline: 1, and strategy: ddp or fsdp2"

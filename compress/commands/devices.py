@@ -81,6 +81,7 @@ def _training(
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
         tensor=context.parallel.tensor if given.count > 1 else 1,
+        sequence=context.parallel.sequence and given.count > 1,
         pipeline=context.parallel.pipeline if given.count > 1 else 1,
         schedule=context.parallel.schedule,
         microbatches=context.parallel.microbatches,
@@ -95,7 +96,8 @@ def _training(
         yield f"does not run on {given.count} device{'s' * (given.count > 1)} like this: {problem}"
         return
     found = proposal(training, given, lambda proposed: refused(proposed) is None)
-    shown = f"{given.count} devices by {Team(0, given.count, found.training.strategy, found.training.tensor, found.training.pipeline).plan}"
+    last = found.training
+    shown = f"{given.count} devices by {Team(0, given.count, last.strategy, last.tensor, last.pipeline, last.sequence).plan}"
     shown = shown if given.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"

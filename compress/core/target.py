@@ -83,6 +83,10 @@ class Parallel(Config):
     """Neighbouring processes that share each layer: each has some heads and FFN neurons (Megatron's split). For models too large for one
     GPU, on GPUs with a link like NVLink. Heads and neurons must divide by it, as they do after `prune: {divisible_by: N}`, and it must
     divide the number of processes: groups of that many share the rows by `strategy`. Has no effect without a launcher."""
+    sequence: bool = False
+    """With tensor: processes that share each layer also share the tokens between them, where norms, dropout and residual sums are: what
+    blocks keep for backward is divided by `tensor`, and as much is sent. For models with one stack of blocks. Has no effect without a
+    launcher."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that hold consecutive blocks of the model, one stage each: hidden states go from stage to stage, gradients
     back. For models too large for one GPU where the link is slow, as between machines. It must divide the number of processes; groups of
@@ -111,6 +115,22 @@ class Parallel(Config):
         if self.gradients != "float32" and self.tensor > 1:
             raise ValueError(
                 f"gradients: {self.gradients} given with tensor: {self.tensor}; layers that are shared send them whole: give tensor: 1"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_context_parallel(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "context" in given:
+            what = f"context: {given['context']} given; context parallel is not there: attention of torch over tokens of several processes"
+            raise ValueError(f"{what} needs GPUs, and has not run here. Give tensor: N with sequence: true for long rows")
+        return given
+
+    @model_validator(mode="after")
+    def _shares_tokens_of_shared_layers(self) -> Self:
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "sequence: true given without tensor, whose processes share the tokens: give tensor: 2 or more, or leave it out"
             )
         return self
 
@@ -153,7 +173,7 @@ class Parallel(Config):
                 fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
                 given = f"parallel.{name}: {getattr(self, name)} given for {team.size} processes"
                 raise InputError(f"{given}; give {' or '.join(map(str, fits))}")
-        return replace(team, strategy=self.strategy, tensor=self.tensor, pipeline=self.pipeline)
+        return replace(team, strategy=self.strategy, tensor=self.tensor, pipeline=self.pipeline, sequence=self.sequence)
 
     @property
     def stages_each(self) -> int:

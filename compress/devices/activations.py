@@ -1,7 +1,8 @@
 """What autograd keeps of a forward pass until the backward pass, counted by running the model on tensors without memory.
 
 The model of the config runs in torch's FakeTensorMode, so that kernels, casts and architecture are those of a training. With activation
-checkpointing: what stays of every block, and what is kept inside the largest one, which is there again meanwhile.
+checkpointing: what stays of every block, and what is kept inside the largest one, which is there again meanwhile. Devices that share layers
+and tokens send nothing here: what would come from the others is as large as the own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
 from compress.models.architecture.stages import Stages, run_stage
 from compress.models.layers.conv1d import with_linears
+from compress.models.layers.token_shares import Group
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import inputs_of
@@ -36,13 +39,16 @@ TRANSIENT = 2
 
 
 @contextmanager
-def without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool = False, lora: Lora | None = None) -> Iterator[nn.Module]:
+def without_memory(
+    config: Any, task: Task, tensor: int = 1, *, sequence: bool = False, if_shared: bool = False, lora: Lora | None = None
+) -> Iterator[nn.Module]:
     """Yields the model of a config, whose tensors have no memory; within the block it runs all the same, and so do other tensors.
 
     Args:
         config: Transformers config.
         task: The task.
         tensor: Devices that share each layer: of these it has the part of one.
+        sequence: Whether they share the tokens between layers too.
         if_shared: Whether it is whole where they cannot, as a teacher then is.
         lora: Adapters that are put on its layers.
     """
@@ -59,7 +65,9 @@ def without_memory(config: Any, task: Task, tensor: int = 1, *, if_shared: bool 
                 model: Any = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()
             if split is not None:
-                shrink(model, split)
+                shrink(with_linears(model), split)
+                if sequence:
+                    share_tokens(model, split, Group(tensor))
             if lora is not None:
                 with on_meta_device():
                     attached(with_linears(model), lora, "model")
@@ -143,7 +151,7 @@ class Phase:
     """Weights whose gradient is complete."""
 
 
-Counted = dict[tuple[int, Checkpointing, int], list[Phase]]
+Counted = dict[tuple[int, Checkpointing, int, bool], list[Phase]]
 
 
 def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: bool) -> int:
@@ -163,6 +171,7 @@ def phases_of_backward(
     half: bool,
     checkpointing: Checkpointing,
     tensor: int = 1,
+    sequence: bool = False,
     lora: Lora | None = None,
 ) -> list[Phase]:
     """Returns what is there when the backward pass starts, and while it computes each block again.
@@ -175,9 +184,10 @@ def phases_of_backward(
         half: Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing.
         checkpointing: What is kept of the blocks.
         tensor: Devices that share each layer.
+        sequence: Whether they share the tokens between layers too.
         lora: Adapters that are trained instead of the weights.
     """
-    with without_memory(config, task, tensor, lora=lora) as model:
+    with without_memory(config, task, tensor, sequence=sequence, lora=lora) as model:
         model.train()
         features = rows_of(config, task, rows, length)
         kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})

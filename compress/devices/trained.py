@@ -12,6 +12,7 @@
     gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
+    sequence     these processes share the tokens between the layers of blocks too: all that a block keeps is divided by their number
     pipeline     a process has its stages alone, whose activations are counted for a micro-batch and taken for as many as are between
                  forward and backward at one time: N - s in stage s of N with 1f1b. Hidden states and gradients that are received have a
                  place for every micro-batch. Gradients are there during forward passes. The process that takes most is told.
@@ -81,6 +82,8 @@ class Training:
     optimizer: OptimizerName = "adamw"
     tensor: int = 1
     """Devices that share each layer."""
+    sequence: bool = False
+    """Whether these share the tokens between layers too."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
     pipeline: int = 1
@@ -152,7 +155,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     if training.teacher is not None:
         with without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
             taught = numel(model)
-    kind = rows, training.checkpointing, training.tensor
+    kind = rows, training.checkpointing, training.tensor, training.sequence
     if kind not in counted:
         counted[kind] = phases_of_backward(
             training.config,
@@ -162,6 +165,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
             half=training.half,
             checkpointing=training.checkpointing,
             tensor=training.tensor,
+            sequence=training.sequence,
             lora=training.lora,
         )
     sharded = processes > 1 and training.strategy == "fsdp2"

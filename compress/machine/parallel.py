@@ -20,6 +20,7 @@ others take part in the stages that train in parallel and wait during all other 
            Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy holds. `ddp` is
            `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are divided already,
            which `DistributedDataParallel` does not.
+    sequence  Those processes share the tokens of each row between the layers too (`compress.models.architecture.sequence`).
     pipeline  Neighbouring processes hold consecutive blocks (`compress.training.pipeline`) and work on the same rows; the others are dealt
            out, by `ddp` alone.
 """
@@ -73,6 +74,8 @@ class Team:
     """Neighbouring processes that share each layer; divides `size`."""
     pipeline: int = 1
     """Neighbouring processes that hold consecutive blocks; divides `size`. One of `tensor` and `pipeline` is 1."""
+    sequence: bool = False
+    """Whether processes that share each layer share the tokens between layers too."""
 
     @property
     def is_first(self) -> bool:
@@ -89,14 +92,16 @@ class Team:
         """What divides the model, as the section `parallel` of a recipe says it."""
         if self.pipeline > 1:
             return f"pipeline: {self.pipeline}"
-        return f"tensor: {self.tensor}" if self.tensor > 1 else f"strategy: {self.strategy}"
+        shared = f"tensor: {self.tensor}{', sequence: true' * self.sequence}"
+        return shared if self.tensor > 1 else f"strategy: {self.strategy}"
 
     @property
     def plan(self) -> str:
         """How the processes work, in short."""
         if self.pipeline > 1:
             return f"{self.strategy}, pipeline {self.pipeline}"
-        return f"{self.strategy}, tensor {self.tensor}" if self.tensor > 1 else str(self.strategy)
+        shared = f"{self.strategy}, tensor {self.tensor}{' with sequence' * self.sequence}"
+        return shared if self.tensor > 1 else str(self.strategy)
 
     @property
     def holders(self) -> int:

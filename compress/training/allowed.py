@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.sequence import check_sequence
 from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.split import check_split
 from compress.models.architecture.stages import check_stages
@@ -55,6 +56,10 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     if context.team.shards:
         blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
+    if context.team.sequence:
+        if settings.lora is not None:
+            raise InputError(f"{key}.lora: given with parallel.sequence: true; adapters read all tokens: give sequence: false")
+        check_sequence(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.pipeline > 1:
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     problem = _unshared(teacher.config, context, key)
     if problem is not None:
         context.progress.log(f"  the teacher is not shared: {problem}")
-    divided(teacher, context.team, context.parallel, key, share=problem is None)
+    team = replace(context.team, sequence=False)  # what a teacher computes is not kept for backward
+    divided(teacher, team, context.parallel, key, share=problem is None)
     return teacher
 
 

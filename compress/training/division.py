@@ -10,7 +10,8 @@
 Processes that share each layer have the same rows, and draw the same dropout where activations are whole. Within a share, between column
 and row layers, each draws its own: otherwise heads of different processes would lose the same entries. The random state is put aside there
 and continued afterwards, as Megatron's random tracker does. An adapter drops entries of what its layer reads: of a column layer that is
-whole, although it is inside, so that the state of all processes is taken for it; of a row layer each process has its own.
+whole, although it is inside, so that the state of all processes is taken for it; of a row layer each process has its own. Where processes
+share tokens too (`compress.models.architecture.sequence`), each draws its own from the first block to the last.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from torch import Tensor, nn
 from compress.core.target import Parallel
 from compress.machine.device import computing_device
 from compress.machine.parallel import Team, full, shard, sharded_like, skeleton, unshard
-from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.blocks import blocks_of, states_given, states_of
+from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
+from compress.models.layers.token_shares import Group
 from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
 
 
@@ -157,13 +160,19 @@ def _parallelize(model: nn.Module, split: Split, team: Team) -> None:
     for names, columns in ((split.columns, True), (split.rows, False)):
         for name in names:
             layer = model.get_submodule(name)
-            if isinstance(layer, SharesItself):
+            if team.sequence:
+                LayerShare(mesh, columns).cut(layer, shared_axes(layer)[0 if columns else 1])
+            elif isinstance(layer, SharesItself):
                 layer.share(LayerShare(mesh, columns))
             else:
                 plan |= {f"{name}{part}": style for part, style in styles_of(layer, columns).items()}
     parallelize_module(model, mesh, plan, src_data_rank=None)  # all processes have the same weights
     for name, counts in split.counts.items():
         set_counts(model.get_submodule(name), counts)
+    if team.sequence:
+        share_tokens(model, split, Group(team.tensor, team.tensor_rank, mesh.get_group()))
+        _draw_apart_in([*blocks_of(model, "model").values()], team.tensor_rank)
+        return
     for columns_of, last in split.regions:
         _draw_apart([model.get_submodule(name) for name in columns_of], model.get_submodule(last), team.tensor_rank)
 
@@ -182,13 +191,27 @@ def _draw_apart(columns: Sequence[nn.Module], row: nn.Module, rank: int) -> None
         dropout.register_forward_hook(own.end)
 
 
+def _draw_apart_in(blocks: Sequence[nn.Module], rank: int) -> None:
+    """Gives each process random numbers of its own in all blocks, where it has its own tokens, heads and neurons."""
+    region = _OwnDropout(rank)
+
+    def begin(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        region.begin(block, (states_given(args, kwargs),))
+
+    def end(block: nn.Module, args: Any, output: Any) -> None:
+        region.end(block, (states_of(output),))
+
+    blocks[0].register_forward_pre_hook(begin, with_kwargs=True)
+    blocks[-1].register_forward_hook(end)
+
+
 def _of_adapter(layer: nn.Module) -> list[nn.Module]:
     """Returns the dropout of the adapter of a layer, if it has one."""
     return [dropout for dropout in getattr(layer, "lora_dropout", nn.ModuleDict()).children() if isinstance(dropout, nn.Dropout)]
 
 
 class _OwnDropout:
-    """Gives each process random numbers of its own between a column and a row layer.
+    """Gives each process random numbers of its own between a column and a row layer, or from the first block to the last.
 
     The seed follows from the common state, so that a block that activation checkpointing computes again, or a training that goes on, draws
     the same. That second run may stop before the end of the region, with the state restored by torch; so `begin` does not rely on `end`.

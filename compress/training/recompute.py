@@ -68,14 +68,18 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
         return
     blocks = list(blocks_of(model, key).values())
     contexts = partial(_contexts, kind)
+    before = [block.__dict__.get("forward") for block in blocks]  # where processes share tokens there is one
     for block in blocks:
         block.forward = _again(block.forward, partial(contexts, block))
     try:
         with without_cache(model):
             yield
     finally:
-        for block in blocks:  # `unshard` may have replaced the modules, not these objects
-            block.__dict__.pop("forward", None)
+        for block, forward in zip(blocks, before, strict=True):  # `unshard` may have replaced the modules, not these objects
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward
 
 
 def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, key: str) -> None:

@@ -223,6 +223,11 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
             f"{setting.key}: {loss.name} compares more than the answers of a row, and parallel.pipeline: {team.pipeline} divides blocks "
             "and batches; give pipeline: 1, or soft_target"
         )
+    if team.sequence and any(wanted.hidden for wanted in loss.wants(setting)):
+        raise InputError(
+            f"{setting.key}: {loss.name} compares hidden states, whose tokens parallel.sequence: true shares among processes; give "
+            "sequence: false, or losses that compare answers (soft_target)"
+        )
     if team.tensor > 1 and any(wanted.blocks for wanted in loss.wants(setting)):
         raise InputError(
             f"{setting.key}: {loss.name} compares attention, whose heads parallel.tensor: {team.tensor} shares among processes; give "

@@ -56,6 +56,18 @@ def more_results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
+def results_of_tokens(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of slow tests whose processes share tokens."""
+    return trained("tokens", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def results_of_tokens_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same with four processes."""
+    return trained("tokens in four", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
 def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests with four processes."""
     return trained("four", checkpoint, tmp_path_factory.mktemp("processes"))
@@ -64,6 +76,7 @@ def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.Te
 def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "still").symlink_to(checkpoint("bert", **still))
+    (folder / "odd").symlink_to(checkpoint("bert", **still))
     (folder / "dropping").symlink_to(checkpoint("bert"))
     (folder / "fused").symlink_to(checkpoint("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     for name, settings in processes.WRITES.items():
@@ -71,7 +84,7 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
     patched = processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype
     try:
         processes.killed_alone(folder, part)
-        count = 4 if part == "four" else 2
+        count = 4 if part.endswith("four") else 2
         finished = launch(str(ROOT / "tests" / "distill" / "processes.py"), str(folder), part, processes=count)
         assert finished.returncode == 0, finished.stderr[-3000:]
         ours = processes.alone(folder, part) | (processes.moved_to_one(folder, part) if processes.moved_in(part) else {})
@@ -93,6 +106,18 @@ def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, resul
 @pytest.mark.parametrize(("strategy", "case"), cases("slow"))
 def test_two_processes_come_to_what_one_comes_to_in_all_plans(strategy: str, case: str, more_results: Results) -> None:
     compare(strategy, case, more_results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("tokens"))
+def test_two_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens: Results) -> None:
+    compare(strategy, case, results_of_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("tokens in four"))
+def test_four_processes_that_share_tokens_come_to_what_one_comes_to(strategy: str, case: str, results_of_tokens_in_four: Results) -> None:
+    compare(strategy, case, results_of_tokens_in_four)
 
 
 @pytest.mark.slow
@@ -138,7 +163,8 @@ def test_killed_processes_continue_to_equal_bits(part: str, strategy: str, stage
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "strategy", "stage"), [case for case in processes.KILLED_IN if case[0] != "quick"])
 def test_killed_processes_of_all_plans_continue_to_equal_bits(part: str, strategy: str, stage: str, request: pytest.FixtureRequest) -> None:
-    continued(strategy, stage, request.getfixturevalue({"slow": "more_results", "four": "results_of_four"}[part]))
+    name = "more_results" if part == "slow" else f"results_of_{part.replace(' ', '_')}"
+    continued(strategy, stage, request.getfixturevalue(name))
 
 
 def continued(strategy: str, stage: str, results: Results) -> None:

@@ -18,7 +18,7 @@ from compress.models.checkpoint import load
 from compress.recipe import check
 from compress.run.prepare import prepare
 from compress.schemes.int8 import LayerScales, weight_scale
-from compress.training.division import Division, _bare, _OwnDropout, _reorder, divided, ends_of, in_model
+from compress.training.division import Division, _bare, _draw_apart_in, _OwnDropout, _reorder, divided, ends_of, in_model
 from compress.training.layer_share import shared_axes
 from compress.training.lora import Lora, adapted
 from quantize.training.low_rank import changed_by_low_rank
@@ -150,7 +150,7 @@ def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: 
     assert in_model(entry) == name
 
 
-def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
+def checked(stage: str, settings: dict[str, Any], folder: Path, sequence: bool = False) -> None:
     """Checks a recipe that ends in a stage for two processes that share layers; nothing runs."""
     model = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 48, "num_hidden_layers": 2}
     model |= {"num_attention_heads": 4, "intermediate_size": 64}
@@ -158,10 +158,10 @@ def checked(stage: str, settings: dict[str, Any], folder: Path) -> None:
         "name": "tiny",
         "model": {"config": model, "init": "random", "task": "image-classification", "head": "new"},
         "data": {"path": "sklearn:digits"},
-        "parallel": {"tensor": 2},
+        "parallel": {"tensor": 2, "sequence": sequence},
         "stages": [*([] if stage == "finetune" else [{"finetune": {}}]), {stage: settings}],
     }
-    prepare(check(raw), folder, ConsoleProgress("silent"), Team(0, 2, "ddp", 2)).count_macs()
+    prepare(check(raw), folder, ConsoleProgress("silent"), Team(0, 2, "ddp", 2, sequence=sequence)).count_macs()
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,74 @@ def test_what_does_not_work_on_shared_layers_is_told_before_the_run(
 ) -> None:
     with pytest.raises(InputError, match=rf"^stages\.{message}"):
         checked(stage, settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        ("finetune", {"lora": {}}, r"finetune\.lora: given with parallel\.sequence: true; adapters read all tokens"),
+        ("quantize", {"mode": "qat"}, r"quantize\.mode: qat given with parallel\.sequence: true; layers that compute in integers"),
+        (
+            "distill",
+            {"student": {"layers": 1}, "losses": [{"name": "hidden"}]},
+            r"distill\..*: hidden compares hidden states, whose tokens",
+        ),
+        (
+            "prune",
+            {"sparsity": 0.5, "divisible_by": 2, "recover": {"hidden_weight": 0.5}},
+            r"prune\.recover\.hidden_weight: 0\.5 given with parallel\.sequence: true",
+        ),
+    ],
+)
+def test_what_does_not_work_on_shared_tokens_is_told_before_the_run(
+    stage: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=rf"^stages\.{message}.*give sequence: false"):
+        checked(stage, settings, tmp_path, sequence=True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("finetune", {}),
+        ("distill", {"student": {"layers": 1}, "loss": "soft_target"}),
+        ("prune", {"sparsity": 0.5, "divisible_by": 2}),
+        ("quantize", {}),
+    ],
+)
+def test_what_works_on_shared_tokens_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    checked(stage, settings, tmp_path, sequence=True)
+
+
+def test_processes_draw_apart_from_the_first_block_to_the_last_and_alike_elsewhere() -> None:
+    def found(rank: int) -> list[Tensor]:
+        blocks = [nn.Dropout(0.5), nn.Dropout(0.5)]
+        _draw_apart_in(blocks, rank)
+        torch.manual_seed(0)
+        x = torch.ones(200)
+        return [nn.functional.dropout(x, 0.5), blocks[0](x), blocks[1](x), nn.functional.dropout(x, 0.5)]
+
+    with torch.random.fork_rng():
+        mine, theirs = found(0), found(1)
+    assert [torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)] == [True, False, False, True]
+    assert not torch.equal(mine[1], mine[2])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"sequence": True}, "sequence: true given without tensor"),
+        ({"tensor": 2, "context": 2}, "context: 2 given; context parallel is not there"),
+    ],
+)
+def test_sections_that_say_nothing_that_can_be_done_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Parallel(**section)
+
+
+def test_a_plan_says_whether_tokens_are_shared() -> None:
+    team = Parallel(tensor=2, sequence=True).of(Team(0, 4))
+    assert (team.plan, team.given) == ("ddp, tensor 2 with sequence", "tensor: 2, sequence: true")
 
 
 @pytest.mark.parametrize(
