@@ -212,7 +212,7 @@ def test_products_in_bfloat16_have_the_same_integers_and_close_gradients() -> No
 
 @pytest.mark.parametrize(("pact", "most"), [(False, 3), (True, 2)])
 def test_what_is_kept_for_backward_is_small(pact: bool, most: int) -> None:
-    """Input and weight themselves, no copies; of a weight that nobody else holds codes and slopes. With PACT weights have no learned scale."""
+    """Input and weight themselves; codes and slopes of a weight that nobody else holds. With PACT weights have no learned scale."""
     case, kept = problem(64, 48, 40), []
 
     def pack(value: Tensor) -> Tensor:
