@@ -25,6 +25,7 @@ from export.export import Export
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
+from quantize.training.planned import int8_layers
 
 
 def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, text: str, streams: int | None) -> list[str]:
@@ -77,7 +78,8 @@ def _training(
         settings.batch_size,
         getattr(settings, "micro_batch_size", None),
         context.max_length,
-        teacher=first if learns else None,
+        teacher=first if learns and getattr(settings, "distill", True) else None,
+        soft_weight=getattr(settings, "soft_weight", 0.5) if not getattr(settings, "named", False) else 0.5,
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
         tensor=context.parallel.tensor if given.count > 1 else 1,
@@ -87,7 +89,8 @@ def _training(
         checkpointing=context.parallel.checkpointing,
         offload=context.parallel.offload,
         optimizer=settings.optimizer.name,
-        lora=getattr(settings, "lora", None),
+        lora=None if isinstance(entry.step, Quantize) else getattr(settings, "lora", None),
+        changes=int8_layers(entry.step.qat, entry.step.exclude) if isinstance(entry.step, Quantize) else None,
     )
     refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
     problem = refused(training)

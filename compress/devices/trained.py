@@ -5,10 +5,10 @@
     gradients    4 bytes for each trained weight: all of them, or those of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
                  column of a matrix
-    activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
-                 backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
-                 (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
-                 checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
+    activations  the most that a step on the rows of a device holds beside these: what autograd keeps, what the loss makes of the logits
+                 (and of a teacher's), and what functions hold for a moment. Counted, not estimated (`compress.devices.activations`): the
+                 model of the config trains on tensors without memory, with its int8 layers or adapters and activation checkpointing. An
+                 int8 layer that learns keeps its input and its weight, which is there anyway; codes and slopes are there for a moment.
     gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
@@ -27,8 +27,8 @@ What is tried, the first that fits: the recipe as it is (rows dealt out to the d
 layer before the host holds anything: 2 of them, 4, up to all. Over PCIe, which carries four sums of activations for each layer slowly,
 they do where offload does not help. What the stage refuses is not tried.
 
-Not counted: the integer copies of quantization-aware training, logits of a teacher that are cached, and the context of the driver, for
-which a tenth of the memory is left free."""
+Not counted: losses of a distillation that compare more than logits, int8 experts of a mixture, and the context of the driver, for which a
+tenth of the memory is left free."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from typing import Any
 
 from compress.core.target import Checkpointing, Parallel, Schedule
 from compress.core.tasks import Task
-from compress.devices.activations import Counted, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
+from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
 from compress.models.architecture.blocks import blocks_of
@@ -71,6 +71,8 @@ class Training:
     """Tokens of a row."""
     teacher: Any = None
     """Config of a teacher that runs beside it, or None."""
+    soft_weight: float = 0.5
+    """Weight of the teacher's logits in the loss; the labels have the rest."""
     keeps_best: bool = True
     """Whether a copy of the best weights is kept."""
     half: bool = True
@@ -87,6 +89,8 @@ class Training:
     """Devices that hold consecutive blocks."""
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
+    changes: Changes | None = None
+    """What is done to the model before it trains, such as putting int8 layers in."""
 
     @property
     def divides(self) -> bool:
@@ -143,7 +147,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     groups = processes // training.tensor
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
-    with without_memory(training.config, training.task, training.tensor, lora=training.lora) as model:
+    with without_memory(training.config, training.task, training.tensor, lora=training.lora, changes=training.changes) as model:
         parts = [*blocks_of(model, "model").values(), *ends_of(model)]
         own, units = numel(model), [numel(part) for part in parts]
         trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
@@ -154,16 +158,8 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
             taught = numel(model)
     kind = rows, training.checkpointing, training.tensor
     if kind not in counted:
-        counted[kind] = phases_of_backward(
-            training.config,
-            training.task,
-            rows,
-            training.length,
-            half=training.half,
-            checkpointing=training.checkpointing,
-            tensor=training.tensor,
-            lora=training.lora,
-        )
+        names = ("config", "task", "length", "half", "checkpointing", "tensor", "lora", "changes", "teacher", "soft_weight")
+        counted[kind] = phases_of_backward(Step(rows=rows, **{name: getattr(training, name) for name in names}))
     sharded = processes > 1 and training.strategy == "fsdp2"
     divided = groups if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
@@ -198,10 +194,10 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
         with without_memory(training.teacher, training.task) as model:
             taught = numel(model)
     found: list[Needed] = []
-    with without_memory(training.config, training.task) as model, without_cache(model):
+    with without_memory(training.config, training.task, lora=training.lora, changes=training.changes) as model, without_cache(model):
         features = rows_of(training.config, training.task, rows, training.length)
         stages = stages_of(model, features, training.pipeline * section.stages_each, "model", compare=False)
-        kept = kept_in_stages(model.train(), stages, features, training.task, training.checkpointing, training.half)
+        kept = kept_in_stages(model, stages, features, training.task, training.checkpointing, training.half)
         message = FLOAT * math.prod(stages.shape(features))
         weights = dict(model.named_parameters())
         for process in range(training.pipeline):
@@ -214,7 +210,9 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
                     weights=size + FLOAT * taught,
                     gradients=size,
                     optimizer=moment_bytes(training.optimizer, own),
-                    activations=flying * max(kept[stage] for stage in own_stages) + received,
+                    activations=flying * max(kept[stage][0] for stage in own_stages)
+                    + max(kept[stage][1] for stage in own_stages)
+                    + received,
                     accumulates=True,
                     host=size * training.keeps_best,
                 )

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import BertConfig, LlamaConfig, ViTConfig
+from training_memory import KINDS, Alive
 
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
-from compress.devices.activations import kept_for_backward, numel, phases_of_backward
+from compress.devices.activations import Step, numel, phases_of_backward
 from compress.devices.given import Devices
 from compress.devices.trained import Needed, Training, needed, plans, proposal
 from compress.models.architecture.shapes import auto_class
@@ -28,13 +23,7 @@ from compress.training.losses.table import losses_of
 from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
 from compress.training.recompute import recomputed
 
-SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
-KINDS: dict[str, tuple[Task, Any]] = {
-    "bert": ("text-classification", BertConfig(**SIZES, intermediate_size=512, vocab_size=1000)),
-    "llama": ("text-generation", LlamaConfig(**SIZES, intermediate_size=352, num_key_value_heads=2, vocab_size=1000)),
-    "vit": ("image-classification", ViTConfig(**SIZES, intermediate_size=512, image_size=64, patch_size=8)),
-}
 
 
 def measured(
@@ -84,27 +73,6 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool
     task, config = KINDS[kind]
     predicted = needed(Training(config, task, 8, None, 96, keeps_best=False, half=half), 1)
     assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
-
-
-class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of storages that are alive after an operation; torch's tracker refuses models with frozen weights."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-        self.see(known)
-
-    def see(self, tensors: Iterable[torch.Tensor]) -> None:
-        for storage in (tensor.untyped_storage() for tensor in tensors):
-            self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.alive = {key: (weak, size) for key, (weak, size) in self.alive.items() if not weak.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.see(each for each in tree_leaves(result) if isinstance(each, torch.Tensor))
-        return result
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -163,18 +131,18 @@ def test_checkpointing_takes_what_is_measured_and_less(kind: str, half: bool) ->
 def test_a_block_that_is_computed_again_is_counted_once() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
-    for kept in KEPT[1:]:
+    block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
+    start = {}
+    for kept in KEPT:
         taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1)
-        start, *blocks = phases_of_backward(config, task, 8, 96, half=False, checkpointing=kept)
-        assert len(blocks) == 3
-        inputs = 4 * 8 * 96 * 128
-        assert {later.kept - earlier.kept for later, earlier in itertools.pairwise(blocks)} == (
-            {inputs} if kept == "full" else {blocks[0].kept - blocks[1].kept}
-        )
-        assert taken.activations == max(phase.kept for phase in (start, *blocks))
-        assert taken.peak == 4 * own + 8 * own + max(4 * own, *(phase.kept + 4 * phase.trained for phase in (start, *blocks)))
-        block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
-        assert [phase.trained for phase in blocks] == [own - 3 * block, own - 2 * block, own - block]
+        phases = phases_of_backward(Step(config, task, 8, 96, half=False, checkpointing=kept))
+        complete = {phase.trained: phase.kept for phase in phases}
+        assert {own - 3 * block, own - 2 * block, own - block, own} >= {own} <= complete.keys()
+        assert list(complete) == sorted(complete)
+        assert taken.activations == max(complete.values())
+        assert taken.peak == 4 * own + 8 * own + max(4 * own, *(held + 4 * trained for trained, held in complete.items()))
+        start[kept] = complete[0]
+    assert start["full"] < start["selective"] < start["none"]
 
 
 def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
@@ -266,13 +234,17 @@ def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
     assert needed(Training(config, task, 8, None, 96, optimizer=name), 1).optimizer == found
 
 
+def held(config: Any, task: Task, rows: int, length: int) -> int:
+    return max(phase.kept for phase in phases_of_backward(Step(config, task, rows, length, half=False)))
+
+
 def test_activations_grow_with_rows_and_layers() -> None:
     task, config = KINDS["bert"]
-    one, two = (kept_for_backward(config, task, rows, 64, half=False) for rows in (4, 8))
+    one, two = (held(config, task, rows, 64) for rows in (4, 8))
     assert two == pytest.approx(2 * one, rel=0.01)
     deeper = copy.deepcopy(config)
     deeper.num_hidden_layers = 6
-    assert kept_for_backward(deeper, task, 4, 64, half=False) > 1.7 * one
+    assert held(deeper, task, 4, 64) > 1.7 * one
 
 
 def test_the_smallest_change_that_fits_is_proposed() -> None:
