@@ -104,10 +104,14 @@ def _training(
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
     if found.fits and found.changes:
         yield f"with {', '.join(found.changes)}; without, it does not fit"
+    if found.fits and found.reason is not None:
+        yield found.reason
 
 
 def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
     """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
+    if context.parallel.gradients != "float32" and training.divides:
+        return f"parallel.gradients: {context.parallel.gradients} given, which whole gradients are sent in alone"
     parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
     try:
         team = stage.team(parallel.of(Team(0, count)))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_memory import KINDS, Alive
 
 from compress.core.tasks import TASKS, Task
 from compress.devices.activations import numel
@@ -23,6 +22,7 @@ from compress.training.lora import Lora
 from compress.training.train import Batch
 from quantize.training.planned import int8_layers
 from quantize.training.qat import Qat, WithoutDropout
+from tests.training_memory import KINDS, Alive
 
 LENGTH, ROWS = 96, 8
 

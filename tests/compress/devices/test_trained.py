@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from training_memory import KINDS, Alive
 
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.activations import Step, numel, phases_of_backward
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Training, needed, plans, proposal
+from compress.devices.trained import Needed, Plan, Training, needed, plans, proposal
 from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
 from compress.models.size import inputs_of
@@ -22,6 +21,7 @@ from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
 from compress.training.recompute import recomputed
+from tests.training_memory import KINDS, Alive
 
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
@@ -211,15 +211,20 @@ def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fa
 
 
 def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
+    """Of three blocks two devices may hold some each, four may not."""
     task, config = KINDS["bert"]
     training = Training(config, task, 4, None, 16)
-    assert plans(training, 1, "nvlink") == [("ddp", 1, False)]
-    fast = [("fsdp2", 1, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 1, True)]
-    assert plans(training, 4, "nvlink") == [("ddp", 1, False), *fast]
-    assert plans(training, 6, "pcie") == [("ddp", 1, False), fast[0], fast[3], fast[1]]
+    own, sharded, away, stages = Plan("ddp"), Plan("fsdp2"), Plan("fsdp2", offload=True), Plan("ddp", pipeline=2)
+    assert plans(training, 1, "nvlink") == [own]
+    fast = [sharded, Plan("fsdp2", 2), Plan("fsdp2", 4), stages, away]
+    assert plans(training, 4, "nvlink") == [own, *fast]
+    assert plans(training, 6, "pcie") == [own, sharded, stages, away, Plan("fsdp2", 2)]
     shared = dataclasses.replace(training, tensor=2)
-    assert plans(shared, 4, "nvlink") == [("ddp", 2, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 2, True)]
+    assert plans(shared, 4, "nvlink") == [Plan("ddp", 2), Plan("fsdp2", 2), Plan("fsdp2", 4), Plan("fsdp2", 2, offload=True)]
     assert plans(dataclasses.replace(training, strategy="fsdp2"), 4, "nvlink") == fast
+    deep = copy.deepcopy(config)
+    deep.num_hidden_layers = 8
+    assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])
