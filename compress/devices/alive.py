@@ -32,7 +32,10 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.complete = 0
         self.peaks: dict[int, int] = {}
         """The most bytes that were alive, by the number of weights whose gradient was complete then."""
-        self.hooks = [parameter.register_post_accumulate_grad_hook(self._completed) for parameter in trained]
+        self.hooks = [
+            parameter.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
+            for parameter in trained
+        ]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -47,7 +50,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peaks[self.complete] = max(self.now + size, self.peaks.get(self.complete, 0))
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self.hooks:
             hook.remove()
 
@@ -66,6 +69,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert parameter.grad is not None, "the hook runs after its gradient is there"
         self._forget(_key(parameter.grad.untyped_storage()))
         self.complete += parameter.numel()
+        self.meanwhile(0)
 
 
 def _key(storage: Any) -> int:

@@ -131,13 +131,12 @@ def test_checkpointing_takes_what_is_measured_and_less(kind: str, half: bool) ->
 def test_a_block_that_is_computed_again_is_counted_once() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
-    block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
     start = {}
     for kept in KEPT:
         taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1)
         phases = phases_of_backward(Step(config, task, 8, 96, half=False, checkpointing=kept))
         complete = {phase.trained: phase.kept for phase in phases}
-        assert {own - 3 * block, own - 2 * block, own - block, own} >= {own} <= complete.keys()
+        assert own in complete
         assert list(complete) == sorted(complete)
         assert taken.activations == max(complete.values())
         assert taken.peak == 4 * own + 8 * own + max(4 * own, *(held + 4 * trained for trained, held in complete.items()))
