@@ -76,11 +76,10 @@ class Int8Function(torch.autograd.Function):
         outputs, inputs = weight_OI.shape
         v_NI, v_OI = _divided(x, smooth_I), _multiplied(weight_OI, smooth_I)
         codes_NI = quantize(v_NI.float(), input_scale, ACTIVATION_LOW, ACTIVATION_HIGH)
+        kept_OI: tuple[Tensor, ...] = (weight_OI,)
         if fixed.computed:
             kept_OI = _of_weight(v_OI, weight_scale_O, fixed, ctx.needs_input_grad[3])
-            codes_OI = kept_OI[0]
-        else:
-            kept_OI, codes_OI = (weight_OI,), quantize(v_OI, weight_scale_O[:, None], -fixed.largest, fixed.largest)
+        codes_OI = kept_OI[0] if fixed.computed else quantize(v_OI, weight_scale_O[:, None], -fixed.largest, fixed.largest)
         ctx.save_for_backward(x, input_scale, weight_scale_O, smooth_I, *kept_OI)
         ctx.fixed, ctx.inputs = fixed, inputs * (rows.processes if rows else 1)
         accumulated_NO = int8_matmul(codes_NI, codes_OI)
@@ -94,9 +93,8 @@ class Int8Function(torch.autograd.Function):
         """Returns the gradients of the arguments of `forward`."""
         x, input_scale, weight_scale_O, smooth_I, *kept_OI = ctx.saved_tensors
         fixed, needs, outputs = ctx.fixed, ctx.needs_input_grad, len(weight_scale_O)
-        if not fixed.computed:
-            kept_OI = _of_weight(_multiplied(*kept_OI, smooth_I), weight_scale_O, fixed, needs[3])
-        codes_OI, slope_OI = kept_OI
+        computed_again = () if fixed.computed else _of_weight(_multiplied(kept_OI[0], smooth_I), weight_scale_O, fixed, needs[3])
+        codes_OI, slope_OI = computed_again or kept_OI
         lsq = fixed.products if needs[2] and not fixed.pact else None
         codes_NI, slope_NI = codes_and_slope(_divided(x, smooth_I), input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, lsq)
         # torch accumulates bfloat16 sums in float32 and rounds once, so no sum below needs a float32 copy
