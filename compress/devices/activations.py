@@ -219,7 +219,8 @@ def _of_teacher(step: Step) -> int:
         model.eval().requires_grad_(False)
         features = rows_of(step.teacher, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())
-        with Alive(known) as alive, torch.autocast("cpu", torch.bfloat16, enabled=step.half):
+        alive = Alive(known)
+        with alive, torch.autocast("cpu", torch.bfloat16, enabled=step.half):
             model(**features).logits.float()
     return max(alive.peaks.values())
 
