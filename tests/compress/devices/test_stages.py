@@ -72,7 +72,7 @@ def test_a_pipeline_is_proposed_where_shards_do_not_fit(link: Link) -> None:
     assert found.weights + found.gradients + found.optimizer == stage
     sharded = needed(dataclasses.replace(training, strategy="fsdp2", checkpointing="full"), 4)
     assert sharded.gathered > 4 * 2 * WIDE_BLOCK
-    given = Devices(4, round(1.05 * found.peak / 0.9), link)
+    given = Devices(4, round(1.005 * found.peak / 0.9), link)
     assert sharded.peak > given.usable
     chosen = proposal(training, given, lambda each: each.tensor == 1)
     assert chosen.fits
