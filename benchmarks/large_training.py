@@ -146,6 +146,7 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
     from compress.devices.trained import Training, needed
     from compress.machine.device import computing_device
     from compress.training.precision import autocast_dtype
+    from quantize.training.planned import int8_layers
 
     stage, config, several = stage_of(method, arguments.rows), AutoConfig.from_pretrained(folder), arguments.processes > 1
     half = autocast_dtype(computing_device()) == torch.bfloat16
@@ -159,6 +160,7 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
             checkpointing=arguments.checkpointing,
             offload=several,
             lora=getattr(stage, "lora", None),
+            **({"changes": int8_layers(stage.qat, stage.exclude), "soft_weight": stage.qat.soft_weight} if method == "qat" else {}),
         ),
         arguments.processes,
     )

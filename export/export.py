@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.artifacts.artifact import Artifact, Kind, digest, write_json
 from compress.core.config import as_given
@@ -87,11 +87,20 @@ class Export(Stage):
     """Devices that share each layer of the last variant: writes a folder for each, with what it holds of every layer, and checks that
     together they give the answers of the undivided model. Has to divide attention heads and FFN neurons, and may cut no group of int4.
     1: not divided."""
+    expert_parallel: bool = False
+    """With `tensor_parallel`: whether each device holds some experts of a mixture whole, instead of a part of every expert. It then has to
+    divide their number, and not their neurons."""
+
+    @model_validator(mode="after")
+    def _deals_out_to_several(self) -> Self:
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ValueError("expert_parallel: true given without tensor_parallel: give tensor_parallel: 2 or more, or leave it out")
+        return self
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that exports without it keep their cache keys."""
-        return as_given(self, whole, ("tensor_parallel",))
+        return as_given(self, whole, ("tensor_parallel", "expert_parallel"))
 
     def depends(self, context: Context) -> Any:
         """The digest of the questions, where a file of them is given."""
@@ -108,7 +117,7 @@ class Export(Stage):
         if self.tensor_parallel > 1:
             from export.divided.folder import check_division
 
-            check_division(config, self.tensor_parallel, self._key("tensor_parallel"))
+            check_division(config, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
         if self.generation.questions is not None:
             read_questions(self.generation.questions)
             if not TASKS[context.task].generates or config.is_encoder_decoder:
@@ -191,7 +200,7 @@ class Export(Stage):
 
         variant, artifact = list(context.checkpoints.items())[-1]
         name = f"{variant}-tensor-parallel-{self.tensor_parallel}"
-        folders = write(artifact.path, out / name, self.tensor_parallel, self._key("tensor_parallel"))
+        folders = write(artifact.path, out / name, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
         rows = gate_rows(context.data)
         rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
         found = prove(artifact.path, folders, rows, context.preprocessor(artifact.path), context.task)

@@ -9,7 +9,8 @@
           1/checkpoint/                weights, config and tokenizer, as `export.compressed_tensors` wrote them
 
 The backend starts vLLM with `AsyncEngineArgs(**model.json)`, so an unknown key keeps the model from loading. Only keys are written that
-releases from 0.7 on document. `disable_log_requests` is none of them: 0.10.1 took it away, and requests are not logged by default.
+releases from 0.7 on document, and `enable_expert_parallel`, which 0.8 brought, where it is asked for. `disable_log_requests` is none of
+them: 0.10.1 took it away, and requests are not logged by default.
 Inputs and outputs are completed by the backend.
 
 Left out: LoRA, several nodes, pipeline parallelism, speculative decoding, and a check that vLLM knows the architecture. Nothing of it has
@@ -42,6 +43,9 @@ class Vllm(Config):
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that the model is divided among; has to divide its number of attention heads."""
+    enable_expert_parallel: bool = False
+    """Whether whole experts of a mixture lie on each GPU, instead of a part of every expert; `tensor_parallel_size` has to divide their
+    number. vLLM 0.8 or later."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Most tokens of prompt and answer together. Default: what the model reads."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -82,12 +86,21 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
     Raises:
         InputError: The settings do not fit the model.
     """
-    from compress.models.config import most_tokens  # it loads torch, and a server reads this file
+    from compress.models.config import most_tokens, num_experts  # it loads torch, and a server reads this file
 
     longest, heads, gpus = most_tokens(config), int(config.num_attention_heads), settings.tensor_parallel_size
     problems = []
     if heads % gpus:
         problems.append(f"tensor_parallel_size: {gpus} given; the model has {heads} attention heads: give a divisor")
+    if settings.enable_expert_parallel:
+        experts = num_experts(config)
+        if not experts:
+            problems.append("enable_expert_parallel: true given; the model has no experts: leave it out")
+        elif gpus == 1 or experts % gpus:
+            fits = " or ".join(str(number) for number in range(2, experts + 1) if experts % number == 0 and heads % number == 0)
+            problems.append(
+                f"enable_expert_parallel: true given with tensor_parallel_size: {gpus}; the model has {experts} experts: give {fits}"
+            )
     if settings.max_model_len is not None and longest is not None and settings.max_model_len > longest:
         problems.append(f"max_model_len: {settings.max_model_len} given; the model reads {longest} tokens: give at most that")
     if problems:
@@ -96,6 +109,7 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
         "model": f"{MOUNT}/{name}/1/{CHECKPOINT}",
         "max_model_len": settings.max_model_len or longest,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel or None,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "max_num_seqs": max_batch_size,

@@ -25,6 +25,7 @@ from export.export import Export
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
+from quantize.training.planned import int8_layers
 
 
 def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, text: str, streams: int | None) -> list[str]:
@@ -77,7 +78,8 @@ def _training(
         settings.batch_size,
         getattr(settings, "micro_batch_size", None),
         context.max_length,
-        teacher=first if learns else None,
+        teacher=first if learns and getattr(settings, "distill", True) else None,
+        soft_weight=getattr(settings, "soft_weight", 0.5) if not getattr(settings, "named", False) else 0.5,
         keeps_best=getattr(settings, "keep", "best") == "best",
         strategy=context.parallel.strategy,
         tensor=context.parallel.tensor if given.count > 1 else 1,
@@ -88,7 +90,8 @@ def _training(
         checkpointing=context.parallel.checkpointing,
         offload=context.parallel.offload,
         optimizer=settings.optimizer.name,
-        lora=getattr(settings, "lora", None),
+        lora=None if isinstance(entry.step, Quantize) else getattr(settings, "lora", None),
+        changes=int8_layers(entry.step.qat, entry.step.exclude) if isinstance(entry.step, Quantize) else None,
     )
     refused = partial(_refused, *arguments[str(entry.step.id)], context, given.count)
     problem = refused(training)
@@ -103,10 +106,14 @@ def _training(
     yield f"trains on {shown}, {_parts(found.needed)}{short}"
     if found.fits and found.changes:
         yield f"with {', '.join(found.changes)}; without, it does not fit"
+    if found.fits and found.reason is not None:
+        yield found.reason
 
 
 def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
     """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
+    if context.parallel.gradients != "float32" and training.divides:
+        return f"parallel.gradients: {context.parallel.gradients} given, which whole gradients are sent in alone"
     parallel = context.parallel.model_copy(update={name: getattr(training, name) for name in PARALLEL})
     try:
         team = stage.team(parallel.of(Team(0, count)))

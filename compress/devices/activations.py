@@ -1,26 +1,26 @@
-"""What autograd keeps of a forward pass until the backward pass, counted by running the model on tensors without memory.
+"""What a training step holds beside weights and optimizer, counted by running it on tensors without memory (`compress.devices.alive`).
 
-The model of the config runs in torch's FakeTensorMode, so that kernels, casts and architecture are those of a training. With activation
-checkpointing: what stays of every block, and what is kept inside the largest one, which is there again meanwhile. Devices that share layers
-and tokens send nothing here: what would come from the others is as large as the own.
+Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are those of a training; blocks are
+computed again where activation checkpointing asks for it, layers that learn in int8 and adapters are in their places, and the logits of a
+teacher lie beside those of the model. Devices that share layers and tokens send nothing here: what would come from the others is as large
+as the own. Not counted: losses that compare more than logits.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
-from compress.models.architecture.blocks import blocks_of
+from compress.devices.alive import Alive
 from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
@@ -32,17 +32,52 @@ from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import inputs_of
 from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
-from compress.training.recompute import PRODUCTS
+from compress.training.recompute import recomputed
 
-TRANSIENT = 2
-"""Tensors as large as the largest kept one that the backward pass holds beside them."""
+Changes = Callable[[nn.Module], None]
+"""What a stage does to a model before it trains, in place."""
+TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward and a backward pass."""
+
+    config: Any
+    """Transformers config of the model."""
+    task: Task
+    """The task; of text that is generated the loss is counted too, whose logits are large."""
+    rows: int
+    length: int
+    """Tokens of each row."""
+    half: bool
+    """Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing."""
+    checkpointing: Checkpointing = "none"
+    tensor: int = 1
+    """Devices that share each layer."""
+    sequence: bool = False
+    """Whether they share the tokens between layers too."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of the weights."""
+    changes: Changes | None = None
+    teacher: Any = None
+    """Config of a teacher, or None."""
+    soft_weight: float = 0.5
+    """Weight of its logits in the loss; the labels have the rest."""
 
 
 @contextmanager
 def without_memory(
-    config: Any, task: Task, tensor: int = 1, *, sequence: bool = False, if_shared: bool = False, lora: Lora | None = None
+    config: Any,
+    task: Task,
+    tensor: int = 1,
+    *,
+    sequence: bool = False,
+    if_shared: bool = False,
+    lora: Lora | None = None,
+    changes: Changes | None = None,
 ) -> Iterator[nn.Module]:
-    """Yields the model of a config, whose tensors have no memory; within the block it runs all the same, and so do other tensors.
+    """Yields the model of a config in training mode, whose tensors have no memory; within the block it runs all the same, and so do others.
 
     Args:
         config: Transformers config.
@@ -51,6 +86,7 @@ def without_memory(
         sequence: Whether they share the tokens between layers too.
         if_shared: Whether it is whole where they cannot, as a teacher then is.
         lora: Adapters that are put on its layers.
+        changes: What is done to it before it trains.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -73,6 +109,9 @@ def without_memory(
                     attached(with_linears(model), lora, "model")
                 _from_meta(model)
                 model.tie_weights()
+            model.train()
+            if changes is not None:
+                changes(model)
             yield model
     finally:
         empty_caches()
@@ -97,10 +136,19 @@ def _split(config: Any, task: Task, tensor: int, if_shared: bool) -> Split | Non
         return None
 
 
+class Held(NamedTuple):
+    """Bytes of a stage of a pipeline, of a micro-batch."""
+
+    kept: int
+    """Between forward and backward."""
+    moment: int
+    """Besides, for a moment of the backward pass."""
+
+
 def kept_in_stages(
     model: nn.Module, stages: Stages, features: Mapping[str, torch.Tensor], task: Task, checkpointing: Checkpointing, half: bool
-) -> list[int]:
-    """Returns the bytes that autograd keeps of each stage for a micro-batch.
+) -> list[Held]:
+    """Returns the bytes that each stage holds of a micro-batch.
 
     Args:
         model: A model whose tensors have no memory.
@@ -111,21 +159,21 @@ def kept_in_stages(
         half: Whether it computes in bfloat16.
     """
     blocks = [model.get_submodule(name) for name in stages.blocks]
-    sizes: list[int] = []
+    sizes: list[Held] = []
     states: torch.Tensor | None = None
     for span in stages.spans:
-        kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
-        counted = [_Block(block, kept, checkpointing) for block in blocks] if checkpointing != "none" else []
-        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+        given = [] if states is None else [states]
+        known = (*model.parameters(), *model.buffers(), *features.values(), *given)
+        with recomputed(model, checkpointing, "model"), Alive(known, _trained(model)) as alive:
             with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
                 states = run_stage(model.forward, blocks, span, stages.form, states, features)
-            if span.stop == len(blocks):
-                _loss_of_text(task, states)
-        again = max((_with_moment(block.inner.sizes) for block in counted), default=0)
-        sizes.append(_with_moment(kept.sizes) + again)
+            ends = span.stop == len(blocks)
+            loss = _loss(task, states.float(), False, 0.0) if ends else states.sum()
+            kept = alive.now
+            loss.backward()  # type: ignore[no-untyped-call]
+        sizes.append(Held(kept, max(alive.peaks.values()) - kept))
         states = states.detach().requires_grad_(True)
-        for block, wrapped in zip(blocks, counted, strict=False):
-            block.forward = wrapped.forward
+        model.zero_grad()
     return sizes
 
 
@@ -134,11 +182,21 @@ def rows_of(config: Any, task: Task, rows: int, length: int) -> dict[str, torch.
     return {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
 
 
-def _loss_of_text(task: Task, logits: torch.Tensor) -> None:
-    """Runs the loss of text that is generated, whose logits are large."""
-    if TASKS[task].generates:
-        labels = torch.zeros(len(logits), logits.shape[1] - 1, dtype=torch.int32)
-        losses_of(task).labelled(logits.float(), labels)
+def _loss(task: Task, logits: torch.Tensor, taught: bool, soft_weight: float) -> torch.Tensor:
+    """Returns the loss of logits, float32; of text that is generated as `compress.training.distilled` computes it."""
+    if not TASKS[task].generates:
+        return logits.sum()
+    losses, labels = losses_of(task), torch.zeros(len(logits), logits.shape[1] - 1, dtype=torch.int32)
+    if not taught:
+        return losses.labelled(logits, labels).sum()
+    target = torch.empty_like(logits, requires_grad=False)
+    parts = [losses.labelled(logits, labels)] if soft_weight < 1 else []
+    parts += [losses.taught(logits, target, labels, TEMPERATURE)] if soft_weight else []
+    return torch.stack(parts).sum()
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -146,7 +204,7 @@ class Phase:
     """What is there at one time of a backward pass."""
 
     kept: int
-    """Bytes of activations, with what the backward pass adds for a moment."""
+    """The most bytes that are alive, without complete gradients."""
     trained: int = 0
     """Weights whose gradient is complete."""
 
@@ -154,122 +212,33 @@ class Phase:
 Counted = dict[tuple[int, Checkpointing, int, bool], list[Phase]]
 
 
-def kept_for_backward(config: Any, task: Task, rows: int, length: int, *, half: bool) -> int:
-    """Returns the bytes that autograd keeps of a forward pass and its loss, with what the backward pass adds for a moment.
-
-    The arguments are those of `phases_of_backward`.
-    """
-    return phases_of_backward(config, task, rows, length, half=half, checkpointing="none")[0].kept
-
-
-def phases_of_backward(
-    config: Any,
-    task: Task,
-    rows: int,
-    length: int,
-    *,
-    half: bool,
-    checkpointing: Checkpointing,
-    tensor: int = 1,
-    sequence: bool = False,
-    lora: Lora | None = None,
-) -> list[Phase]:
-    """Returns what is there when the backward pass starts, and while it computes each block again.
-
-    Args:
-        config: Transformers config.
-        task: The task; of text that is generated the loss is counted too, whose logits are large.
-        rows: Rows of the pass.
-        length: Tokens of each.
-        half: Whether it computes in bfloat16, the weights being cast once, or for each use with activation checkpointing.
-        checkpointing: What is kept of the blocks.
-        tensor: Devices that share each layer.
-        sequence: Whether they share the tokens between layers too.
-        lora: Adapters that are trained instead of the weights.
-    """
-    with without_memory(config, task, tensor, sequence=sequence, lora=lora) as model:
-        model.train()
-        features = rows_of(config, task, rows, length)
-        kept = _Kept({tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *features.values())})
-        blocks = [_Block(block, kept, checkpointing) for block in blocks_of(model, "model").values()] if checkpointing != "none" else []
-        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=checkpointing == "none"):
-                logits = model(**features).logits
-            _loss_of_text(task, logits)
-        phases, done = [Phase(_with_moment(kept.sizes))], numel(model, trained=True) - sum(block.numel for block in blocks)
-        for block in reversed(blocks):  # what came after it is gone by then
-            phases.append(Phase(_with_moment({**block.before, **block.inner.sizes}), done))
-            done += block.numel
-    return phases
+def phases_of_backward(step: Step) -> list[Phase]:
+    """Returns what is there at most in the forward pass, and in the backward pass after each gradient."""
+    taught = 0 if step.teacher is None else _of_teacher(step)
+    shared = {"sequence": step.sequence, "lora": step.lora, "changes": step.changes}
+    with without_memory(step.config, step.task, step.tensor, **shared) as model:
+        features = rows_of(step.config, step.task, step.rows, step.length)
+        known = (*model.parameters(), *model.buffers(), *features.values())
+        with recomputed(model, step.checkpointing, "model"), Alive(known, _trained(model)) as alive:
+            with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
+                logits = model(**features).logits.float()
+            alive.meanwhile(taught)
+            loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)
+            del logits
+            loss.backward()  # type: ignore[no-untyped-call]
+    return [Phase(kept, trained) for trained, kept in alive.peaks.items()]
 
 
-def _with_moment(sizes: Mapping[int, int]) -> int:
-    """Returns the bytes of some storages, and of what the backward pass holds beside them."""
-    return sum(sizes.values()) + TRANSIENT * max(sizes.values(), default=0)
-
-
-class _Kept:
-    """The storages that something keeps, each counted once.
-
-    Args:
-        known: Storages that do not count.
-    """
-
-    def __init__(self, known: Collection[int]) -> None:
-        self.known, self.sizes = known, dict[int, int]()
-        self.alive: list[torch.Tensor] = []  # a storage that is freed could come again under the same number
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a tensor; returns it."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.known:
-            self.sizes[storage._cdata] = storage.nbytes()
-            self.alive.append(tensor)
-        return tensor
-
-
-class _Block:
-    """Counts apart what a block keeps that is computed again; its inputs stay, and with `selective` results of products.
-
-    Args:
-        block: The block, whose `forward` is replaced.
-        outer: Counts what stays.
-        kind: What is kept.
-    """
-
-    def __init__(self, block: nn.Module, outer: _Kept, kind: Checkpointing) -> None:
-        self.forward, self.outer, self.inner, self.kind = block.forward, outer, _Kept(outer.known), kind
-        self.numel = numel(block, trained=True)
-        self.before: dict[int, int] = {}  # what stays when the block has run, by storage
-        block.forward = self.run
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the block."""
-        for value in (*args, *kwargs.values()):
-            for tensor in value if isinstance(value, tuple) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    self.outer.keep(tensor)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self.inner.keep, lambda tensor: tensor)
-        with hooks, _Products(self.outer) if self.kind == "selective" else nullcontext():
-            result = self.forward(*args, **kwargs)
-        self.before = dict(self.outer.sizes)
-        return result
-
-
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the results of matrix products, which `selective` keeps."""
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.kept = kept
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in PRODUCTS:
-            for tensor in result if isinstance(result, tuple) else (result,):
-                if isinstance(tensor, torch.Tensor):
-                    self.kept.keep(tensor)
-        return result
+def _of_teacher(step: Step) -> int:
+    """Returns the most bytes that a teacher takes while it answers."""
+    with without_memory(step.teacher, step.task, step.tensor, if_shared=True) as model, torch.no_grad():
+        model.eval().requires_grad_(False)
+        features = rows_of(step.teacher, step.task, step.rows, step.length)
+        known = (*model.parameters(), *model.buffers(), *features.values())
+        alive = Alive(known)
+        with alive, torch.autocast("cpu", torch.bfloat16, enabled=step.half):
+            model(**features).logits.float()
+    return max(alive.peaks.values())
 
 
 def numel(module: nn.Module, trained: bool = False) -> int:

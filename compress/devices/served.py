@@ -1,10 +1,10 @@
 """What a served model takes on each device, and how it is divided over several.
 
 Bytes on one of t devices that share each layer (tensor parallelism, Megatron: https://arxiv.org/abs/1909.08053), p that share the layers in
-turn (pipeline), for a model with weights of b bytes:
+turn (pipeline), e that have whole experts of a mixture each (e = t where they are divided with the matrices), for weights of b bytes:
 
-    weights  = (b (matrices + experts) + scales + 2 vocabulary) / (t p) + 2 rest
-    cache    = 2 layers heads_kv' d * bytes * tokens / p        heads_kv' = max(1, heads_kv / t); tokens of all answers at once
+    weights  = b (matrices / t + experts / e) / p + scales + 2 vocabulary / (t p) + 2 rest
+    cache    = 2 layers heads_kv' d * bytes * tokens / p        heads_kv' = max(1, heads_kv / t); tokens of a device's answers at once
     work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and 4 bytes a logit of a language model
 
 and all of it has to fit into 0.9 of the memory. Scales are 4 bytes for each output of int8, 2 bytes for each group of 128 weights of int4.
@@ -15,8 +15,10 @@ What is chosen, the first that fits and meets the latency:
     tensor     t devices share each layer, where the link is NVLink: two all-reduces in every layer would wait for PCIe
     pipeline   p devices hold some layers each: little traffic, but one request is no faster
 
-Experts of mixtures are divided with the matrices; where their number divides by t, whole experts lie on each device (expert parallelism),
-which sends tokens to them instead of adding up parts.
+Experts of mixtures are divided with the matrices; where their number divides by t, whole experts lie on each device (expert parallelism,
+GShard: https://arxiv.org/abs/2006.16668), which sends tokens to them instead of adding up parts. Where t does not divide the attention
+heads but the experts, they are dealt out alone: each device has all of the rest and reads answers of its own (t = 1, e devices). vLLM
+calls that data parallel attention with expert parallelism.
 
 A time is told where the bandwidth of the memory is known: a token, or a batch of one row, reads every weight once (of a mixture those of
 the chosen experts), so that it takes at least weights on one device / bandwidth. Pipelines do not divide it.
@@ -32,6 +34,7 @@ from typing import Any, Literal
 
 from compress.devices.given import Devices, shown_bytes
 from compress.devices.weights import Weights, weights_of
+from compress.models.config import num_experts
 from compress.models.library import sizes_config
 
 Precision = Literal["fp16", "int8", "int4"]
@@ -93,7 +96,7 @@ class Division:
     @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return self.tensor * self.pipeline
+        return max(self.tensor, self.experts) * self.pipeline
 
     def __str__(self) -> str:
         parts = [f"{self.replicas} replica{'s' * (self.replicas != 1)} of {self.devices} device{'s' * (self.devices != 1)}"]
@@ -157,8 +160,10 @@ def divisions(model: Model, given: Devices) -> Iterator[Division]:
     sizes, experts = sizes_config(model.config), num_experts(model.config)
     if given.link == "nvlink":
         for tensor in range(2, given.count + 1):
-            if sizes.num_attention_heads % tensor == 0 and given.count % tensor == 0:
-                yield Division(given.count // tensor, tensor, experts=tensor if experts and experts % tensor == 0 else 1)
+            whole = tensor if experts and experts % tensor == 0 else 1
+            divides = sizes.num_attention_heads % tensor == 0
+            if given.count % tensor == 0 and (divides or whole > 1):
+                yield Division(given.count // tensor, tensor if divides else 1, experts=whole)
         return
     for pipeline in range(2, min(given.count, sizes.num_hidden_layers) + 1):
         if given.count % pipeline == 0:
@@ -170,25 +175,35 @@ def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division
     sizes = sizes_config(model.config)
     layers, hidden, heads = int(sizes.num_hidden_layers), int(sizes.hidden_size), int(sizes.num_attention_heads)
     held = -(-layers // division.pipeline) / layers  # the first devices of a pipeline may have a layer more
-    packed = packed_bytes(weights, model.precision)
-    own = packed * held / division.tensor + 2 * weights.vocabulary / (division.tensor * division.pipeline) + 2 * weights.rest
+    matrices, experts = packed_bytes(weights, model.precision)
+    answers = -(
+        -load.streams * division.tensor // max(division.tensor, division.experts)
+    )  # of a device: all devices of a tensor group share them
+    own = (
+        (matrices / division.tensor + experts / max(division.tensor, division.experts)) * held
+        + 2 * weights.vocabulary / (division.tensor * division.pipeline)
+        + 2 * weights.rest
+    )
     cache = 0.0
     if model.generates:
         width = int(getattr(sizes, "head_dim", None) or hidden // heads)
         keys = int(getattr(sizes, "num_key_value_heads", None) or heads)
-        cache = 2 * layers * held * max(1, keys / division.tensor) * width * 2 * load.streams * load.length
-    tokens = min(BATCH_TOKENS, load.streams * load.length) if model.generates else load.streams * load.length
+        cache = 2 * layers * held * max(1, keys / division.tensor) * width * 2 * answers * load.length
+    tokens = min(BATCH_TOKENS, answers * load.length) if model.generates else answers * load.length
     inner = int(getattr(sizes, "intermediate_size", None) or getattr(sizes, "n_inner", None) or 4 * hidden)
-    logits = 4 * load.streams * int(model.config.vocab_size) if model.generates else 0
+    logits = 4 * answers * int(model.config.vocab_size) if model.generates else 0
     work = 2 * tokens * (4 * hidden + 2 * inner / division.tensor) + logits
     return Bytes(round(own), round(cache), round(work))
 
 
-def packed_bytes(weights: Weights, precision: Precision) -> float:
-    """Returns the bytes of matrices and experts in a precision, with their scales."""
-    many, rows = weights.matrices + weights.experts, weights.rows + weights.expert_rows
-    scales = {"fp16": 0.0, "int8": 4.0 * rows, "int4": 2.0 * many / GROUP}[precision]
-    return many * BITS[precision] / 8 + scales
+def packed_bytes(weights: Weights, precision: Precision) -> tuple[float, float]:
+    """Returns the bytes of matrices, and those of experts, in a precision, with their scales."""
+
+    def packed(many: int, rows: int) -> float:
+        scales = {"fp16": 0.0, "int8": 4.0 * rows, "int4": 2.0 * many / GROUP}[precision]
+        return many * BITS[precision] / 8 + scales
+
+    return packed(weights.matrices, weights.rows), packed(weights.experts, weights.expert_rows)
 
 
 def floor_ms(model: Model, weights: Weights, division: Division, given: Devices) -> float | None:
@@ -196,16 +211,12 @@ def floor_ms(model: Model, weights: Weights, division: Division, given: Devices)
     if given.bandwidth is None:
         return None
     experts, chosen = num_experts(model.config), num_chosen(model.config)
-    share = chosen / experts if experts else 1.0
-    read = packed_bytes(weights, model.precision) * (weights.matrices + share * weights.experts) / (weights.matrices + weights.experts)
-    read += 2 * (weights.vocabulary if model.generates else 0)
-    return 1e3 * (read / division.tensor + 2 * weights.rest) / given.bandwidth
-
-
-def num_experts(config: Any) -> int:
-    """Returns the experts of a layer of a mixture; 0 for other models."""
-    known = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
-    return int(next((count for count in known if count), 0))
+    matrices, of_experts = packed_bytes(weights, model.precision)
+    words = 2 * (weights.vocabulary if model.generates else 0)
+    read = (matrices + words) / division.tensor
+    if experts:
+        read += of_experts * chosen / experts / max(division.tensor, division.experts)
+    return 1e3 * (read + 2 * weights.rest) / given.bandwidth
 
 
 def num_chosen(config: Any) -> int:
@@ -214,6 +225,8 @@ def num_chosen(config: Any) -> int:
 
 
 def _why(division: Division, fits: bool, given: Devices, load: Load, floor: float | None) -> Iterator[str]:
+    if division.experts > 1:
+        yield f"whole experts lie on each of {division.experts} devices, and tokens are sent to them"
     if division.devices == 1:
         yield (
             f"so each of the {given.count} devices serves all of it: rows a second grow with the devices"
@@ -223,10 +236,10 @@ def _why(division: Division, fits: bool, given: Devices, load: Load, floor: floa
     elif division.tensor > 1:
         reason = "a step would take too long on fewer" if fits else "fewer do not hold it"
         yield f"{division.tensor} devices share each layer, as {reason}; NVLink carries the two sums of every layer"
-    else:
+    elif division.pipeline > 1:
         yield f"{division.pipeline} devices hold some layers each: PCIe is too slow to add up every layer over it (tensor parallelism)"
-    if division.experts > 1:
-        yield f"whole experts lie on each of {division.experts} devices, and tokens are sent to them"
+    if division.experts > division.tensor:
+        yield f"each holds all of the rest, as {division.experts} does not divide the attention heads, and reads answers of its own"
     if floor is not None:
         asked = "" if load.latency_ms is None else f" (asked: {load.latency_ms:g} ms)"
         yield f"a step takes at least {floor:.2f} ms, the time of reading the weights{asked}"

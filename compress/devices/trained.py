@@ -5,10 +5,10 @@
     gradients    4 bytes for each trained weight: all of them, or those of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
                  column of a matrix
-    activations  what autograd keeps for a backward pass of the rows of a device, and two tensors as large as the largest of them, which the
-                 backward pass holds for a moment. Counted, not estimated: the model of the config runs on tensors without memory
-                 (torch's FakeTensorMode), so that kernels, casts and architecture are those of the training. With activation
-                 checkpointing: what stays of every block, and all that is kept of the largest one, which is there again meanwhile.
+    activations  the most that a step on the rows of a device holds beside these: what autograd keeps, what the loss makes of the logits
+                 (and of a teacher's), and what functions hold for a moment. Counted, not estimated (`compress.devices.activations`): the
+                 model of the config trains on tensors without memory, with its int8 layers or adapters and activation checkpointing. An
+                 int8 layer that learns keeps its input and its weight, which is there anyway; codes and slopes are there for a moment.
     gathered     fsdp2: two units whole at a time, which are blocks, embedding and output layer, and all of what lies outside of them
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
@@ -24,28 +24,34 @@ accumulated over micro-batches they are there during the next forward pass, so t
 optimizer by the processes; gradients that accumulate are whole.
 
 What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
-(selective, then full, then full with smaller micro-batches), the same with fsdp2, and the same with offload. Over NVLink devices share each
-layer before the host holds anything: 2 of them, 4, up to all. Over PCIe, which carries four sums of activations for each layer slowly,
-they do where offload does not help. What the stage refuses is not tried.
+(selective, then full, then full with smaller micro-batches), then the same with each of these plans in turn:
 
-Not counted: the integer copies of quantization-aware training, logits of a teacher that are cached, and the context of the driver, for
-which a tenth of the memory is left free."""
+    NVLink   fsdp2, layers that 2, 4, up to all devices share, a pipeline of 2, 4, up to all, offload
+    PCIe     fsdp2, a pipeline, offload, shared layers: four sums of activations for each layer are slow there, hidden states between
+             stages are not
+
+A pipeline gathers nothing: its first stage has all of 1 / N of the blocks and keeps activations of N micro-batches, where fsdp2 has two
+whole units at a time. What the stage refuses is not tried: layers are not shared where the number of devices does not divide their heads.
+
+Not counted: losses of a distillation that compare more than logits, int8 experts of a mixture, and the context of the driver, for which a
+tenth of the memory is left free."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from compress.core.target import Checkpointing, Parallel, Schedule
 from compress.core.tasks import Task
-from compress.devices.activations import Counted, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
+from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices, Link
 from compress.machine.parallel import Strategy
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.stages import stages_of
 from compress.models.forward import without_cache
+from compress.models.library import sizes_config
 from compress.training.division import ends_of
 from compress.training.lora import Lora
 from compress.training.optimizers import OptimizerName, moment_bytes
@@ -53,7 +59,7 @@ from compress.training.optimizers import OptimizerName, moment_bytes
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Of activation checkpointing, the one that keeps most first."""
-PARALLEL = ("strategy", "tensor", "checkpointing", "offload")
+PARALLEL = ("strategy", "tensor", "pipeline", "checkpointing", "offload")
 """What a proposal may change in the section `parallel`."""
 
 
@@ -72,6 +78,8 @@ class Training:
     """Tokens of a row."""
     teacher: Any = None
     """Config of a teacher that runs beside it, or None."""
+    soft_weight: float = 0.5
+    """Weight of the teacher's logits in the loss; the labels have the rest."""
     keeps_best: bool = True
     """Whether a copy of the best weights is kept."""
     half: bool = True
@@ -90,6 +98,8 @@ class Training:
     """Devices that hold consecutive blocks."""
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
+    changes: Changes | None = None
+    """What is done to the model before it trains, such as putting int8 layers in."""
 
     @property
     def divides(self) -> bool:
@@ -130,6 +140,8 @@ class Proposal:
     fits: bool
     changes: tuple[str, ...]
     """Settings of the recipe that differ, `key: value`."""
+    reason: str | None = None
+    """Why a pipeline is proposed; None where none is."""
 
 
 def needed(training: Training, processes: int, counted: Counted | None = None) -> Needed:
@@ -146,7 +158,7 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
     groups = processes // training.tensor
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
-    with without_memory(training.config, training.task, training.tensor, lora=training.lora) as model:
+    with without_memory(training.config, training.task, training.tensor, lora=training.lora, changes=training.changes) as model:
         parts = [*blocks_of(model, "model").values(), *ends_of(model)]
         own, units = numel(model), [numel(part) for part in parts]
         trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
@@ -157,17 +169,8 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
             taught = numel(model)
     kind = rows, training.checkpointing, training.tensor, training.sequence
     if kind not in counted:
-        counted[kind] = phases_of_backward(
-            training.config,
-            training.task,
-            rows,
-            training.length,
-            half=training.half,
-            checkpointing=training.checkpointing,
-            tensor=training.tensor,
-            sequence=training.sequence,
-            lora=training.lora,
-        )
+        names = ("config", "task", "length", "half", "checkpointing", "tensor", "sequence", "lora", "changes", "teacher", "soft_weight")
+        counted[kind] = phases_of_backward(Step(rows=rows, **{name: getattr(training, name) for name in names}))
     sharded = processes > 1 and training.strategy == "fsdp2"
     divided = groups if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
@@ -202,10 +205,10 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
         with without_memory(training.teacher, training.task) as model:
             taught = numel(model)
     found: list[Needed] = []
-    with without_memory(training.config, training.task) as model, without_cache(model):
+    with without_memory(training.config, training.task, lora=training.lora, changes=training.changes) as model, without_cache(model):
         features = rows_of(training.config, training.task, rows, training.length)
         stages = stages_of(model, features, training.pipeline * section.stages_each, "model", compare=False)
-        kept = kept_in_stages(model.train(), stages, features, training.task, training.checkpointing, training.half)
+        kept = kept_in_stages(model, stages, features, training.task, training.checkpointing, training.half)
         message = FLOAT * math.prod(stages.shape(features))
         weights = dict(model.named_parameters())
         for process in range(training.pipeline):
@@ -218,7 +221,9 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
                     weights=size + FLOAT * taught,
                     gradients=size,
                     optimizer=moment_bytes(training.optimizer, own),
-                    activations=flying * max(kept[stage] for stage in own_stages) + received,
+                    activations=flying * max(kept[stage][0] for stage in own_stages)
+                    + max(kept[stage][1] for stage in own_stages)
+                    + received,
                     accumulates=True,
                     host=size * training.keeps_best,
                 )
@@ -242,9 +247,9 @@ def in_flight(process: int, parts: int, section: Parallel) -> int:
 
 def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:
     """Yields what is tried, the smallest change first."""
-    for strategy, tensor, offload in plans(training, processes, link):
-        whole = replace(training, strategy=strategy, tensor=tensor, offload=offload)
-        share = math.ceil(training.batch_size * tensor * training.pipeline / processes)
+    for plan in plans(training, processes, link):
+        whole = replace(training, strategy=plan.strategy, tensor=plan.tensor, pipeline=plan.pipeline, offload=plan.offload)
+        share = math.ceil(training.batch_size * plan.tensor * plan.pipeline / processes)
         powers = (2**power for power in range(share.bit_length() - 1, -1, -1))
         sizes = [size for size in powers if size < min(share, training.micro_batch_size or share)]
         yield whole
@@ -254,16 +259,29 @@ def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterat
         yield from (replace(whole, checkpointing="full", micro_batch_size=size) for size in sizes if stronger)
 
 
-def plans(training: Training, processes: int, link: Link) -> list[tuple[Strategy, int, bool]]:
-    """Returns strategy, devices that share each layer, and offload: those of a training, then what divides more, the cheapest first."""
-    own = training.strategy, training.tensor, training.offload
+class Plan(NamedTuple):
+    """How devices share a training."""
+
+    strategy: Strategy
+    tensor: int = 1
+    """Devices that share each layer."""
+    pipeline: int = 1
+    """Devices that hold consecutive blocks."""
+    offload: bool = False
+
+
+def plans(training: Training, processes: int, link: Link) -> list[Plan]:
+    """Returns the plan of a training, then those that divide more, the cheapest first."""
+    own = Plan(training.strategy, training.tensor, training.pipeline, training.offload)
     if processes == 1 or training.pipeline > 1:
         return [own]
-    sharing = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
-    shared: list[tuple[Strategy, int, bool]] = [("fsdp2", tensor, False) for tensor in sharing if tensor > training.tensor]
-    host: list[tuple[Strategy, int, bool]] = [("fsdp2", training.tensor, True)]
-    later = [*shared, *host] if link == "nvlink" else [*host, *shared]
-    known: list[tuple[Strategy, int, bool]] = [("fsdp2", training.tensor, False), *later]
+    many = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
+    blocks = int(sizes_config(training.config).num_hidden_layers)
+    shared = [Plan("fsdp2", tensor) for tensor in many if tensor > training.tensor]
+    stages = [Plan("ddp", pipeline=pipeline) for pipeline in many if pipeline <= blocks and training.tensor == 1]
+    host = [Plan("fsdp2", training.tensor, offload=True)]
+    later = [*shared, *stages, *host] if link == "nvlink" else [*stages, *host, *shared]
+    known = [Plan("fsdp2", training.tensor), *later]
     return [own, *known[known.index(own) + 1 :]] if own in known else [own, *known]
 
 
@@ -282,11 +300,22 @@ def proposal(training: Training, given: Devices, runs: Callable[[Training], bool
             continue
         taken = needed(each, given.count, counted)
         if least is None or taken.peak < least.needed.peak:
-            least = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)))
+            least = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)), _why(training, each, given))
         if least.fits:
             break
     assert least is not None, "the recipe as it is comes first"
     return least
+
+
+def _why(before: Training, after: Training, given: Devices) -> str | None:
+    """Says why a pipeline is proposed, if it is."""
+    if after.pipeline == before.pipeline:
+        return None
+    shards = "shards (fsdp2), of which two units are whole at a time, do not fit"
+    first = f"{after.pipeline} devices hold consecutive blocks each (pipeline): {shards}"
+    if given.link == "pcie":
+        return f"{first}, and only hidden states go over PCIe, which is too slow for the sums of layers that devices share (tensor)"
+    return f"{first}, and devices cannot share its layers (tensor), or that does not fit either"
 
 
 def _changes(before: Training, after: Training) -> Iterator[str]:

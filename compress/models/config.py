@@ -322,3 +322,9 @@ def own_names(config: Any) -> tuple[str, ...] | None:
 
 def _own(names: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
+def num_experts(config: Any) -> int:
+    """Returns the experts of a layer of a mixture; 0 for other models."""
+    known = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    return int(next((count for count in known if count), 0))

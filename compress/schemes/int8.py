@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from compress.core.errors import InputError
 from compress.machine.environment import NATIVE_INT8
@@ -69,6 +70,11 @@ class LayerScales:
         """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
         assert input_scale is not None, "activations have one scale"
         return cls(weight.scale, input_scale, bits, smooth_I)
+
+    def on(self, device: torch.device) -> Self:
+        """Returns these scales on a device."""
+        smooth_I = None if self.input_smooth is None else self.input_smooth.to(device)
+        return replace(self, weight_scale=self.weight_scale.to(device), input_scale=self.input_scale.to(device), input_smooth=smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`."""
@@ -350,6 +356,8 @@ def token_scale(x: Tensor) -> Tensor:
 
 def check_finite(name: str, x: Tensor) -> None:
     """Raises an InputError that names the layer if its input holds NaN or infinity, which have no code."""
+    if isinstance(x, FakeTensor):  # a model that is planned has no values
+        return
     # The sum is cheap, and not finite if any value is not. Large finite values may overflow in it, hence the second check.
     if not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
         raise InputError(f"{name}: the input of this quantized layer holds NaN or infinity, which have no code; check the model")

@@ -183,9 +183,10 @@ class Distilled(nn.Module):
     def parts(self, logits_bC: Tensor, target_bC: Tensor, labels_b: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms for the logits of student and teacher, float32 `[b]` each."""
         hard, soft = 1 - self.soft_weight, self.soft_weight
+        nothing = torch.zeros(len(logits_bC), device=logits_bC.device)  # what weighs nothing is not computed: it takes as much memory
         return {
-            self.losses.name: hard * self.losses.labelled(logits_bC, labels_b),
-            "teacher": soft * self.losses.taught(logits_bC, target_bC, labels_b, self.temperature),
+            self.losses.name: hard * self.losses.labelled(logits_bC, labels_b) if hard else nothing,
+            "teacher": soft * self.losses.taught(logits_bC, target_bC, labels_b, self.temperature) if soft else nothing,
         }
 
     def features(self, batch: Batch) -> Mapping[str, Tensor]:

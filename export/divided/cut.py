@@ -16,6 +16,9 @@ Of the numbers of a quantized layer go
 
 so that the codes of the ranks, put together, are the codes of the checkpoint.
 
+Experts may be dealt out instead, each whole on one rank (`export.divided.dealt_experts`); attention, and FFNs of blocks without experts,
+are divided as above, and what reads every token beside the experts is whole.
+
 Not supported: encoder-decoders, numbers of heads or neurons that the ranks do not divide, division of the vocabulary.
 """
 
@@ -35,8 +38,14 @@ from compress.schemes.scales import Scales
 AnyScales = TypeVar("AnyScales", bound=Scales)
 
 
-def refusal(structure: Structure, ranks: int) -> str | None:
-    """Returns in a few words why a model cannot be divided over so many ranks; None where it can."""
+def refusal(structure: Structure, ranks: int, whole_experts: bool = False) -> str | None:
+    """Returns in a few words why a model cannot be divided over so many ranks; None where it can.
+
+    Args:
+        structure: Of the model.
+        ranks: Number of ranks.
+        whole_experts: Whether experts are dealt out.
+    """
     if len(structure.stacks) > 1:
         return "an encoder-decoder is not divided"
     for block, attention in enumerate(structure.attentions):
@@ -46,7 +55,10 @@ def refusal(structure: Structure, ranks: int) -> str | None:
         copies = any(is_interleaved(attention, parts) for parts in structure.heads[block].values())
         if shared % ranks and (ranks % shared or copies):
             return f"block {block} has {shared} heads of keys and values"
-        if neurons % ranks:
+        if whole_experts and structure.sizes.experts[block]:
+            if structure.sizes.experts[block] % ranks:
+                return f"block {block} has {structure.sizes.experts[block]} experts"
+        elif neurons % ranks:
             return f"block {block} has {neurons} FFN neurons"
     return None
 
@@ -70,17 +82,19 @@ def nearest(ranks: int, refused: Callable[[int], str | None]) -> int:
     return min((n for n in range(1, 2 * ranks) if refused(n) is None), key=lambda n: (abs(n - ranks), n), default=1)
 
 
-def sizes_on_each(sizes: Sizes, ranks: int) -> Sizes:
-    """Returns the sizes of the model that a rank holds."""
+def sizes_on_each(sizes: Sizes, ranks: int, whole_experts: bool = False) -> Sizes:
+    """Returns the sizes of the model that a rank holds; experts that are dealt out keep theirs, and their number."""
     return replace(
         sizes,
         heads=tuple(heads // ranks for heads in sizes.heads),
         key_value_heads=tuple(max(1, shared // ranks) for shared in sizes.key_value_heads),
-        ffn=tuple(neurons // ranks for neurons in sizes.ffn),
+        ffn=tuple(
+            neurons if whole_experts and experts else neurons // ranks for neurons, experts in zip(sizes.ffn, sizes.experts, strict=True)
+        ),
     )
 
 
-def held_by(structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
+def held_by(structure: Structure, rank: int, ranks: int, whole_experts: bool = False) -> dict[Axis, Tensor]:
     """Returns the indices that a rank holds along each axis that is divided, int64; axes that are absent are whole."""
     held: dict[Axis, Tensor] = {}
     for block, attention in enumerate(structure.attentions):
@@ -88,6 +102,8 @@ def held_by(structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
         numbers = {"query": unit_indices(_share(attention.heads, rank, ranks), attention.head_dim)}
         numbers |= dict.fromkeys(("key", "value"), unit_indices(shared, attention.head_dim))
         held |= head_indices(attention, structure.heads[block], numbers, shared)
+        if whole_experts and structure.sizes.experts[block]:
+            continue
         size = structure.sizes.ffn[block]
         own = torch.tensor(_share(size, rank, ranks))
         for axis in structure.ffn[block]:

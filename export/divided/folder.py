@@ -18,6 +18,7 @@ Left out: models that do not fit into the memory of the host, which are read as 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,23 @@ from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites, save_sites
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
+from export.divided.dealt_experts import hold
 from export.divided.rank import DIVISION, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
 
 
-def check_division(config: Any, ranks: int, key: str) -> None:
+def check_division(config: Any, ranks: int, key: str, whole_experts: bool = False) -> None:
     """Checks a division of the model of a config; reads no weights.
 
     Raises:
         InputError: Some block cannot be divided so; the message says over how many ranks it can.
     """
     structure = Structure.of(on_meta(config), key)
-    _refuse(ranks, lambda n: refusal(structure, n), key)
+    if whole_experts and not any(structure.sizes.experts):
+        raise InputError(f"{key}: whole experts are asked for of {config.model_type}, which has none: give expert_parallel: false")
+    _refuse(ranks, lambda n: refusal(structure, n, whole_experts), key)
 
 
-def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
+def write(checkpoint: Path, out: Path, ranks: int, key: str, whole_experts: bool = False) -> list[Path]:
     """Writes the folders of all ranks; returns them, in order of rank.
 
     Args:
@@ -60,6 +64,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
         out: Folder to write into; made, with its parents.
         ranks: Number of ranks.
         key: Key path in the recipe, for messages.
+        whole_experts: Whether experts are dealt out.
 
     Raises:
         InputError: The model cannot be divided so.
@@ -68,14 +73,18 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
     dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
     whole = load_float(checkpoint, dtype or torch.float32)
     structure, (layers, floating) = Structure.of(whole, key), quantization_of(checkpoint)
-    _refuse(ranks, lambda n: refusal(structure, n) or cut_group(layers, _held(whole, structure, 0, n)), key)
-    config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks), key)
+    held_of = partial(_held, whole, structure, whole_experts)
+    _refuse(ranks, lambda n: refusal(structure, n, whole_experts) or cut_group(layers, held_of(0, n)), key)
+    config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks, whole_experts), key)
     folders = [folder_of(out, rank, ranks) for rank in range(ranks)]
     for rank, folder in enumerate(folders):
         folder.mkdir(parents=True)
-        held = _held(whole, structure, rank, ranks)
-        own = {name: cut_scales(scales, name, held) for name, scales in layers.items()}
-        model = _cut_model(whole, structure, config, rank, ranks)
+        held = held_of(rank, ranks)
+        model = _cut_model(whole, held_by(structure, rank, ranks, whole_experts), config)
+        if whole_experts:
+            hold(model, rank, ranks)
+        here = {name for name, _ in model.named_modules()}
+        own = {name: cut_scales(scales, name, held) for name, scales in layers.items() if name in here}
         rows = tuple(name for name, module in model.named_modules() if isinstance(module, nn.Linear) and (f"{name}.weight", 1) in held)
         quantize(model, own)
         save_file(_weights(model, own), folder / WEIGHTS, metadata={"format": "pt"})
@@ -85,7 +94,7 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str) -> list[Path]:
         if own:
             save_quantization(folder, own, floating)
             save_sites(folder, load_sites(checkpoint))
-        write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows)})
+        write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows), "whole_experts": whole_experts})
         copy_files(checkpoint, folder, TEXT_FILES + IMAGE_FILES)
     return folders
 
@@ -98,7 +107,7 @@ def _refuse(ranks: int, refused: Any, key: str) -> None:
         raise InputError(f"{key}: {ranks} given, but {problem}; {allowed}")
 
 
-def _held(whole: nn.Module, structure: Structure, rank: int, ranks: int) -> dict[Axis, Tensor]:
+def _held(whole: nn.Module, structure: Structure, whole_experts: bool, rank: int, ranks: int) -> dict[Axis, Tensor]:
     """Returns the indices that a rank holds by axis, experts one by one."""
     stacked = {
         f"{path}.{name}": (bool(module.is_transposed), int(module.num_experts))
@@ -106,13 +115,12 @@ def _held(whole: nn.Module, structure: Structure, rank: int, ranks: int) -> dict
         if is_stacked(module)
         for name in module._parameters
     }
-    held = held_by(structure, rank, ranks)
+    held = held_by(structure, rank, ranks, whole_experts)
     return of_experts(held, {name: turned for name, (turned, _) in stacked.items()}, {name: count for name, (_, count) in stacked.items()})
 
 
-def _cut_model(whole: nn.Module, structure: Structure, config: Any, rank: int, ranks: int) -> nn.Module:
-    """Returns the float model that a rank holds, experts one by one; its buffers have no values."""
-    held = held_by(structure, rank, ranks)
+def _cut_model(whole: nn.Module, held: Mapping[Axis, Tensor], config: Any) -> nn.Module:
+    """Returns the float model of what a rank holds along each axis, experts one by one; its buffers have no values."""
     model, source = on_meta(config), whole.state_dict()
     sliced = {name: cut(source[name], name, held) for name in model.state_dict()}
     for name, wanted in model.state_dict().items():

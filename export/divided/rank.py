@@ -22,6 +22,7 @@ from compress.models.library import one_line, quiet, task_of, with_class
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import apply_sites
+from export.divided.dealt_experts import hold, with_dealt_experts
 from export.divided.ranks import Ranks
 from export.divided.row_linear import with_rows
 
@@ -38,6 +39,8 @@ class Division:
     """Number of ranks."""
     rows: tuple[str, ...]
     """Names of the layers that are divided along their inputs, after which the ranks add up."""
+    whole_experts: bool = False
+    """Whether the experts of a mixture are dealt out."""
 
 
 def folder_of(out: Path, rank: int, ranks: int) -> Path:
@@ -63,6 +66,8 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
     with quiet():
         model: nn.Module = with_linears(auto_class(task, config).from_config(with_class(config, task), dtype=dtype))
     with_separate_experts(model)
+    if division.whole_experts:
+        hold(model, division.rank, division.ranks)
     quantize(model, layers)
     try:
         missing, unexpected = model.load_state_dict(load_file(folder / WEIGHTS), strict=False)
@@ -72,6 +77,8 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
     if lost or unexpected:
         raise InputError(f"{folder}: {WEIGHTS} does not fit its config.json ({min([*lost, *unexpected])}); divide the checkpoint again")
     with_rows(model, list(division.rows), ranks)
+    if division.whole_experts:
+        with_dealt_experts(model, ranks)
     if layers:
         apply_sites(model, folder)
     placed: nn.Module = model.to(device).eval()
@@ -88,7 +95,7 @@ def read_division(folder: Path) -> Division:
         found = json.loads((folder / DIVISION).read_text(encoding="utf-8"))
         if found["schema"] != 1 or not 0 <= found["rank"] < found["ranks"]:
             raise ValueError(f"schema {found['schema']}, rank {found['rank']} of {found['ranks']}")
-        return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])))
+        return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])), bool(found.get("whole_experts", False)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{folder}: {DIVISION} cannot be used ({problem}); divide the checkpoint again") from error

@@ -8,6 +8,8 @@ W^ = s_w q_w and g the gradient of y
     dW = 1[inside] * (gradient of the convolution of x^ with W, at g)
     ds = 1 / sqrt(I * Q_P) * sum of dx^ * slope      I = C / groups * size of the kernel, the inputs of an output
 
+Kept for the backward pass are x and W themselves; their codes and slopes are computed again.
+
 Shape suffixes: B rows, C input channels, O outputs, I inputs of an output.
 """
 
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, quantize
 from compress.schemes.int8_convolution import Convolution, ConvolutionScales, Geometry, int8_convolution, int8_layer, per_channel
 from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
@@ -50,37 +52,39 @@ class Int8ConvolutionFunction(torch.autograd.Function):
             geometry: Of the layer.
             fixed: The arguments without a gradient.
         """
-        largest, products = fixed.largest, fixed.products
-        learned_x, learned_w = ctx.needs_input_grad[2] and not fixed.pact, ctx.needs_input_grad[3]
-        codes_x, slope_x = codes_and_slope(x, input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, products if learned_x else None)
-        codes_w, slope_w = codes_and_slope(weight, _of_outputs(weight_scale_O, weight), -largest, largest, products if learned_w else None)
-        ctx.save_for_backward(codes_x, slope_x, codes_w, slope_w, input_scale, weight_scale_O)
-        ctx.geometry, ctx.type, ctx.products, ctx.largest = geometry, x.dtype, products, largest
+        largest = fixed.largest
+        ctx.save_for_backward(x, weight, input_scale, weight_scale_O)
+        ctx.geometry, ctx.fixed = geometry, fixed
+        codes_x = quantize(x.float(), input_scale, ACTIVATION_LOW, ACTIVATION_HIGH)
+        codes_w = quantize(weight, _of_outputs(weight_scale_O, weight), -largest, largest)
         y = int8_convolution(codes_x, codes_w, geometry).float()
         y.mul_(per_channel(input_scale * weight_scale_O, y))
         if bias_O is not None:
             y += per_channel(bias_O, y)
-        return y.to(products)
+        return y.to(fixed.products)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of the arguments of `forward`."""
-        codes_x, slope_x, codes_w, slope_w, input_scale, weight_scale_O = ctx.saved_tensors
-        needs, inputs = ctx.needs_input_grad, codes_w[0].numel()
-        g = gradient.to(ctx.products)
+        x, weight, input_scale, weight_scale_O = ctx.saved_tensors
+        needs, inputs, products, largest = ctx.needs_input_grad, weight[0].numel(), ctx.fixed.products, ctx.fixed.largest
+        learned_x, learned_w = needs[2] and not ctx.fixed.pact, needs[3]
+        codes_x, slope_x = codes_and_slope(x, input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, products if learned_x else None)
+        codes_w, slope_w = codes_and_slope(weight, _of_outputs(weight_scale_O, weight), -largest, largest, products if learned_w else None)
+        g = gradient.to(products)
         grad_x = grad_W = grad_input_scale = grad_weight_scale = None
-        rounded_W = (codes_w.float() * _of_outputs(weight_scale_O, codes_w)).to(ctx.products)
+        rounded_W = (codes_w.float() * _of_outputs(weight_scale_O, codes_w)).to(products)
         wanted = [needs[0] or needs[2], needs[1] or needs[3], False]
-        found_x, found_W, _ = _gradients(g, codes_x.to(ctx.products), rounded_W, ctx.geometry, wanted)
+        found_x, found_W, _ = _gradients(g, codes_x.to(products), rounded_W, ctx.geometry, wanted)
         if found_x is not None:
-            slope_x = slope_x.to(ctx.products)
+            slope_x = slope_x.to(products)
             if needs[2]:
                 grad_input_scale = (found_x * slope_x).sum().float() / math.sqrt(inputs * ACTIVATION_HIGH)
-            grad_x = only_inside(found_x, slope_x, -1, 1).to(ctx.type)
+            grad_x = only_inside(found_x, slope_x, -1, 1).to(x.dtype)
         if found_W is not None:
             found_W, slope_w = found_W.float().mul_(input_scale), slope_w.float()  # codes are exact in bfloat16, s_x * q is not
             if needs[3]:
-                grad_weight_scale = (found_W * slope_w).flatten(1).sum(dim=1) / math.sqrt(inputs * ctx.largest)
+                grad_weight_scale = (found_W * slope_w).flatten(1).sum(dim=1) / math.sqrt(inputs * largest)
             grad_W = only_inside(found_W, slope_w, -1, 1)
         grad_bias = g.transpose(0, 1).flatten(1).sum(dim=1).float() if needs[4] else None
         return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None, None

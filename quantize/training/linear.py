@@ -15,9 +15,14 @@ y
     slope = q outside,  0 inside         pact: Choi et al. 2018, https://arxiv.org/abs/1805.06085, section 3, for both signs, alpha = s Q_P
 
 A value that rounds to Q_P but is below it counts as inside and gets a gradient; a value at or beyond Q_P counts as outside, as in LSQ.
-Codes cannot distinguish the two, but the slope can: inside its magnitude is at most 1/2, outside it is Q_P or -Q_N. Only codes (int8) and
-slope are saved for the backward pass. The slope of lsq has the dtype of the products (3 bytes per value in total with bfloat16), that of
-pact is int8 (2 bytes in total). No float copy of x or W is saved.
+Codes cannot distinguish the two, but the slope can: inside its magnitude is at most 1/2, outside it is Q_P or -Q_N.
+
+Kept for the backward pass are x and W themselves, no copies: W is there anyway, x is one tensor for all layers that read it (query, key and
+value), and often one that its producer keeps too. Codes and slopes are computed from them once more, to the same bits. A weight that is
+computed for the pass alone (`quantize.training.low_rank`) is kept as its codes (int8) and slopes instead: 3 bytes for each weight with
+slopes in bfloat16, 2 with those of pact, which are int8, 5 in float32.
+
+A smoothing vector (`compress.schemes.int8`) divides x and multiplies W before they are rounded.
 
 A layer that several processes share has a part of the outputs (columns) or of the inputs (rows), see `compress.training.layer_share`. The
 integers of rows are summed before they are rescaled, so that y has the bits that one process computes. Of what is whole, each process has
@@ -29,13 +34,14 @@ Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, Int8Linear, LayerScales, int8_matmul
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, Int8Linear, LayerScales, int8_matmul, quantize
 from compress.training.layer_share import LayerShare, local
 from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
@@ -51,6 +57,7 @@ class Int8Function(torch.autograd.Function):
         input_scale: Tensor,
         weight_scale_O: Tensor,
         bias_O: Tensor | None,
+        smooth_I: Tensor | None,
         fixed: Int8Arithmetic,
     ) -> Tensor:
         """Returns the output `[..., O]`, in the dtype of the backward products.
@@ -62,46 +69,69 @@ class Int8Function(torch.autograd.Function):
             input_scale: float32 `[]`, positive.
             weight_scale_O: float32 `[O]`, positive.
             bias_O: float32 `[O]`, or None.
+            smooth_I: float32 `[I]`, positive: x is divided and W multiplied by it; None for no smoothing.
             fixed: The arguments without a gradient.
         """
-        largest, pact, products = fixed.largest, fixed.pact, fixed.products
         rows = fixed.share if fixed.share is not None and not fixed.share.columns else None
         outputs, inputs = weight_OI.shape
-        learned_x, learned_w = ctx.needs_input_grad[2] and not pact, ctx.needs_input_grad[3]
-        x_NI = x.reshape(-1, inputs)
-        codes_NI, slope_NI = codes_and_slope(x_NI, input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, products if learned_x else None)
-        codes_OI, slope_OI = codes_and_slope(weight_OI, weight_scale_O[:, None], -largest, largest, products if learned_w else None)
-        ctx.save_for_backward(codes_NI, slope_NI, codes_OI, slope_OI, input_scale, weight_scale_O)
-        ctx.shape, ctx.type, ctx.products, ctx.largest = x.shape, x.dtype, products, largest
-        ctx.inputs = inputs * (rows.processes if rows else 1)
+        v_NI, v_OI = _divided(x, smooth_I), _multiplied(weight_OI, smooth_I)
+        codes_NI = quantize(v_NI.float(), input_scale, ACTIVATION_LOW, ACTIVATION_HIGH)
+        kept_OI: tuple[Tensor, ...] = (weight_OI,)
+        if fixed.computed:
+            kept_OI = _of_weight(v_OI, weight_scale_O, fixed, ctx.needs_input_grad[3])
+        codes_OI = kept_OI[0] if fixed.computed else quantize(v_OI, weight_scale_O[:, None], -fixed.largest, fixed.largest)
+        ctx.save_for_backward(x, input_scale, weight_scale_O, smooth_I, *kept_OI)
+        ctx.fixed, ctx.inputs = fixed, inputs * (rows.processes if rows else 1)
         accumulated_NO = int8_matmul(codes_NI, codes_OI)
         y_NO = (rows.total(accumulated_NO) if rows else accumulated_NO).float().mul_(input_scale * weight_scale_O)
         if bias_O is not None:
             y_NO += bias_O
-        return y_NO.reshape(*x.shape[:-1], outputs).to(products)
+        return y_NO.reshape(*x.shape[:-1], outputs).to(fixed.products)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of the arguments of `forward`."""
-        codes_NI, slope_NI, codes_OI, slope_OI, input_scale, weight_scale_O = ctx.saved_tensors
-        outputs, needs = len(codes_OI), ctx.needs_input_grad
+        x, input_scale, weight_scale_O, smooth_I, *kept_OI = ctx.saved_tensors
+        fixed, needs, outputs = ctx.fixed, ctx.needs_input_grad, len(weight_scale_O)
+        computed_again = () if fixed.computed else _of_weight(_multiplied(kept_OI[0], smooth_I), weight_scale_O, fixed, needs[3])
+        codes_OI, slope_OI = computed_again or kept_OI
+        lsq = fixed.products if needs[2] and not fixed.pact else None
+        codes_NI, slope_NI = codes_and_slope(_divided(x, smooth_I), input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, lsq)
         # torch accumulates bfloat16 sums in float32 and rounds once, so no sum below needs a float32 copy
-        g_NO = gradient.reshape(-1, outputs).to(ctx.products)
+        g_NO = gradient.reshape(-1, outputs).to(fixed.products)
         grad_x = grad_W = grad_input_scale = grad_weight_scale = None
         if needs[0] or needs[2]:
-            grad_NI = g_NO @ (codes_OI.float() * weight_scale_O[:, None]).to(ctx.products)
-            slope_NI = slope_NI.to(ctx.products)
+            grad_NI = g_NO @ (codes_OI.float() * weight_scale_O[:, None]).to(fixed.products)
+            slope_NI = slope_NI.to(fixed.products)
             if needs[2]:
                 grad_input_scale = (grad_NI * slope_NI).sum().float() / math.sqrt(ctx.inputs * ACTIVATION_HIGH)
-            grad_x = only_inside(grad_NI, slope_NI, -1, 1).reshape(ctx.shape).to(ctx.type)
+            grad_x = only_inside(grad_NI, slope_NI, -1, 1).reshape(x.shape)
+            grad_x = (grad_x if smooth_I is None else grad_x.float() * smooth_I.reciprocal()).to(x.dtype)
         if needs[1] or needs[3]:
-            grad_OI = (g_NO.T @ codes_NI.to(ctx.products)).float().mul_(input_scale)  # codes are exact in bfloat16, s_x * q is not
+            grad_OI = (g_NO.T @ codes_NI.to(fixed.products)).float().mul_(input_scale)  # codes are exact in bfloat16, s_x * q is not
             slope_OI = slope_OI.float()
             if needs[3]:
-                grad_weight_scale = (grad_OI * slope_OI).sum(dim=1) / math.sqrt(ctx.inputs * ctx.largest)
+                grad_weight_scale = (grad_OI * slope_OI).sum(dim=1) / math.sqrt(ctx.inputs * fixed.largest)
             grad_W = only_inside(grad_OI, slope_OI, -1, 1)
+            grad_W = grad_W if smooth_I is None else grad_W * smooth_I
         grad_bias = g_NO.sum(dim=0).float() if needs[4] else None
-        return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None
+        return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None, None
+
+
+def _divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:
+    """Returns what is rounded of an input `[..., I]`, `[N, I]`."""
+    x_NI = x.reshape(-1, x.shape[-1])
+    return x_NI if smooth_I is None else x_NI.float() * smooth_I.reciprocal()
+
+
+def _multiplied(weight_OI: Tensor, smooth_I: Tensor | None) -> Tensor:
+    """Returns what is rounded of a weight."""
+    return weight_OI if smooth_I is None else weight_OI * smooth_I
+
+
+def _of_weight(v_OI: Tensor, scale_O: Tensor, fixed: Int8Arithmetic, learned: bool) -> tuple[Tensor, Tensor]:
+    """Returns the codes of what is rounded of a weight, and their slopes."""
+    return codes_and_slope(v_OI, scale_O[:, None], -fixed.largest, fixed.largest, fixed.products if learned else None)
 
 
 class QatLinear(QatLayer, nn.Linear):
@@ -174,8 +204,7 @@ class QatLinear(QatLayer, nn.Linear):
                 x = self.shared.read(x)
             else:
                 weight_scale_O = self.shared.read(weight_scale_O)
-        if self.smooth is not None:
-            smooth_I = local(self.smooth)
-            x, weight_OI = x.float() * smooth_I.reciprocal(), weight_OI * smooth_I
-        y: Tensor = Int8Function.apply(x, weight_OI, input_scale, weight_scale_O, bias_O, fixed)  # type: ignore[no-untyped-call]
+        smooth_I = None if self.smooth is None else local(self.smooth)
+        fixed = replace(fixed, computed=parametrize.is_parametrized(self, "weight"))
+        y: Tensor = Int8Function.apply(x, weight_OI, input_scale, weight_scale_O, bias_O, smooth_I, fixed)  # type: ignore[no-untyped-call]
         return y

@@ -70,6 +70,20 @@ def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str
     if lora is None:
         yield
         return
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    layers = add_low_rank(model, lora, seed, key)
+    yield
+    for name in layers:  # by name: `train` may have replaced the modules of a sharded model
+        parametrize.remove_parametrizations(model.get_submodule(name), "weight")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trainable)
+
+
+def add_low_rank(model: nn.Module, lora: Lora, seed: int, key: str) -> list[str]:
+    """Adds changes to the weights of `QatLinear`, in place; only they, and scales, are trainable then. Returns the names of the layers.
+
+    The arguments, and what is raised, are those of `changed_by_low_rank`.
+    """
     layers = _chosen(model, lora, key)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     scales = {parameter for module in model.modules() if isinstance(module, Scale) for parameter in module.parameters()}
@@ -78,11 +92,7 @@ def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str
     with seeded(seed):
         for layer in layers.values():
             parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, lora))
-    yield
-    for name in layers:  # by name: `train` may have replaced the modules of a sharded model
-        parametrize.remove_parametrizations(model.get_submodule(name), "weight")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trainable)
+    return list(layers)
 
 
 def _chosen(model: nn.Module, lora: Lora, key: str) -> dict[str, QatLinear]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
@@ -118,13 +119,15 @@ def insert(
         rate: How many times faster scales learn than weights.
     """
     shared: dict[str, Scale] = {}
-    for name, start in scales.items():
+    first: dict[str, Tensor] = {}
+    for name, given in scales.items():
         layer: Any = model.get_submodule(name)
-        device, tensor = layer.weight.device, group[name]
+        start, tensor = given.on(layer.weight.device), group[name]
         if tensor not in shared:
-            shared[tensor] = Scale(start.input_scale, rate, learned != "fixed").to(device)
-        input_scale, weight_scale = shared[tensor], Scale(start.weight_scale, rate, learned == "lsq").to(device)
-        assert float(input_scale.start) == float(start.input_scale), f"{name} and {tensor} read one tensor with two scales"
+            shared[tensor], first[tensor] = Scale(start.input_scale, rate, learned != "fixed"), given.input_scale
+        input_scale, weight_scale = shared[tensor], Scale(start.weight_scale, rate, learned == "lsq")
+        same = first[tensor] is given.input_scale or torch.equal(first[tensor], given.input_scale)
+        assert same, f"{name} and {tensor} read one tensor with two scales"
         pact = learned == "pact"
         trained: nn.Module
         if isinstance(layer, CONVOLUTIONS):
@@ -132,7 +135,7 @@ def insert(
         else:
             assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
             trained = QatLinear(name, layer, start, input_scale, weight_scale, pact)
-        place(model, name, trained.to(device).train(layer.training))
+        place(model, name, trained.train(layer.training))
 
 
 def extract(model: nn.Module) -> dict[str, LayerScales]:

@@ -32,6 +32,8 @@ class Int8Arithmetic:
     """Dtype of the matrix products of the backward pass, bfloat16 or float32."""
     share: LayerShare | None = None
     """The share of this process in the layer; None if it has the whole layer."""
+    computed: bool = False
+    """Whether the weight is computed for this pass alone, so that nothing else holds it until the backward pass."""
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:

@@ -127,6 +127,29 @@ def test_what_the_model_reads_is_the_default_length() -> None:
     assert "max_num_seqs" not in found
 
 
+MIXTURE = transformers.MixtralConfig(num_attention_heads=8, num_local_experts=6, max_position_embeddings=512)
+
+
+def test_whole_experts_on_each_gpu_are_asked_of_vllm() -> None:
+    found = engine_arguments(MIXTURE, Vllm(tensor_parallel_size=2, enable_expert_parallel=True), "m", None)
+    assert found["enable_expert_parallel"] is True
+    assert "enable_expert_parallel" not in engine_arguments(MIXTURE, Vllm(tensor_parallel_size=2), "m", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "problem"),
+    [
+        (MIXTURE, 4, "true given with tensor_parallel_size: 4; the model has 6 experts: give 2"),
+        (MIXTURE, 1, "true given with tensor_parallel_size: 1; the model has 6 experts: give 2"),
+        (CONFIG, 2, "true given; the model has no experts: leave it out"),
+    ],
+)
+def test_experts_that_do_not_divide_are_one_line(config: Any, gpus: int, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        engine_arguments(config, Vllm(tensor_parallel_size=gpus, enable_expert_parallel=True), "m", None)
+    assert str(caught.value) == f"triton_repo.vllm.enable_expert_parallel: {problem}"
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

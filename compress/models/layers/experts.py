@@ -39,6 +39,8 @@ class SeparateExperts(nn.Module):
     def __init__(self, stacked: Any) -> None:
         super().__init__()
         self.num_experts = int(stacked.num_experts)
+        self.held = range(self.num_experts)
+        """Experts that are here; others say nothing."""
         self.first = "gate_up_proj" if stacked.has_gate else "up_proj"
         self.has_gate, self.transposed, self.has_bias = bool(stacked.has_gate), bool(stacked.is_transposed), bool(stacked.has_bias)
         for name in (self.first, LAST):
@@ -64,13 +66,21 @@ class SeparateExperts(nn.Module):
         if self.all_tokens:
             return self._of_all(hidden_states, top_k_index, top_k_weights)
         said_ND = torch.zeros_like(hidden_states)
-        for expert in range(self.num_experts):
+        for expert in self.held:
             token, place = torch.where(top_k_index == expert)
             is_everywhere = expert in self.everywhere
             answer = self.expert(expert, hidden_states if is_everywhere else hidden_states[token])
             answer = answer[token] if is_everywhere else answer
             said_ND.index_add_(0, token, (answer * top_k_weights[token, place, None]).to(said_ND.dtype))
         return said_ND
+
+    def hold(self, held: range) -> None:
+        """Lets go of all experts but some, in place; those keep their numbers and names."""
+        self.held = held
+        for name in (self.first, LAST):
+            layers: Any = getattr(self, name)
+            for expert in set(range(self.num_experts)) - set(held):
+                layers[expert] = None
 
     def expert(self, number: int, states_ND: Tensor) -> Tensor:
         """Returns what one expert says, [N, D]."""
@@ -82,7 +92,7 @@ class SeparateExperts(nn.Module):
 
     def _of_all(self, states_ND: Tensor, chosen_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
         said_ND = torch.zeros_like(states_ND)
-        for expert in range(self.num_experts):
+        for expert in self.held:
             gate_N1 = ((chosen_Nk == expert) * weights_Nk).sum(dim=1, keepdim=True)
             said_ND = said_ND + gate_N1 * self.expert(expert, states_ND)
         return said_ND

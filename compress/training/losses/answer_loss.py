@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from compress.training.losses.divergence import divergence
 
 
 class AnswerLoss(ABC):
@@ -55,9 +56,7 @@ class AnswerLoss(ABC):
             labels: Labels of the rows; only which positions count is read of them.
             temperature: T > 0.
         """
-        ours, theirs = (torch.log_softmax(self.choices(values) / temperature, dim=-1) for values in (logits, target))
-        divergence = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
-        return temperature**2 * self.over_choices(divergence, labels)
+        return temperature**2 * self.over_choices(divergence(self.choices(logits), self.choices(target), temperature), labels)
 
     def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share_b: Tensor) -> Tensor:
         """Returns the loss of mixtures of two rows, float32 `[b]`: cross entropy is linear in the target.

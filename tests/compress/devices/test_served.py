@@ -197,6 +197,38 @@ def test_every_cell_by_hand(name: str, given: str, link: str) -> None:
     assert found.bytes.total == pytest.approx(fits[first], rel=1e-6)
 
 
+def test_experts_are_dealt_out_where_heads_do_not_divide() -> None:
+    """A mixture with 6 heads of 128 on 4 devices: a quarter of the experts each, all of the rest, and a quarter of the answers."""
+    sizes = {**MODELS["mixtral"][1], "hidden_size": 768, "num_attention_heads": 6, "num_key_value_heads": 6, "num_local_experts": 64}
+    wide = MixtralConfig(**sizes)
+    model, given = Model(wide, "fp16", True), devices("4x60GB,nvlink")
+    experts, matrices = 32 * 64 * 3 * 768 * 14336, 32 * 4 * 768**2
+    words, rest = 2 * 32000 * 768, 32 * 64 * 768 + 65 * 768
+    found = plan(model, CHAT, given)
+    assert found.division == Division(1, tensor=1, experts=4)
+    assert found.division.devices == 4
+    assert str(found.division) == "1 replica of 4 devices, expert parallel over 4"
+    assert found.bytes.weights == 2 * (experts // 4 + matrices + words + rest)
+    assert found.bytes.cache == 2 * 32 * 6 * 128 * 2 * (8 // 4) * 4096
+    assert found.bytes.work == 2 * 8192 * (4 * 768 + 2 * 14336) + 4 * 2 * 32000
+    half = bytes_on_each(model, weights_of(wide), CHAT, Division(2, tensor=2, experts=2))
+    assert half.total > given.usable  # two devices share six heads, and do not hold it
+    assert any("4 does not divide the attention heads" in reason for reason in found.reasons)
+    assert sum("whole experts lie on each of 4 devices" in reason for reason in found.reasons) == 1
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_parts_of_all_devices_are_the_whole_mixture(precision: Precision) -> None:
+    weights, model_ = weights_of(config("mixtral")), model("mixtral", precision)
+    whole = bytes_on_each(model_, weights, CHAT, Division(1)).weights
+    for shared, experts in ((2, 2), (4, 4), (8, 8), (4, 1)):
+        part = bytes_on_each(model_, weights, CHAT, Division(1, tensor=shared, experts=experts)).weights
+        assert shared * (part - 2 * weights.rest) + 2 * weights.rest == pytest.approx(whole)
+    alone = bytes_on_each(model_, weights, CHAT, Division(1, experts=8)).weights
+    common = bytes_on_each(model_, dataclasses.replace(weights, experts=0, expert_rows=0), CHAT, Division(1)).weights
+    assert 8 * (alone - common) + common == pytest.approx(whole)
+
+
 def test_what_would_fit_is_said() -> None:
     assert "in int4 it would: 1 replica of 1 device" in decided("70B", "1x80GB").reasons[-1]
     assert "it fits on none of these devices" in decided("70B", "1x24GB").reasons[-1]

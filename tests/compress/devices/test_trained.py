@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import BertConfig, GPT2Config, LlamaConfig, ViTConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig
 
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
-from compress.devices.activations import kept_for_backward, numel, phases_of_backward
+from compress.devices import alive
+from compress.devices.activations import Step, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices
-from compress.devices.trained import Needed, Training, needed, plans, proposal
+from compress.devices.trained import Needed, Plan, Training, needed, plans, proposal
 from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
 from compress.models.size import inputs_of
@@ -27,14 +23,9 @@ from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
 from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
 from compress.training.recompute import recomputed
+from tests.training_memory import KINDS, SIZES, Alive
 
-SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")
-KINDS: dict[str, tuple[Task, Any]] = {
-    "bert": ("text-classification", BertConfig(**SIZES, intermediate_size=512, vocab_size=1000)),
-    "llama": ("text-generation", LlamaConfig(**SIZES, intermediate_size=352, num_key_value_heads=2, vocab_size=1000)),
-    "vit": ("image-classification", ViTConfig(**SIZES, intermediate_size=512, image_size=64, patch_size=8)),
-}
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
@@ -95,27 +86,6 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(kind: str, half: bool
     assert predicted.peak == pytest.approx(measured(kind, 8, 96, half=half), rel=0.15)
 
 
-class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of storages that are alive after an operation; torch's tracker refuses models with frozen weights."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-        self.see(known)
-
-    def see(self, tensors: Iterable[torch.Tensor]) -> None:
-        for storage in (tensor.untyped_storage() for tensor in tensors):
-            self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.alive = {key: (weak, size) for key, (weak, size) in self.alive.items() if not weak.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.see(each for each in tree_leaves(result) if isinstance(each, torch.Tensor))
-        return result
-
-
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_take_what_is_measured(kind: str, half: bool) -> None:
@@ -172,18 +142,17 @@ def test_checkpointing_takes_what_is_measured_and_less(kind: str, half: bool) ->
 def test_a_block_that_is_computed_again_is_counted_once() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
-    for kept in KEPT[1:]:
+    start = {}
+    for kept in KEPT:
         taken = needed(Training(config, task, 8, None, 96, keeps_best=False, half=False, checkpointing=kept), 1)
-        start, *blocks = phases_of_backward(config, task, 8, 96, half=False, checkpointing=kept)
-        assert len(blocks) == 3
-        inputs = 4 * 8 * 96 * 128
-        assert {later.kept - earlier.kept for later, earlier in itertools.pairwise(blocks)} == (
-            {inputs} if kept == "full" else {blocks[0].kept - blocks[1].kept}
-        )
-        assert taken.activations == max(phase.kept for phase in (start, *blocks))
-        assert taken.peak == 4 * own + 8 * own + max(4 * own, *(phase.kept + 4 * phase.trained for phase in (start, *blocks)))
-        block = 4 * (128 * 128 + 128) + 2 * 128 * 512 + 128 + 512 + 4 * 128
-        assert [phase.trained for phase in blocks] == [own - 3 * block, own - 2 * block, own - block]
+        phases = phases_of_backward(Step(config, task, 8, 96, half=False, checkpointing=kept))
+        complete = {phase.trained: phase.kept for phase in phases}
+        assert own in complete
+        assert list(complete) == sorted(complete)
+        assert taken.activations == max(complete.values())
+        assert taken.peak == 4 * own + 8 * own + max(4 * own, *(held + 4 * trained for trained, held in complete.items()))
+        start[kept] = complete[0]
+    assert start["full"] < start["selective"] < start["none"]
 
 
 def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
@@ -262,10 +231,12 @@ def kept_by_a_block(kind: str, tensor: int, sequence: bool) -> int:
     for layers in (2, 3):
         changed = copy.deepcopy(config)
         changed.num_hidden_layers = layers
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("compress.devices.activations.TRANSIENT", 0)
-            found = phases_of_backward(changed, task, 4, 32, half=False, checkpointing="none", tensor=tensor, sequence=sequence)
-        sizes.append(found[0].kept)
+        with without_memory(changed, task, tensor, sequence=sequence) as model:
+            features = rows_of(changed, task, 4, 32)
+            with alive.Alive((*model.parameters(), *model.buffers(), *features.values())) as counted:
+                logits = model(**features).logits
+                sizes.append(counted.now)
+                del logits
     return sizes[1] - sizes[0]
 
 
@@ -293,15 +264,20 @@ def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fa
 
 
 def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
+    """Of three blocks two devices may hold some each, four may not."""
     task, config = KINDS["bert"]
     training = Training(config, task, 4, None, 16)
-    assert plans(training, 1, "nvlink") == [("ddp", 1, False)]
-    fast = [("fsdp2", 1, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 1, True)]
-    assert plans(training, 4, "nvlink") == [("ddp", 1, False), *fast]
-    assert plans(training, 6, "pcie") == [("ddp", 1, False), fast[0], fast[3], fast[1]]
+    own, sharded, away, stages = Plan("ddp"), Plan("fsdp2"), Plan("fsdp2", offload=True), Plan("ddp", pipeline=2)
+    assert plans(training, 1, "nvlink") == [own]
+    fast = [sharded, Plan("fsdp2", 2), Plan("fsdp2", 4), stages, away]
+    assert plans(training, 4, "nvlink") == [own, *fast]
+    assert plans(training, 6, "pcie") == [own, sharded, stages, away, Plan("fsdp2", 2)]
     shared = dataclasses.replace(training, tensor=2)
-    assert plans(shared, 4, "nvlink") == [("ddp", 2, False), ("fsdp2", 2, False), ("fsdp2", 4, False), ("fsdp2", 2, True)]
+    assert plans(shared, 4, "nvlink") == [Plan("ddp", 2), Plan("fsdp2", 2), Plan("fsdp2", 4), Plan("fsdp2", 2, offload=True)]
     assert plans(dataclasses.replace(training, strategy="fsdp2"), 4, "nvlink") == fast
+    deep = copy.deepcopy(config)
+    deep.num_hidden_layers = 8
+    assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])
@@ -316,13 +292,17 @@ def test_moments_take_what_the_optimizer_keeps(name: OptimizerName) -> None:
     assert needed(Training(config, task, 8, None, 96, optimizer=name), 1).optimizer == found
 
 
+def held(config: Any, task: Task, rows: int, length: int) -> int:
+    return phases_of_backward(Step(config, task, rows, length, half=False))[0].kept  # until the first gradient is complete
+
+
 def test_activations_grow_with_rows_and_layers() -> None:
     task, config = KINDS["bert"]
-    one, two = (kept_for_backward(config, task, rows, 64, half=False) for rows in (4, 8))
+    one, two = (held(config, task, rows, 64) for rows in (4, 8))
     assert two == pytest.approx(2 * one, rel=0.01)
     deeper = copy.deepcopy(config)
     deeper.num_hidden_layers = 6
-    assert kept_for_backward(deeper, task, 4, 64, half=False) > 1.7 * one
+    assert held(deeper, task, 4, 64) > 1.7 * one
 
 
 def test_the_smallest_change_that_fits_is_proposed() -> None:
@@ -336,7 +316,7 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert tight.training.micro_batch_size in (1, 2, 4)
     never = proposal(training, Devices(2, 10**6))
     assert not never.fits
-    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")
+    assert never.changes[-1] == "parallel: {strategy: fsdp2, checkpointing: full, offload: true}"
 
 
 def test_checkpointing_is_proposed_before_fsdp2_unless_it_is_refused() -> None:

@@ -77,3 +77,14 @@ def test_regression_learns_the_values_of_the_teacher() -> None:
     value, target = student.given[[4, 2], 0], teacher.given[[4, 2], 0]
     torch.testing.assert_close(parts["squared_error"], 0.25 * (value - labels[[4, 2]]) ** 2)
     torch.testing.assert_close(parts["teacher"], 0.75 * (value - target) ** 2)
+
+
+@pytest.mark.parametrize(("weight", "zero"), [(1.0, "cross_entropy"), (0.0, "teacher")])
+def test_what_weighs_nothing_is_zero_and_not_computed(weight: float, zero: str) -> None:
+    logits = torch.randn(4, 3, requires_grad=True)
+    parts = Distilled(Answers(torch.randn(4, 3)), "text-classification", 4, 3, 2.0, weight).parts(
+        logits, torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    )
+    assert set(parts) == {"cross_entropy", "teacher"}
+    assert torch.equal(parts[zero], torch.zeros(4))
+    assert {name for name, part in parts.items() if part.requires_grad} == set(parts) - {zero}

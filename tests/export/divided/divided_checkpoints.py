@@ -58,6 +58,10 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: transformers.MixtralConfig(**DECODER, num_local_experts=3, num_experts_per_tok=2),
         transformers.AutoModelForCausalLM,
     ),
+    "qwen3-moe": (
+        lambda: transformers.Qwen3MoeConfig(**DECODER, head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2),
+        transformers.AutoModelForCausalLM,
+    ),
 }
 _SCRATCH = tempfile.TemporaryDirectory(prefix="divided-")
 
@@ -156,9 +160,9 @@ def answers(folder: Path, features: dict[str, Tensor]) -> Tensor:
         return forward(load(folder), features)
 
 
-def divided_answers(folder: Path, features: dict[str, Tensor], ranks: int, out: Path) -> list[Tensor]:
+def divided_answers(folder: Path, features: dict[str, Tensor], ranks: int, out: Path, whole_experts: bool = False) -> list[Tensor]:
     """Divides a checkpoint; returns the logits that every rank has."""
-    write(folder, out, ranks, "export.tensor_parallel")
+    write(folder, out, ranks, "export.tensor_parallel", whole_experts)
     meeting = Meeting(ranks)
     models = [load_rank(folder_of(out, rank, ranks), meeting.of(rank)) for rank in range(ranks)]
     return meeting.together([lambda model=model: forward(model, features) for model in models])

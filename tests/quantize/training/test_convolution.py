@@ -77,7 +77,7 @@ def test_a_kernel_of_one_position_is_a_linear_layer() -> None:
     fixed, weight = Int8Arithmetic(127, False, torch.float32), torch.randn(6, 4)
     one = [value.clone().requires_grad_() for value in (x, weight[:, :, None, None], s_x, s_w, bias)]
     other = [value.clone().requires_grad_() for value in (x.movedim(1, -1), weight, s_x, s_w, bias)]
-    y, z = Int8ConvolutionFunction.apply(*one, geometry, fixed), Int8Function.apply(*other, fixed)
+    y, z = Int8ConvolutionFunction.apply(*one, geometry, fixed), Int8Function.apply(*other, None, fixed)
     assert torch.equal(y.movedim(1, -1), z)
     y.square().sum().backward()
     z.square().sum().backward()

@@ -49,8 +49,11 @@ def int8(
     largest: int = 127,
     pact: bool = False,
     products: torch.dtype = torch.float32,
+    computed: bool = False,
 ) -> Tensor:
-    return Int8Function.apply(x, weight_OI, input_scale, weight_scale_O, bias_O, Int8Arithmetic(largest, pact, products))
+    return Int8Function.apply(
+        x, weight_OI, input_scale, weight_scale_O, bias_O, None, Int8Arithmetic(largest, pact, products, None, computed)
+    )
 
 
 def gradients(case: Problem, pact: bool = False, products: torch.dtype = torch.float32) -> list[Tensor]:
@@ -209,7 +212,7 @@ def test_products_in_bfloat16_have_the_same_integers_and_close_gradients() -> No
 
 @pytest.mark.parametrize(("pact", "most"), [(False, 3), (True, 2)])
 def test_what_is_kept_for_backward_is_small(pact: bool, most: int) -> None:
-    """Codes and slopes, and no more than that for a value; with PACT weights have no learned scale."""
+    """Input and weight themselves; codes and slopes of a weight that nobody else holds. With PACT weights have no learned scale."""
     case, kept = problem(64, 48, 40), []
 
     def pack(value: Tensor) -> Tensor:
@@ -219,8 +222,40 @@ def test_what_is_kept_for_backward_is_small(pact: bool, most: int) -> None:
     leaves = [value.clone().requires_grad_(not (pact and i == 3)) for i, value in enumerate(case[:5])]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         int8(*leaves, 127, pact, torch.bfloat16)
-    scales = 4 * (1 + 40)
-    assert sum(value.numel() * value.element_size() for value in kept) == most * (64 + 40) * 48 + scales
+    assert {value.data_ptr() for value in kept} == {leaf.data_ptr() for leaf in leaves[:4]}
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        int8(*leaves, 127, pact, torch.bfloat16, computed=True)
+    held = {leaf.data_ptr() for leaf in (leaves[0], *leaves[2:4])}
+    assert sum(value.nbytes for value in kept if value.data_ptr() not in held) == most * 40 * 48
+
+
+@pytest.mark.parametrize("pact", [False, True])
+def test_a_weight_that_is_kept_as_codes_has_the_same_gradients(pact: bool) -> None:
+    case = problem(9, 7, 5)
+    for products in (torch.float32, torch.bfloat16):
+        found = []
+        for computed in (False, True):
+            leaves = [value.clone().requires_grad_() for value in case[:5]]
+            int8(*leaves, case.largest, pact, products, computed=computed).backward(case.gradient_NO.to(products))
+            found.append([leaf.grad for leaf in leaves])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+def test_smoothing_within_the_layer_is_smoothing_before_it(products: torch.dtype) -> None:
+    """The same bits as a layer without smoothing that reads x / s and W * s."""
+    case, fixed = problem(9, 7, 5), Int8Arithmetic(127, False, products)
+    smooth_I = 0.5 + torch.rand(7, generator=torch.Generator().manual_seed(0))
+    inside, outside = ([value.clone().requires_grad_() for value in case[:5]] for _ in range(2))
+    inside[0], outside[0] = (case.x_NI.to(products).requires_grad_() for _ in range(2))
+    y = Int8Function.apply(*inside, smooth_I, fixed)
+    x, weight, *rest = outside
+    expected = Int8Function.apply(x.float() * smooth_I.reciprocal(), weight * smooth_I, *rest, None, fixed)
+    assert torch.equal(y, expected)
+    for result in (y, expected):
+        result.backward(case.gradient_NO.to(products))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(inside, outside, strict=True))  # type: ignore[arg-type]
 
 
 def test_gradients_that_nobody_wants_are_not_computed() -> None:

@@ -1,0 +1,50 @@
+"""Experts of a mixture that are dealt out: each rank holds some of them whole, and the ranks add up what they say.
+
+    y = sum_r sum_{e of rank r} g_e expert_e(x)          g: weights of the router, which every rank has; 0 for experts that were not chosen
+
+(GShard, Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668.) All ranks have all tokens, as attention is divided by heads, so that no
+tokens are sent: one sum for each layer of experts is all that is exchanged, where experts that are divided by neurons exchange one for each
+expert. The sums of an int8 expert are those of the undivided model; what experts say is added in float32, which is exact for two experts a
+token, and for more differs by the order of additions.
+
+Left out: a rank for rows of its own, which would send tokens to experts instead of adding up.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from compress.models.layers.experts import SeparateExperts, separate_experts
+from export.divided.ranks import Ranks
+
+
+class DealtExperts(nn.Module):
+    """The experts of one layer, of which this rank holds some.
+
+    Args:
+        experts: Those that it holds.
+        ranks: The ranks that hold the rest.
+    """
+
+    def __init__(self, experts: SeparateExperts, ranks: Ranks) -> None:
+        super().__init__()
+        self.experts, self.ranks = experts, ranks
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns what the chosen experts of all ranks say; the arguments are those of `SeparateExperts`."""
+        said_ND: Tensor = self.experts(hidden_states, top_k_index, top_k_weights)
+        return self.ranks.sum(said_ND.float()).to(said_ND.dtype)
+
+
+def hold(model: nn.Module, rank: int, ranks: int) -> None:
+    """Leaves a model with the experts of one rank, in place: experts rank * E / N up to the next rank's."""
+    for experts in separate_experts(model).values():
+        each = experts.num_experts // ranks
+        experts.hold(range(rank * each, (rank + 1) * each))
+
+
+def with_dealt_experts(model: nn.Module, ranks: Ranks) -> None:
+    """Replaces the experts that a rank holds by modules that add up over the ranks, in place."""
+    for name, experts in separate_experts(model).items():
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, DealtExperts(experts, ranks))
