@@ -199,8 +199,9 @@ def test_what_is_missing_or_has_no_use_is_said(tmp_path: Path) -> None:
 
 
 def test_prompts_of_the_model_count_where_the_recipe_gives_none(tmp_path: Path) -> None:
-    folder = tiny_collection.write(tmp_path / "data", QUERIES, DOCUMENTS, test=QRELS)
-    model, told = tiny_embedding.folder(tmp_path / "model"), []
+    documents = DOCUMENTS | {f"more{number}": f"Heat of slab {number}. And more." for number in range(40)}
+    folder = tiny_collection.write(tmp_path / "data", QUERIES, documents, test=QRELS)
+    model, told = tiny_embedding.folder(tmp_path / "model"), list[str]()
     prompts = {"query": "Query: ", "document": "Passage: "}
     (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts, "default_prompt_name": None}))
 
