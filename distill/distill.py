@@ -32,7 +32,7 @@ from distill.settings import DistillSettings
 if TYPE_CHECKING:
     from compress.data.splits import Data
     from compress.machine.parallel import Team
-    from compress.training.train import History
+    from compress.training.history import History
     from distill.objective import Objective
     from distill.steps import Steps
 

@@ -37,11 +37,12 @@ from compress.stage.distillation import Distillation, DistillationSettings, Sett
 from compress.training.allowed import check_training
 from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
 from compress.training.finetune import trained_here
+from compress.training.history import History
 from compress.training.lora import Lora
 from compress.training.optimizers import Optimizer
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import check_labelled, supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
+from compress.training.train import Batch, Objective, TrainConfig, Training, train
 
 
 class Recover(DistillationSettings):

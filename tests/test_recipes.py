@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import entities, questions, tiny_collection, tiny_embedding, tiny_sounds, tiny_towers, without_clocks
+from tests import entities, questions, tiny_captions, tiny_collection, tiny_embedding, tiny_sounds, tiny_towers, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -45,8 +45,12 @@ ALIKE = (
     "stsb-embedding-student",
     "stsb-embedding-pruned",
     "fsdd-ast",
+<<<<<<< HEAD
     "sst2-minilm",
     "cifar10-vit",
+=======
+    "flickr30k-clip",
+>>>>>>> tasks
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
 test takes through every stage: the slow tests run them."""
@@ -218,8 +222,9 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes images of three colours, a folder for each class, and draws a tiny model with two towers."""
-    data = tiny_towers.folder(folder / "data", train=300, test=40)
+    """Writes images of three colours, a folder for each class, or digits with captions, and draws a tiny model with two towers."""
+    write = tiny_captions.folder if TASKS[recipe.model.task].captioned else tiny_towers.folder
+    data = write(folder / "data", train=300, test=40)
     model = json.dumps({"path": None, "config": tiny_towers.config(), "init": "random"})
     own = [f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}", f"data.max_length={tiny_towers.LENGTH}"]
     told = ['data.prompts=["a photo of a {}", "something {}"]', "data.columns={image: null, label: null}"]

@@ -143,8 +143,9 @@ class DataConfig(Config):
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
     prompts: Prompts | Templates | None = None
-    """For tasks that search documents: what stands before queries and documents, for models that were trained so. For image-text: one or
-    several texts with `{}` where the name of a class goes; a class is the mean of their vectors. Default there: `a photo of a {}`."""
+    """For tasks that search documents: what stands before queries and documents, for models that were trained so. Default for retrieval:
+    the prompts `query` and `document` (or `passage`) that the model's config_sentence_transformers.json has. For image-text: one or several
+    texts with `{}` where the name of a class goes; a class is the mean of their vectors. Default there: `a photo of a {}`."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128

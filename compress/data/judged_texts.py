@@ -9,6 +9,8 @@ Queries with the text of one in evaluation are in no other split, those with the
 Without judgements of train, training and calibration read documents: those of the evaluation too, as whoever builds an index has them, but
 no query. Selection, where dev is missing as well, is then the inverse cloze task (https://arxiv.org/abs/1906.00300) on documents that are
 held out: the first sentence of each is a query, the rest the document that has to be found.
+
+Where the recipe gives no prompts, those of the model count: without them a model that was trained with prompts finds less.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ import numpy as np
 
 from compress.core import relevance, vectors
 from compress.core.errors import InputError
+from compress.core.shown import shown
 from compress.core.tasks import SCORE, Task
 from compress.data.beir import Collection, Judgements, read_collection
-from compress.data.config import DataConfig
+from compress.data.config import DataConfig, Prompts
 from compress.data.splits import Data, Split, hold_out, selection_rows
+from compress.models.files import find
+from compress.models.heads.embedding import search_prompts
 from compress.standalone.preprocess import Row
 
 OTHER_DOCUMENTS = 2000
@@ -31,18 +36,19 @@ OTHER_DOCUMENTS = 2000
 _SENTENCE_END = re.compile(r"[.!?]\s+(?=\S)")
 
 
-def load_judged(config: DataConfig, task: Task, log: Callable[[str], None]) -> Data:
+def load_judged(config: DataConfig, task: Task, log: Callable[[str], None], model: str | None = None) -> Data:
     """Reads a folder in the layout of BEIR.
 
     Args:
         config: The data section.
         task: The task, for messages.
         log: Receives messages about what was found and decided.
+        model: Hub id or folder of the model, whose prompts count where the recipe gives none; None for random weights.
 
     Raises:
         InputError: A file is missing or has a wrong row; see `compress.data.beir`.
     """
-    found = read_collection(config, task)
+    found = read_collection(config if config.prompts is not None or model is None else _as_trained(config, model, log), task)
     final = "test" if "test" in found.judgements else "dev"
     evaluation = _asked(found, found.judgements[final], list(found.documents))
     asked = _texts(found, found.judgements[final])
@@ -63,6 +69,15 @@ def load_judged(config: DataConfig, task: Task, log: Callable[[str], None]) -> D
         raise InputError(f"{found.folder}: {len(found.documents)} document(s) give no train rows and selection rows; add documents")
     log(f"data: {len(rows)} train, {len(selection)} selection, {len(evaluation)} evaluation texts, of which {_in_words(evaluation)}")
     return Data(rows, selection, evaluation, SCORE)
+
+
+def _as_trained(config: DataConfig, model: str, log: Callable[[str], None]) -> DataConfig:
+    """Returns the data section with the prompts of the model."""
+    query, document = search_prompts(find(model, "model.path", weights=False))
+    if not query and not document:
+        return config
+    log(f"data: {shown(query)} stands before queries and {shown(document)} before documents, as the files of the model say (data.prompts)")
+    return config.model_copy(update={"prompts": Prompts(query=query, document=document)})
 
 
 def _in_words(split: Split) -> str:

@@ -54,8 +54,8 @@ def load_data(
         task: The task.
         label_names: Class names by id if the model determines them; None takes them from the train split. Unused for regression.
         log: Receives messages about what was found and decided.
-        tokenizer: Hub id or folder of the tokenizer for text-generation, tags of words and windows of contexts, or the settings to train
-            one on the train split.
+        tokenizer: Hub id or folder of the tokenizer for text-generation, tags of words and windows of contexts, and of the prompts for
+            searching; or the settings to train one on the train split.
 
     Returns:
         All splits, labelled with class ids (int64), sets of them (bool), values (float32), next-token ids or tags of words (int32), and the
@@ -84,7 +84,8 @@ def load_data(
     if TASKS[task].tags:
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:
-        data = (load_candidates if TASKS[task].orders else load_judged)(config, task, log)
+        model = tokenizer if isinstance(tokenizer, str) else None
+        data = load_candidates(config, task, log) if TASKS[task].orders else load_judged(config, task, log, model)
     elif TASKS[task].captioned:
         data = load_captioned(config, task, log)
     else:

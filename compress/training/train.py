@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_pairs
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
+from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
+from compress.training.history import History
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
 from compress.training.optimizers import Optimizer, moments_of, optimizer_of
@@ -116,36 +118,6 @@ Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """Runs the model on a batch and returns the weighted loss terms by name, float `[b]` each: one value per row.
 
 An objective that is an `nn.Module` is trained and saved with the model (projections, learned scales)."""
-
-
-@dataclass
-class History:
-    """The training history; plain values, saved with every checkpoint."""
-
-    losses: list[dict[str, float]] = field(default_factory=list)
-    """Per epoch: `epoch`, the mean of each loss term, and `loss`, their sum."""
-    selection: list[dict[str, float]] = field(default_factory=list)
-    """Per evaluation on the selection split: `step` (steps done) and `value`."""
-    best_step: int | None = None
-    """Steps done at the best value (the first of equal ones)."""
-    steps: int = 0
-    """Steps done."""
-    seconds: float = 0.0
-    """Training time, including interrupted runs up to their last checkpoint."""
-    higher_is_better: bool = True
-    """Whether a higher selection value is better."""
-    autocast: str = "float32"
-    """The dtype of the matrix products."""
-
-    @property
-    def best(self) -> float:
-        """The best selection value; infinitely bad before the first evaluation."""
-        values = [entry["value"] for entry in self.selection]
-        return max(values, default=-math.inf) if self.higher_is_better else min(values, default=math.inf)
-
-    def improves(self, value: float) -> bool:
-        """Whether a selection value is better than all earlier ones."""
-        return value > self.best if self.higher_is_better else value < self.best
 
 
 @dataclass(frozen=True)
@@ -265,6 +237,7 @@ class _Loop:
         config, label, team = training.config, training.label, training.team
         self.model, self.trained, self.config, self.team = model, trained, config, team
         self.seed, self.select, self.label = training.seed, training.select, label
+        self.texts, self.warn = training.split.rows, training.progress.warn
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
@@ -331,30 +304,45 @@ class _Loop:
 
     def _step(self, indices: NDArray[np.int64]) -> None:
         """Takes one optimizer step on the rows `indices`."""
-        step, team, config = self.history.steps, self.team, self.config
-        most = -(-len(indices) // team.data_size)  # rows of a process
-        size, own = config.micro_batch_size or most, team.share(indices)
-        sums: dict[str, float] = {}
-        for start in range(0, most, size):
-            part = own[start : start + size]
-            # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
-            with self.engine.micro_batch(last=start + size >= most):
-                terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices))
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + value
-        for name, value in zip(sums, team.total(list(sums.values())), strict=True):
-            self._check_finite(value, f"loss ({name})")
+        step, config = self.history.steps, self.config
+        dtype = torch.float32 if self.history.repeated >= MOST_REPEATED else self.autocast
+        found = self._gradients(indices, dtype)
+        if dtype != torch.float32 and (wrong := not_finite(found)) is not None:
+            self.warn(f"{self.label}: the {wrong} in bfloat16 in step {step + 1}; the step is taken again in float32")
+            self.history.repeated += 1
+            found = self._gradients(indices, torch.float32)
+        if (wrong := not_finite(found)) is not None:
+            self.trained.eval()  # one row alone has no statistics of a batch
+            alone = self.team.size == 1
+            self._stop(wrong, blamed(indices, self.texts, lambda part: self._gradients(part, torch.float32)) if alone else "")
+        for name, value in found[0].items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        if self.pipeline is not None:
-            self.pipeline.sum_gradients()
-        self.masks.apply()
-        self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.history.steps += 1
         self.seen += len(indices)
+
+    def _gradients(self, indices: NDArray[np.int64], dtype: torch.dtype) -> Gradients:
+        """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
+        team, config = self.team, self.config
+        most = -(-len(indices) // team.data_size)  # rows of a process
+        size, own = config.micro_batch_size or most, team.share(indices)
+        sums: dict[str, float] = {}
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, most, size):
+            part = own[start : start + size]
+            # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
+            with self.engine.micro_batch(last=start + size >= most):
+                terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices), dtype)
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + value
+        sums = dict(zip(sums, team.total(list(sums.values())), strict=True))
+        if self.pipeline is not None:
+            self.pipeline.sum_gradients()
+        self.masks.apply()
+        return sums, self._clip()
 
     def _clip(self) -> float:
         """Clips the gradient norm of the whole batch; returns the norm before."""
@@ -364,13 +352,13 @@ class _Loop:
             return clip_gradients(self.trained.parameters(), self.config.max_grad_norm)
         return float(nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_grad_norm))
 
-    def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int) -> dict[str, float]:
+    def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int, dtype: torch.dtype) -> dict[str, float]:
         """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
         num_counted = len(indices) if counts else 0
         indices = indices if self.pipeline is None else self.pipeline.filled(indices)
         features = on_device(self.rows.batch(indices), self.device)
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
-        autocast = torch.autocast(self.device.type, torch.bfloat16, self.autocast == torch.bfloat16, self.caches_casts)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
             return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)
         with autocast:
@@ -381,12 +369,12 @@ class _Loop:
         (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
         return dict(zip(parts, sums.tolist(), strict=True))
 
-    def _check_finite(self, value: float, what: str) -> None:
-        if not math.isfinite(value):
-            raise InputError(
-                f"{self.label}: the {what} became {value} in step {self.history.steps + 1} of {self.num_steps}; "
-                f"lower learning_rate ({self.config.learning_rate:g} given), or lengthen warmup ({self.config.warmup:g} given)"
-            )
+    def _stop(self, wrong: str, rows: str = "") -> NoReturn:
+        """Ends a training in which something is no number."""
+        raise InputError(
+            f"{self.label}: the {wrong} in step {self.history.steps + 1} of {self.num_steps}{rows or ';'} "
+            f"lower learning_rate ({self.config.learning_rate:g} given), or lengthen warmup ({self.config.warmup:g} given)"
+        )
 
     def _look(self, epoch: int, progress: Progress) -> None:
         """Evaluates on the selection split when due, and records the losses at the end of an epoch."""
@@ -407,7 +395,8 @@ class _Loop:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""
         looks = self.team.is_first or self.team.shards
         value = self.team.broadcast(select(self.model) if looks else 0.0)
-        self._check_finite(value, "value on the selection split")
+        if not math.isfinite(value):
+            self._stop(f"value on the selection split became {value}")
         if self.history.improves(value):
             self.history.best_step = self.history.steps
             self.best = self._weights() if self.keeps_best else {}

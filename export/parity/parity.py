@@ -174,7 +174,8 @@ def _what(layer: LayerParity) -> str:
         return f"{layer.different} of {layer.codes} input codes differ, {layer.allowed} of them at a rounding boundary"
     return (
         f"{layer.wrong_sums} of {layer.sums} integer sums are wrong although the codes are right; "
-        "this processor's int8 kernels may saturate: quantize with weight_bits: 7"
+        f"this engine's int8 kernel is wrong on this processor: leave the layer in float (stages.quantize.exclude: ['*{layer.layer}']), "
+        "leave the engine out of target.engines, or, where its kernels saturate, quantize with weight_bits: 7"
     )
 
 

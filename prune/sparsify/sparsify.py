@@ -28,8 +28,9 @@ from compress.artifacts.artifact import Artifact, write_json, writing
 from compress.machine.parallel import ALONE, Team
 from compress.models.architecture.origin import Origin
 from compress.stage.context import Context
+from compress.training.history import History
 from compress.training.kept_zeros import keep_zeros
-from compress.training.train import History, Objective
+from compress.training.train import Objective
 from prune.calibration import calibration_batches
 from prune.forward_order import Features
 from prune.recovery import Recover, RecoveryJob, check_recovery, recover

@@ -34,11 +34,12 @@ from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.distilled import attention_as_before, distillation_objective, on_devices
+from compress.training.history import History
 from compress.training.lora import Lora
 from compress.training.optimizers import Optimizer
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
+from compress.training.train import Batch, Objective, TrainConfig, Training, train
 from quantize.training.convolution import QatConvolution
 from quantize.training.linear import QatLinear
 from quantize.training.low_rank import changed_by_low_rank

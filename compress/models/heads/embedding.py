@@ -15,8 +15,11 @@ normalized: the files hold a `Dense` module with the first rows of the identity 
 
 The pooler of BERT is left out: no vector depends on it. Padding is on the right (`compress.models.inputs.preprocessor` checks it).
 
+Prompts with names, such as `query` and `document`, go from file to file, so that `encode_query` of sentence-transformers keeps its own,
+and searches are measured with them (`compress.data.judged_texts`).
+
 Not supported: modules other than Transformer, Pooling and Normalize; several poolings side by side, max pooling; prompts that pooling
-leaves out; a choice among several prompts.
+leaves out.
 """
 
 from __future__ import annotations
@@ -44,6 +47,10 @@ from compress.models.own_shape import SHAPE_KEY
 EMBEDDING_KEY = "sentence_embedding"
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING, DENSE, NORMALIZE = "1_Pooling", "2_Dense", "Normalize"
+DEFAULT = "default"
+"""What the default prompt is called in the files that are written."""
+QUERY_NAMES, DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
+"""Names of prompts that `encode_query` and `encode_document` of sentence-transformers look for, the first one found."""
 FILES = (MODULES, TRANSFORMER, PROMPTS)
 SMALLEST_NORM = 1e-12
 Pooling = Literal["mean", "cls", "last", "weighted"]
@@ -71,7 +78,8 @@ class EmbeddingConfig(Config):
 
 
 def resolved(given: EmbeddingConfig | None, config: Any, folder: Path | None, path: str | None) -> dict[str, Any]:
-    """Returns the settings of a model, complete: `pooling`, `normalize`, `dimensions` (None: all), `prompt`, `max_length` (None: unknown).
+    """Returns the settings of a model, complete: `pooling`, `normalize`, `dimensions` (None: all), `prompt`, `max_length` (None: unknown),
+    and `prompts`, where some have names.
 
     Args:
         given: What the recipe says.
@@ -134,12 +142,13 @@ def _read(folder: Path, path: str | None) -> dict[str, Any]:
     file = pooling_file(folder, path)
     if file is None or not file.is_file():
         raise InputError(f"model.path: {folder} has no config.json of its Pooling module; copy the whole folder of the model")
-    prompt = _prompt(folder)
+    prompt, named = _prompt(folder), named_prompts(folder)
     return {
         "pooling": _pooling(file, prompt),
         "normalize": kinds[-1] == NORMALIZE,
         "prompt": prompt,
         "max_length": _max_length(folder),
+        **({"prompts": named} if named else {}),
     }
 
 
@@ -153,24 +162,59 @@ def _pooling(file: Path, prompt: str) -> str:
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in names:
         allowed = ", ".join(name for name, _ in THEIR_NAMES.values())
         raise InputError(f"model.path: {file} has the pooling {shown(modes)}; one of {allowed} is allowed")
-    if prompt and said.get("include_prompt", True) is not True:
+    if prompt:
+        _check_included(file, prompt)
+    return names[modes[0]]
+
+
+def _check_included(file: Path, prompt: str) -> None:
+    if read_json(file, "model.path").get("include_prompt", True) is not True:
         raise InputError(
             f"model.path: {file} leaves the prompt {shown(prompt)} out of the pooling, which is not supported; give another model"
         )
-    return names[modes[0]]
+
+
+def named_prompts(folder: Path) -> dict[str, str]:
+    """Returns the prompts by name that the files of a model have, without the default one and empty ones."""
+    prompts, default = _prompts(folder)
+    return {name: text for name, text in prompts.items() if name != default and text}
+
+
+def search_prompts(folder: Path) -> tuple[str, str]:
+    """Returns what a model of sentence-transformers puts before queries and before documents; '' where it has no name for them.
+
+    Where there is a default prompt, that stands before each text already, and these are ''.
+
+    Raises:
+        InputError: The files cannot be read, or leave a prompt out of the pooling.
+    """
+    prompts, default = _prompts(folder)
+    if default is not None:
+        return "", ""
+    query, document = (next((prompts[name] for name in names if name in prompts), "") for names in (QUERY_NAMES, DOCUMENT_NAMES))
+    file = pooling_file(folder, str(folder))
+    if (query or document) and file is not None and file.is_file():
+        _check_included(file, query or document)
+    return query, document
 
 
 def _prompt(folder: Path) -> str:
     """Returns the default prompt."""
+    prompts, default = _prompts(folder)
+    return "" if default is None else prompts[default]
+
+
+def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Returns the prompts of the files by name, and the name of the default one."""
     if not (folder / PROMPTS).is_file():
-        return ""
+        return {}, None
     said = read_json(folder / PROMPTS, "model.path")
-    name, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
-    if name is None:
-        return ""
-    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
-        raise InputError(f"model.path: {folder / PROMPTS} has the default prompt {shown(name)}, which is none of its prompts")
-    return str(prompts[name])
+    default, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise InputError(f"model.path: {folder / PROMPTS} has the prompts {shown(prompts)}; names with texts are allowed")
+    if default is not None and default not in prompts:
+        raise InputError(f"model.path: {folder / PROMPTS} has the default prompt {shown(default)}, which is none of its prompts")
+    return prompts, default
 
 
 def _max_length(folder: Path) -> int | None:
@@ -197,8 +241,9 @@ def write_files(config: Any, out: Path) -> None:
     modes = {key: key == chosen for _, key in THEIR_NAMES.values()}
     write_json(out / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
     write_json(out / TRANSFORMER, {"max_seq_length": settings["max_length"], "do_lower_case": False})
-    prompts = {"prompts": {"default": settings["prompt"]}, "default_prompt_name": "default"} if settings["prompt"] else {}
-    write_json(out / PROMPTS, {**prompts, "similarity_fn_name": "cosine"})
+    prompts = {**settings.get("prompts", {}), **({DEFAULT: settings["prompt"]} if settings["prompt"] else {})}
+    told = {"prompts": prompts, "default_prompt_name": DEFAULT if settings["prompt"] else None} if prompts else {}
+    write_json(out / PROMPTS, {**told, "similarity_fn_name": "cosine"})
     if settings["normalize"]:
         (out / names[-1] / "README.md").write_text("Divides each vector by its length; it has no settings.\n", encoding="utf-8")
     if dimensions:

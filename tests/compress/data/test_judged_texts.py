@@ -15,7 +15,7 @@ from compress.core.errors import InputError
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data
-from tests import tiny_collection
+from tests import tiny_collection, tiny_embedding
 
 TASK = "retrieval"
 QUERIES, DOCUMENTS = {"q1": "lift of wings", "2": "heat"}, {"d1": "a wing", "d2": "a flame. It is hot.", "d3": ""}
@@ -196,3 +196,22 @@ def test_what_is_missing_or_has_no_use_is_said(tmp_path: Path) -> None:
         loaded(tmp_path / "absent")
     with pytest.raises(InputError, match=r"data\.prompts: given for text-regression; they are for image-text, retrieval or reranking"):
         load_data(DataConfig(path=str(folder), prompts={"query": "q"}), "text-regression", None, print)  # type: ignore[arg-type]
+
+
+def test_prompts_of_the_model_count_where_the_recipe_gives_none(tmp_path: Path) -> None:
+    documents = DOCUMENTS | {f"more{number}": f"Heat of slab {number}. And more." for number in range(40)}
+    folder = tiny_collection.write(tmp_path / "data", QUERIES, documents, test=QRELS)
+    model, told = tiny_embedding.folder(tmp_path / "model"), list[str]()
+    prompts = {"query": "Query: ", "document": "Passage: "}
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts, "default_prompt_name": None}))
+
+    def texts(**given: Any) -> list[Any]:
+        told.clear()
+        return list(load_data(DataConfig(path=str(folder), **given), TASK, None, told.append, str(model)).evaluation.rows)
+
+    assert texts()[:2] == ["Query: lift of wings", "Query: heat"]
+    assert texts()[2] == "Passage: a wing"
+    assert "data: 'Query: ' stands before queries and 'Passage: ' before documents, as the files of the model say (data.prompts)" in told
+    assert texts(prompts={"query": "q: "})[:3] == ["q: lift of wings", "q: heat", "a wing"]
+    assert texts(prompts={})[0] == "lift of wings"  # none, and that was asked for
+    assert not any("stands before" in line for line in told)

@@ -16,15 +16,18 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.core.shown import shown
 from compress.core.target import Target
 from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.inputs.preprocessor import preprocessor
+from compress.training.finite import blamed
+from compress.training.history import History
 from compress.training.optimizers import parameter_groups
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, steps_in, train
+from compress.training.train import Batch, TrainConfig, Training, learning_rate, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
@@ -252,6 +255,73 @@ def test_a_gradient_that_is_no_number_says_what_to_do(tiny_bert: Path, sentences
 
     with pytest.raises(InputError, match="the gradient became nan in step 1"):
         run(tiny_bert, sentences, told, tmp_path, broken)
+
+
+def broken_in(dtype: torch.dtype, value: float, steps: Any, inside: bool = False) -> Any:
+    """Returns an objective whose loss, or gradient, is no number in some steps, as long as it is computed in a dtype."""
+
+    def broken(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        loss = supervised("text-classification")(model, batch)["cross_entropy"]
+        half = torch.is_autocast_enabled("cpu")
+        if batch.step in steps and half == (dtype == torch.bfloat16):
+            loss = loss + 0.0 * torch.sqrt(loss * 0.0) if inside else loss * value
+        return {"part": loss}
+
+    return broken
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_step_that_is_no_number_in_bfloat16_is_taken_again_in_float32(
+    inside: bool, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.training.train.autocast_dtype", lambda device: torch.bfloat16)
+    told.warnings.clear()
+    model, history = run(tiny_bert, sentences, told, tmp_path, broken_in(torch.bfloat16, math.nan, (2, 5), inside))
+    assert (history.steps, history.repeated) == (18, 2)
+    assert all(math.isfinite(value) for epoch in history.losses for value in epoch.values())
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+    what = "gradient became nan" if inside else "loss (part) became nan"
+    assert told.warnings == [f"train: the {what} in bfloat16 in step {step}; the step is taken again in float32" for step in (3, 6)]
+
+
+def test_after_some_of_them_it_goes_on_in_float32(
+    tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.training.train.autocast_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr("compress.training.train.MOST_REPEATED", 3)
+    _, history = run(tiny_bert, sentences, told, tmp_path, broken_in(torch.bfloat16, math.inf, range(1, 18)))
+    assert (history.steps, history.repeated) == (18, 3)
+
+
+def test_a_row_that_alone_gives_no_number_is_named(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    rows, _ = sentences
+    guilty = rows.index(next(row for row in rows if "good" in row.split()))
+
+    def broken(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        loss = supervised("text-classification")(model, batch)["cross_entropy"]
+        return {"part": loss * torch.where(torch.from_numpy(batch.indices == guilty), math.nan, 1.0)}
+
+    with pytest.raises(InputError, match=r"loss \(part\) became nan in step") as caught:
+        run(tiny_bert, sentences, told, tmp_path, broken)
+    assert f": the row {shown(rows[guilty])} alone gives it; leave it out of the data, or lower learning_rate" in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ((), ""),
+        ((0, 1, 2), ""),
+        ((1,), ": the row 'b' alone gives it; leave it out of the data, or"),
+        ((2,), ": the row a file of 3 bytes alone gives it; leave it out of the data, or"),
+        ((0, 2), ": the row 'a' alone gives it, and 1 more of its 3 rows do; leave it out of the data, or"),
+    ],
+)
+def test_rows_are_blamed_where_others_are_well(bad: tuple[int, ...], said: str) -> None:
+    def alone(part: np.ndarray) -> Any:
+        return {"part": math.inf if int(part[0]) in bad else 1.0}, 1.0
+
+    assert blamed(np.arange(3), ["a", "b", b"123"], alone) == said
 
 
 def test_no_rows_are_an_error(tiny_bert: Path, told: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from compress.core.target import Target
 from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
 from compress.models.forward import forward
-from compress.models.heads.embedding import EMBEDDING_KEY, pooled
+from compress.models.heads.embedding import EMBEDDING_KEY, pooled, search_prompts
 from compress.models.importing import check_model, import_model, source_digest
 from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone.preprocess import BadRow, Preprocessor
@@ -209,3 +209,51 @@ def test_a_folder_of_links_as_in_the_cache_of_the_hub_is_read(tmp_path: Path) ->
         (linked / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
         (linked / file.relative_to(source)).symlink_to(file)
     assert getattr(check_model(named(linked)).config, EMBEDDING_KEY)["pooling"] == "cls"
+
+
+def with_prompts(source: Path, prompts: dict[str, str], default: str | None = None) -> Path:
+    told = {"prompts": prompts, "default_prompt_name": default}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(told))
+    return source
+
+
+def test_prompts_with_names_go_from_file_to_file_and_stand_before_nothing(tmp_path: Path) -> None:
+    prompts = {"query": "love ", "passage": "hate ", "other": ""}
+    out = imported(with_prompts(tiny_embedding.folder(tmp_path / "source"), prompts), tmp_path / "out")
+    plain = imported(tiny_embedding.folder(tmp_path / "plain"), tmp_path / "out-plain")
+    assert features(out, ["a film"])["input_ids"].tolist() == features(plain, ["a film"])["input_ids"].tolist()
+    told = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert told["prompts"] == {"query": "love ", "passage": "hate "}
+    assert told["default_prompt_name"] is None
+    assert search_prompts(out) == ("love ", "hate ")
+    assert "prompts" not in json.loads((plain / "config.json").read_text())[EMBEDDING_KEY]  # configs without them keep their digest
+    with_default = with_prompts(tiny_embedding.folder(tmp_path / "default"), prompts | {"all": "this "}, "all")
+    made = imported(with_default, tmp_path / "out-default")
+    told = json.loads((made / "config_sentence_transformers.json").read_text())
+    assert told["prompts"] == {"query": "love ", "passage": "hate ", "default": "this "}
+    assert told["default_prompt_name"] == "default"
+    assert search_prompts(made) == ("", "")  # the default one stands before each text already
+
+
+@pytest.mark.parametrize(
+    ("prompts", "found"),
+    [
+        ({}, ("", "")),
+        ({"query": "q: "}, ("q: ", "")),
+        ({"query": "q: ", "passage": "p: ", "corpus": "c: "}, ("q: ", "p: ")),
+        ({"corpus": "c: ", "document": "d: "}, ("", "d: ")),
+    ],
+)
+def test_prompts_for_searching_are_those_that_sentence_transformers_takes(
+    prompts: dict[str, str], found: tuple[str, str], tmp_path: Path
+) -> None:
+    assert search_prompts(with_prompts(tiny_embedding.folder(tmp_path / "source"), prompts)) == found
+
+
+def test_prompts_for_searching_that_pooling_leaves_out_or_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    left_out = with_prompts(tiny_embedding.folder(tmp_path / "one", include_prompt=False), {"query": "q: "})
+    check_model(named(left_out))  # sentence-embedding does not use it
+    with pytest.raises(InputError, match="leaves the prompt 'q: ' out of the pooling, which is not supported"):
+        search_prompts(left_out)
+    with pytest.raises(InputError, match=r"has the prompts \{'query': 1\}; names with texts are allowed"):
+        check_model(named(with_prompts(tiny_embedding.folder(tmp_path / "two"), {"query": 1})))  # type: ignore[dict-item]

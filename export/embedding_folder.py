@@ -1,0 +1,136 @@
+"""A folder that sentence-transformers loads with its ONNX and OpenVINO backends, and that computes what our engines compute.
+
+    onnx/model.onnx                      the graph of the engine onnxruntime, int8 where the build is
+    openvino/openvino_model.xml, .bin    the graph of the engine openvino
+    modules.json, 1_Pooling              Transformer, then Pooling with the mode cls
+    config.json, tokenizer, prompts      those of the checkpoint; no float weights
+
+Our graphs answer with vectors v [B, D]: pooling, `dimensions` and the length 1 are inside. sentence-transformers expects hidden states of
+tokens and pools them itself, so that the output here is `last_hidden_state` [B, 1, D], one "token" that is the vector, and pooling takes
+the first token. `encode` then gives v.
+
+Its OpenVINO backend computes the float part in bf16 where the processor has it, unless `ov_config` gives INFERENCE_PRECISION_HINT: f32.
+
+Left out: its torch backend, which a checkpoint itself is for; engines other than these two.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from compress.artifacts.artifact import write_json
+from compress.core.errors import InputError
+from compress.models.config import read_config
+from compress.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
+
+HIDDEN = "last_hidden_state"
+"""What both backends read."""
+ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
+"""Of the files of the two engines."""
+WEIGHTS = (".safetensors", ".index.json")
+OWN = ("manifest.json", "quantization.json", "README.md", MODULES)
+EXPORTED = "export.json"
+
+
+def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
+    """Writes the folder.
+
+    Args:
+        checkpoint: The checkpoint that was built: `stages/<variant>-...` of a run.
+        build: Its folder in the export: `stages/export-.../<variant>-<precision>`.
+        out: A folder that does not exist.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InputError: The checkpoint is of another task, the build has neither engine, or `out` exists.
+    """
+    config = read_config(checkpoint, "checkpoint")
+    if not getattr(config, EMBEDDING_KEY, None):
+        raise InputError(f"{checkpoint}: no model whose answers are vectors of texts; give a checkpoint of sentence-embedding or retrieval")
+    if out.exists():
+        raise InputError(f"{out} exists; give a folder that does not")
+    missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint / name).is_file()]
+    if missing:
+        raise InputError(f"{checkpoint}: no {missing[0]}; its layers differ in size, and sentence-transformers asks for a stock config")
+    files = _engine_files(build)
+    out.mkdir(parents=True)
+    _write_settings(checkpoint, config, out)
+    if ONNX in files:
+        from export.graph.onnx import save
+
+        save(as_hidden_states(onnx.load(str(files[ONNX]))), out / "onnx" / "model.onnx")
+    if NETWORK in files:
+        _write_openvino(files[NETWORK], out / "openvino/openvino_model.xml")
+    return out
+
+
+def _engine_files(build: Path) -> dict[str, Path]:
+    """Returns the file of each of the two engines that runs, by its ending: .onnx or .xml."""
+    told = build.parent / EXPORTED
+    if not told.is_file():
+        raise InputError(f"{build.parent}: no {EXPORTED}; give a folder of a build below stages/export-... of a run")
+    builds = {entry["folder"]: entry for entry in json.loads(told.read_text(encoding="utf-8"))["builds"]}
+    if build.name not in builds:
+        raise InputError(f"{build}: no such build; {', '.join(builds)} are there")
+    engines = [entry for entry in builds[build.name]["engines"] if entry["runnable"] and entry["file"] is not None]
+    found = {Path(entry["file"]).suffix: build.parent / entry["file"] for entry in reversed(engines)}
+    found = {ending: file for ending, file in found.items() if ending in ENDINGS}
+    if not found:
+        raise InputError(f"{build}: neither onnxruntime nor openvino runs it; name one in target.engines")
+    return found
+
+
+def _write_settings(checkpoint: Path, config: Any, out: Path) -> None:
+    for file in sorted(checkpoint.iterdir()):
+        if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
+            shutil.copyfile(file, out / file.name)
+    modules = [("", "Transformer"), (POOLING, "Pooling")]
+    write_json(
+        out / MODULES,
+        [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(modules)
+        ],
+    )
+    (out / POOLING).mkdir()
+    modes = {key: pooling == "cls" for pooling, (_, key) in THEIR_NAMES.items()}  # the mean is taken too where its key is missing
+    write_json(out / POOLING / "config.json", {"word_embedding_dimension": width_of(config), **modes})
+
+
+def as_hidden_states(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns a graph whose output `logits` [B, D] became `last_hidden_state` [B, 1, D]; the model is changed."""
+    graph, (output,) = model.graph, model.graph.output
+    batch, width = output.type.tensor_type.shape.dim
+    graph.initializer.append(helper.make_tensor("hidden_states_axes", TensorProto.INT64, [1], [1]))
+    graph.node.append(helper.make_node("Unsqueeze", [output.name, "hidden_states_axes"], [HIDDEN], name=HIDDEN))
+    shape = [batch.dim_param or batch.dim_value, 1, width.dim_param or width.dim_value]
+    made = helper.make_tensor_value_info(HIDDEN, output.type.tensor_type.elem_type, shape)
+    del graph.output[:]
+    graph.output.append(made)
+    return model
+
+
+def _write_openvino(network: Path, file: Path) -> None:
+    """Writes a network of OpenVINO with the output `last_hidden_state`."""
+    import numpy as np
+    import openvino
+    from openvino import opset13
+
+    model = openvino.Core().read_model(network)
+    vectors = model.get_results()[0].input_value(0)
+    hidden = opset13.unsqueeze(vectors, opset13.constant(np.array([1], np.int64)))
+    hidden.output(0).set_names({HIDDEN})
+    changed = openvino.Model([opset13.result(hidden)], model.get_parameters(), model.get_friendly_name())
+    for name, value in model.get_rt_info().items():
+        if name == "runtime_options":
+            changed.set_rt_info(value, [name])
+    file.parent.mkdir(parents=True)
+    openvino.save_model(changed, file, compress_to_fp16=False)

@@ -1,0 +1,101 @@
+"""The folder for sentence-transformers' own backends: what they read gives the vectors of our engines, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+from onnxruntime import InferenceSession
+
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.target import Target
+from compress.models.inputs.preprocessor import preprocessor
+from compress.pipeline import run
+from compress.recipe import check
+from export.embedding_folder import write_folder
+from tests import tiny_embedding, without_clocks
+from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
+
+TEXTS = ["a fine film", "it was very dull this movie", "love"]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors")
+    given = tiny_embedding.recipe("tiny", tiny_embedding.folder(folder / "source"), tiny_embedding.pairs(folder / "data"))
+    given["model"]["embedding"] = {"dimensions": 8}
+    target = {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+    recipe = check({**given, "target": target, "stages": [{"quantize": {"calibration": {"rows": 64}}}, {"export": {}}]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        run(recipe, folder / "run", progress=ConsoleProgress("silent"))
+    return folder / "run" / "stages"
+
+
+def parts(stages: Path) -> tuple[Path, Path]:
+    return next(stages.glob("quantize-*")), next(stages.glob("export-*")) / "quantize-int8"
+
+
+def features(checkpoint: Path) -> dict[str, np.ndarray]:
+    prepared = preprocessor(checkpoint, "sentence-embedding", sentiment.LENGTH, Target(sequence_lengths=(8,)))
+    return dict(prepared.encode(TEXTS, 0))
+
+
+def test_both_backends_get_the_vectors_of_our_engines_as_one_token(stages: Path, tmp_path: Path) -> None:
+    checkpoint, build = parts(stages)
+    out = write_folder(checkpoint, build, tmp_path / "out")
+    given = features(checkpoint)
+    entries = {entry["engine"]: entry for entry in json.loads((build.parent / "export.json").read_text())["builds"][-1]["engines"]}
+    ours = InferenceSession(build.parent / entries["onnxruntime"]["file"]).run(["logits"], given)[0]
+    (found,) = InferenceSession(out / "onnx" / "model.onnx").run(["last_hidden_state"], given)
+    assert (ours.shape, found.shape) == ((3, 8), (3, 1, 8))
+    np.testing.assert_array_equal(found[:, 0], ours)
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-5)
+    core, hint = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    before, after = (
+        core.compile_model(core.read_model(file), "CPU", hint)
+        for file in (build.parent / entries["openvino"]["file"], out / "openvino" / "openvino_model.xml")
+    )
+    assert [output.any_name for output in after.outputs] == ["last_hidden_state"]
+    np.testing.assert_array_equal(after(given)[0][:, 0], before(given)[0])
+    layers = {str(node.get_rt_info()["runtimePrecision"].value) for node in after.get_runtime_model().get_ops()}
+    assert layers & {"i8", "u8"}  # it still computes in integers
+
+
+def test_the_files_are_those_that_sentence_transformers_reads(stages: Path, tmp_path: Path) -> None:
+    out = write_folder(*parts(stages), tmp_path / "out")
+    assert [entry["path"] for entry in json.loads((out / "modules.json").read_text())] == ["", "1_Pooling"]
+    pooling: Any = json.loads((out / "1_Pooling" / "config.json").read_text())
+    assert pooling["word_embedding_dimension"] == 8
+    assert {key: value for key, value in pooling.items() if key.startswith("pooling_mode")} == {
+        "pooling_mode_mean_tokens": False,  # sentence-transformers takes it as given where it is missing
+        "pooling_mode_cls_token": True,
+        "pooling_mode_lasttoken": False,
+        "pooling_mode_weightedmean_tokens": False,
+    }
+    names = {file.name for file in out.iterdir()}
+    assert {"config.json", "tokenizer.json", "sentence_bert_config.json", "config_sentence_transformers.json"} <= names
+    assert not [name for name in names if name.endswith(".safetensors")]
+
+
+def test_what_cannot_be_written_is_refused_in_one_line(stages: Path, tmp_path: Path) -> None:
+    checkpoint, build = parts(stages)
+    (tmp_path / "there").mkdir()
+    for wrong, line in (
+        ((checkpoint, build, tmp_path / "there"), "there exists; give a folder that does not"),
+        ((sentiment.checkpoint(), build, tmp_path / "a"), "no model whose answers are vectors of texts"),
+        ((checkpoint, build.with_name("other"), tmp_path / "b"), "no such build; .*quantize-int8"),
+        ((checkpoint, checkpoint, tmp_path / "c"), "no export.json; give a folder of a build"),
+    ):
+        with pytest.raises(InputError, match=line) as caught:
+            write_folder(*wrong)
+        assert len(caught.value.problems) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
