@@ -45,12 +45,9 @@ ALIKE = (
     "stsb-embedding-student",
     "stsb-embedding-pruned",
     "fsdd-ast",
-<<<<<<< HEAD
     "sst2-minilm",
     "cifar10-vit",
-=======
     "flickr30k-clip",
->>>>>>> tasks
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
 test takes through every stage: the slow tests run them."""
