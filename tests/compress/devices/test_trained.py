@@ -316,7 +316,7 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert tight.training.micro_batch_size in (1, 2, 4)
     never = proposal(training, Devices(2, 10**6))
     assert not never.fits
-    assert never.changes[-1] == "parallel: {strategy: fsdp2, checkpointing: full, offload: true}"
+    assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")
 
 
 def test_checkpointing_is_proposed_before_fsdp2_unless_it_is_refused() -> None:
