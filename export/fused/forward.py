@@ -33,9 +33,10 @@ from torch.nn import functional as F
 from export.fused.plan import Block, FloatLinear, HeadActivation, Int8Linear, Linear, Plan
 from export.fused.rows import Limits, Rows
 from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
+from export.kernels.activation_codes import Activation
 from export.kernels.attention import Scores
 from export.kernels.block_sparse import SparseWeight
-from export.kernels.epilogue import Activation, Int8Weight, Output
+from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.norm import Norm
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from export.kernels import gemm
-from export.kernels.activation_codes import Method, distance_bound
+from export.kernels.activation_codes import Activation, Method, distance_bound
 from export.kernels.cases import Maker
-from export.kernels.epilogue import Activation, Int8Weight, Output
+from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
+from export.kernels.launch import Launch
 from export.kernels.timed import Gpu, in_turns, median_ms
 
 SHAPES = ((4096, 3072, 768), (4096, 4096, 1024))
@@ -75,8 +76,12 @@ def times(
     """
     rows, outputs, inputs = shape
     x, weight = make.codes(rows, inputs), make.weight(outputs, inputs)
-    endings = {"no activation, float16": Output(), **{method: Output("gelu", scale=0.1, method=method) for method in methods}}
-    best, every = {}, {}
+    endings: dict[str, Output] = {
+        "no activation, float16": Output(),
+        **{method: Output("gelu", scale=0.1, method=method) for method in methods},
+    }
+    best: dict[str, tuple[Tile, Launch]] = {}
+    every: dict[str, dict[Tile, float | None]] = {}
     for name, output in endings.items():
         out = make.empty(rows, outputs, dtype=output.stored)
         launches = {tile: gemm.launch(x, 0.02, weight, output, out, tile) for tile in tiles}

@@ -37,8 +37,9 @@ from compress.schemes.int8 import LayerScales
 from compress.schemes.sites import load_sites
 from export.fused.forward import ACTIVATIONS
 from export.fused.plan import Block, FloatLinear, HeadActivation, Int8Linear, Linear, Plan
+from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import SIDES, Packed, SparseWeight, index, pack
-from export.kernels.epilogue import Activation, Int8Weight
+from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 
 KEY = "model"

@@ -28,8 +28,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compress.core.errors import InputError
+from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import Packed, SparseWeight, index
-from export.kernels.epilogue import Activation, Int8Weight
+from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
 
 FORMAT = 1

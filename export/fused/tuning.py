@@ -129,7 +129,8 @@ def cache_file(told: Mapping[str, str]) -> Path:
 def remembered(path: Path) -> dict[str, Tile]:
     """Returns the tiles of a file by size; none where it cannot be read."""
     try:
-        return {size: Tile(*map(int, tile)) for size, tile in json.loads(path.read_text(encoding="utf-8")).items()}
+        tiles = json.loads(path.read_text(encoding="utf-8")).items()
+        return {size: Tile(*map(int, sides), halves=bool(halves)) for size, (*sides, halves) in tiles}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

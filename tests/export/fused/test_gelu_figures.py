@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
+from triton.errors import TritonError
 
-from export.fused import gelu_figures, gpu_figures
+from export.fused import gpu_figures
 from export.fused.gelu_figures import TILES, errors, probes, times, told
 from export.kernels import activation_codes
 from export.kernels.cases import META
@@ -26,7 +28,7 @@ def test_every_method_is_timed_in_its_fastest_tile(monkeypatch: pytest.MonkeyPat
     def run(launch: Launch) -> None:
         arguments = launch.arguments
         if arguments["TILE_O"] == 256:
-            raise gelu_figures.TritonError("out of resource: shared memory")
+            raise TritonError("out of resource: shared memory")
         queue.work("", 0.1 if (arguments["METHOD"], arguments["HALVES"]) == ("logistic", True) else 0.2)()
 
     monkeypatch.setattr(Launch, "run", run)
@@ -55,7 +57,7 @@ def test_errors_are_counted_and_held_to_the_bound(interpreted: Interpreted) -> N
 def with_a_wrong_polynomial(y: torch.Tensor) -> dict[str, Any]:
     """Counts the errors of a method whose first coefficient is off by a tenth."""
     right = activation_codes.C0
-    activation_codes.C0 = activation_codes.tl.constexpr(right.value * 1.1)
+    activation_codes.C0 = tl.constexpr(right.value * 1.1)
     try:
         return errors("gelu", "logistic", 0.1, y, WIDE)
     finally:
