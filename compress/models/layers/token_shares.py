@@ -69,7 +69,7 @@ class Group:
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         share = -(-part_bLD.shape[1] // self.processes)
         padded_bLD = functional.pad(part_bLD, (0, 0, 0, share * self.processes - part_bLD.shape[1]))
-        parts_NbTD = padded_bLD.unflatten(1, (self.processes, share)).movedim(1, 0).contiguous()
+        parts_NbTD = padded_bLD.reshape(padded_bLD.shape[0], self.processes, share, -1).movedim(1, 0).contiguous()
         own_bTD = torch.empty_like(parts_NbTD[0])
         reduce_scatter(own_bTD, parts_NbTD.flatten(0, 1), group=self.group)
         return own_bTD
@@ -82,7 +82,7 @@ class Group:
 
         flat = torch.cat([part.flatten() for part in parts])
         dist.all_reduce(flat, group=self.group)
-        sums = flat.split([part.numel() for part in parts])
+        sums = torch.split(flat, [part.numel() for part in parts])
         return [found.view_as(part) for found, part in zip(sums, parts, strict=True)]
 
 
@@ -128,7 +128,7 @@ class _Gathered(torch.autograd.Function):
         return reading.group.gather(own_bTD, reading.length)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None]:
         """Returns the sum of the gradients for the own tokens; all layers that read them are through."""
         ctx.reading.again_bLD = None
@@ -144,7 +144,7 @@ class _Product(torch.autograd.Function):
         return functional.linear(whole_bLI, weight_OI, bias_O)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_bLO: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of what was read, of the weight and of the bias."""
         own_bTI, weight_OI = ctx.saved_tensors
@@ -162,7 +162,7 @@ class _Reduced(torch.autograd.Function):
         return group.reduce_scatter(part_bLD)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
         """Returns the gradient for the tokens of all processes."""
         return ctx.group.gather(gradient_bTD, ctx.length), None
@@ -176,7 +176,7 @@ class _Own(torch.autograd.Function):
         return group.own(whole_bLD)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
         """Returns the gradient for the tokens of all processes."""
         return ctx.group.gather(gradient_bTD, ctx.length), None
@@ -190,7 +190,7 @@ class _All(torch.autograd.Function):
         return group.gather(own_bTD, length)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None]:
         """Returns the gradient for the own tokens: all processes have the same one for the whole."""
         return ctx.group.own(gradient_bLD), None, None
@@ -205,7 +205,7 @@ class _Read(torch.autograd.Function):
         return tuple(weight.view_as(weight) for weight in weights)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         """Returns the sums of the gradients."""
         used = [place for place, gradient in enumerate(gradients) if gradient is not None]  # the same in all processes
