@@ -215,8 +215,7 @@ Counted = dict[tuple[int, Checkpointing, int, bool], list[Phase]]
 def phases_of_backward(step: Step) -> list[Phase]:
     """Returns what is there at most in the forward pass, and in the backward pass after each gradient."""
     taught = 0 if step.teacher is None else _of_teacher(step)
-    shared = {"sequence": step.sequence, "lora": step.lora, "changes": step.changes}
-    with without_memory(step.config, step.task, step.tensor, **shared) as model:
+    with without_memory(step.config, step.task, step.tensor, sequence=step.sequence, lora=step.lora, changes=step.changes) as model:
         features = rows_of(step.config, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())
         with recomputed(model, step.checkpointing, "model"), Alive(known, _trained(model)) as alive:

@@ -130,7 +130,10 @@ def remembered(path: Path) -> dict[str, Tile]:
     """Returns the tiles of a file by size; none where it cannot be read."""
     try:
         tiles = json.loads(path.read_text(encoding="utf-8")).items()
-        return {size: Tile(*map(int, sides), halves=bool(halves)) for size, (*sides, halves) in tiles}
+        return {
+            size: Tile(int(rows), int(outputs), int(inputs), int(warps), int(stages), bool(halves))
+            for size, (rows, outputs, inputs, warps, stages, halves) in tiles
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -73,7 +73,7 @@ def share_tokens(model: nn.Module, split: Split, group: Group) -> None:
     for name, block in blocks.items():
         block.register_forward_pre_hook(tokens.tell, with_kwargs=True)
         whole = [(module, child) for module, child, weight in _weights(block, name) if weight not in cut]
-        block.forward = partial(tokens.run, block.forward, whole)  # type: ignore[method-assign]
+        block.forward = partial(tokens.run, block.forward, whole)
     every[-1].register_forward_hook(tokens.leave)
 
 
