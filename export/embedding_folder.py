@@ -26,6 +26,7 @@ from onnx import TensorProto, helper
 
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.models.config import read_config
 from compress.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
 
@@ -54,7 +55,8 @@ def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
     """
     config = read_config(checkpoint, "checkpoint")
     if not getattr(config, EMBEDDING_KEY, None):
-        raise InputError(f"{checkpoint}: no model whose answers are vectors of texts; give a checkpoint of sentence-embedding or retrieval")
+        tasks = [task for task, row in TASKS.items() if row.embeds and not row.two_towers]
+        raise InputError(f"{checkpoint}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")
     if out.exists():
         raise InputError(f"{out} exists; give a folder that does not")
     missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint / name).is_file()]

@@ -139,6 +139,8 @@ class Training:
     """Returns the value on the selection split; None keeps the last weights."""
     higher_is_better: bool = True
     """Whether a higher selection value is better."""
+    selected_by: str = "selection"
+    """Name of that value in messages."""
     label: str = "train"
     """Name in the progress bar and in messages."""
     depends: Any = None
@@ -236,7 +238,7 @@ class _Loop:
     def __init__(self, model: nn.Module, objective: Objective, trained: nn.Module, training: Training) -> None:
         config, label, team = training.config, training.label, training.team
         self.model, self.trained, self.config, self.team = model, trained, config, team
-        self.seed, self.select, self.label = training.seed, training.select, label
+        self.seed, self.select, self.selected_by, self.label = training.seed, training.select, training.selected_by, label
         self.texts, self.warn = training.split.rows, training.progress.warn
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
@@ -275,7 +277,7 @@ class _Loop:
         self.trained.train()
         batches: list[NDArray[np.int64]] = []
         if self.config.look_first and self.select is not None and not self.history.selection:
-            progress.log(f"  {self.label}: initial weights, selection {self._judge(self.select):.4f}")
+            progress.log(f"  {self.label}: initial weights, {self.selected_by} {self._judge(self.select):.4f}")
             self.trained.train()
         saved = last = time.monotonic()
         with progress.bar(self.label, self.num_steps) as advance:
@@ -382,7 +384,7 @@ class _Loop:
         finished = steps == self.num_steps
         message = ""
         if self.select is not None and (steps % every == 0 or finished):
-            message = f", selection {self._judge(self.select):.4f}"
+            message = f", {self.selected_by} {self._judge(self.select):.4f}"
         if steps % self.epoch_steps == 0 or finished:
             means = {name: total / self.seen for name, total in self.sums.items()}
             self.history.losses.append({"epoch": epoch + 1, **means, "loss": sum(means.values())})

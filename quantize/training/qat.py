@@ -14,7 +14,7 @@ move little); PACT for weights (their scales then stay fixed); gradient estimato
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -26,7 +26,6 @@ from compress.core.config import as_given
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
 from compress.measure.closeness import distance, place
-from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.models.architecture.origin import Origin, same_shape
 from compress.schemes.int8 import LayerScales
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
 
 Learned = Literal["lsq", "pact", "fixed"]
-Select = Callable[[nn.Module], float] | None
 
 
 class Qat(DistillationSettings):
@@ -197,7 +195,7 @@ def learn(
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
         taught_by = on_devices(copy.deepcopy(model) if given is None else given, context, setting_keys(label).teacher_key)
-    select, higher_is_better = _selection(taught_by, context, prepared, theirs)
+    selected = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
         objective = supervised(context.task)
         if taught_by is not None:
@@ -211,26 +209,29 @@ def learn(
             prepared,
             TrainConfig.of(settings, look_first=True, lora=None),  # its changes are within the rounding
             label,
-            select=select,
-            higher_is_better=higher_is_better,
             depends=settings.model_dump(mode="json"),
+            **selected,
         )
         with changed_by_low_rank(model, settings.lora, context.seed, setting_keys(label).key):
             history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 
 
-def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> tuple[Select, bool]:
-    """Returns the function that scores weights on selection rows, and whether higher is better.
+def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> dict[str, Any]:
+    """Returns how a `Training` scores weights on selection rows: `select`, `higher_is_better` and `selected_by`.
 
     With a teacher the score is the distance to its logits (`compress.measure.closeness`), which separates candidates on a few hundred rows
     where labels cannot. Without a teacher, and for text generation, it is the primary metric.
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].generates or not rows:
-        return selection_metric(context, prepared), primary(context.task).higher_is_better
+        return {"select": selection_metric(context, prepared)}
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
-    return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False
+
+    def apart(now: nn.Module) -> float:
+        return distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH))
+
+    return {"select": apart, "higher_is_better": False, "selected_by": "distance to the teacher"}
 
 
 class WithoutDropout(nn.Module):

@@ -248,9 +248,9 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
         norms.append(clip(self))
         return norms[-1]
 
-    def counted(self: Any, indices: Any, counts: bool, total: int) -> Any:
+    def counted(self: Any, indices: Any, counts: bool, *rest: Any) -> Any:
         rows[0] += counts * len(indices)
-        return backward(self, indices, counts, total)
+        return backward(self, indices, counts, *rest)
 
     def ended(self: Any) -> Any:
         history = finish(self)

@@ -141,6 +141,9 @@ def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path:
         return float((forward(model, inputs) - target).detach().square().mean())
 
     assert apart(tmp_path / "other") < 0.5 * apart(None)
+    told = "".join(run.progress.lines)  # type: ignore[attr-defined]
+    assert "initial weights, distance to the teacher " in told
+    assert "initial weights, selection " not in told
 
 
 def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
