@@ -33,6 +33,7 @@ ALIKE = (
     "sst2-minilm-distill",
     "sst2-minilm-ptq",
     "sst2-minilm-search",
+    "mrpc-minilm-search",
     "sst2-minilm-cuda",
     "bert-large-random-cuda",
     "squad-minilm-qat",
