@@ -223,8 +223,12 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes images of three colours, a folder for each class, or digits with captions, and draws a tiny model with two towers."""
     write = tiny_captions.folder if TASKS[recipe.model.task].captioned else tiny_towers.folder
     data = write(folder / "data", train=300, test=40)
-    model = json.dumps({"path": None, "config": tiny_towers.config(), "init": "random"})
-    own = [f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}", f"data.max_length={tiny_towers.LENGTH}"]
+    own = [f"data.max_length={tiny_towers.LENGTH}"]
+    if recipe.model.path is None:
+        own.append(f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}")
+        model = json.dumps({"path": None, "config": tiny_towers.config(), "init": "random"})
+    else:
+        model = json.dumps({"path": str(tiny_towers.checkpoint(folder / "model"))})
     told = ['data.prompts=["a photo of a {}", "something {}"]', "data.columns={image: null, label: null}"]
     told = [] if TASKS[recipe.model.task].captioned else told
     return [f"model={model}", *own, *told, f"data.path={data}", "target.sequence_lengths=[8]"]
