@@ -94,9 +94,14 @@ class Division:
     """Devices over which whole experts are dealt out; 1 where there are none, or each is divided."""
 
     @property
+    def holders(self) -> int:
+        """Devices that hold the experts of a layer together, or its matrices."""
+        return max(self.tensor, self.experts)
+
+    @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return max(self.tensor, self.experts) * self.pipeline
+        return self.holders * self.pipeline
 
     def __str__(self) -> str:
         parts = [f"{self.replicas} replica{'s' * (self.replicas != 1)} of {self.devices} device{'s' * (self.devices != 1)}"]
@@ -176,11 +181,9 @@ def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division
     layers, hidden, heads = int(sizes.num_hidden_layers), int(sizes.hidden_size), int(sizes.num_attention_heads)
     held = -(-layers // division.pipeline) / layers  # the first devices of a pipeline may have a layer more
     matrices, experts = packed_bytes(weights, model.precision)
-    answers = -(
-        -load.streams * division.tensor // max(division.tensor, division.experts)
-    )  # of a device: all devices of a tensor group share them
+    answers = -(-load.streams * division.tensor // division.holders)  # of a device: all devices of a tensor group share them
     own = (
-        (matrices / division.tensor + experts / max(division.tensor, division.experts)) * held
+        (matrices / division.tensor + experts / division.holders) * held
         + 2 * weights.vocabulary / (division.tensor * division.pipeline)
         + 2 * weights.rest
     )
@@ -215,7 +218,7 @@ def floor_ms(model: Model, weights: Weights, division: Division, given: Devices)
     words = 2 * (weights.vocabulary if model.generates else 0)
     read = (matrices + words) / division.tensor
     if experts:
-        read += of_experts * chosen / experts / max(division.tensor, division.experts)
+        read += of_experts * chosen / experts / division.holders
     return 1e3 * (read + 2 * weights.rest) / given.bandwidth
 
 

@@ -221,8 +221,8 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
                     weights=size + FLOAT * taught,
                     gradients=size,
                     optimizer=moment_bytes(training.optimizer, own),
-                    activations=flying * max(kept[stage][0] for stage in own_stages)
-                    + max(kept[stage][1] for stage in own_stages)
+                    activations=flying * max(kept[stage].kept for stage in own_stages)
+                    + max(kept[stage].moment for stage in own_stages)
                     + received,
                     accumulates=True,
                     host=size * training.keeps_best,

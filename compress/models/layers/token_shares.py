@@ -18,7 +18,7 @@ Legend: b rows, L tokens, T tokens of a process, D channels, I inputs, O outputs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,32 +154,18 @@ class _Product(torch.autograd.Function):
         return gradient_bLO @ weight_OI if of_whole else None, None, weight_gradient, gradient_RO.sum(0) if of_bias else None, None
 
 
-class _Reduced(torch.autograd.Function):
+class _Shared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part_bLD: Tensor, group: Group) -> Tensor:
-        """Returns the sum over processes for the own tokens."""
-        ctx.group, ctx.length = group, part_bLD.shape[1]
-        return group.reduce_scatter(part_bLD)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
-        """Returns the gradient for the tokens of all processes."""
-        return ctx.group.gather(gradient_bTD, ctx.length), None
-
-
-class _Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole_bLD: Tensor, group: Group) -> Tensor:
-        """Returns the own tokens."""
+    def forward(ctx: Any, whole_bLD: Tensor, group: Group, take: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the own tokens, as `group.own` or `group.reduce_scatter` takes them."""
         ctx.group, ctx.length = group, whole_bLD.shape[1]
-        return group.own(whole_bLD)
+        return take(whole_bLD)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None, None]:
         """Returns the gradient for the tokens of all processes."""
-        return ctx.group.gather(gradient_bTD, ctx.length), None
+        return ctx.group.gather(gradient_bTD, ctx.length), None, None
 
 
 class _All(torch.autograd.Function):
@@ -217,13 +203,13 @@ class _Read(torch.autograd.Function):
 
 def reduced(part_bLD: Tensor, group: Group) -> Tensor:
     """Returns the sum over processes of what each has for all tokens, for the tokens of this one: `[b, T, D]`."""
-    found: Tensor = _Reduced.apply(part_bLD, group)  # type: ignore[no-untyped-call]
+    found: Tensor = _Shared.apply(part_bLD, group, group.reduce_scatter)  # type: ignore[no-untyped-call]
     return found
 
 
 def own_tokens(whole_bLD: Tensor, group: Group) -> Tensor:
     """Returns the tokens of this process, `[b, T, D]`, of states that all processes have."""
-    found: Tensor = _Own.apply(whole_bLD, group)  # type: ignore[no-untyped-call]
+    found: Tensor = _Shared.apply(whole_bLD, group, group.own)  # type: ignore[no-untyped-call]
     return found
 
 
