@@ -85,14 +85,14 @@ def wait_for(moment: Moment, run: subprocess.Popen[str], stages: Path, draw: ran
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_after_ten_kills_the_same_command_comes_to_equal_bits(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", ["strategy: ddp", "strategy: fsdp2", "tensor: 2", "pipeline: 2"])
+def test_after_ten_kills_the_same_command_comes_to_equal_bits(plan: str, tmp_path: Path) -> None:
     recipe, stages = tmp_path / "recipe.yaml", tmp_path / "killed" / "stages"
-    recipe.write_text(RECIPE.replace("STRATEGY", strategy))
+    recipe.write_text(RECIPE.replace("strategy: STRATEGY", plan))
     whole = launched(recipe, tmp_path / "whole", tmp_path / "cache")
     _, told = whole.communicate(timeout=600)
     assert whole.returncode in (0, 3), told[-2000:]
-    draw, half_written = random.Random(f"{strategy} kills"), 0
+    draw, half_written = random.Random(f"{plan} kills"), 0
     for attempt, moment in enumerate(MOMENTS):
         run = launched(recipe, tmp_path / "killed", tmp_path / "cache")
         ranks = ranks_of(run)
