@@ -288,6 +288,7 @@ def serve(
     grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = 0,
     http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = 0,
     metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="Load every model, not only what was chosen to be served.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
@@ -295,7 +296,7 @@ def serve(
     def work() -> None:
         from compress.commands.serve import serve as serve_run
 
-        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port))
+        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port), everything)
 
     finish(work, verbose)
 
