@@ -314,7 +314,7 @@ def test_the_smallest_change_that_fits_is_proposed() -> None:
     assert tight.fits
     assert tight.changes == (f"micro_batch_size: {tight.training.micro_batch_size}",)
     assert tight.training.micro_batch_size in (1, 2, 4)
-    never = proposal(dataclasses.replace(training, batch_size=4), Devices(2, 10**6))  # fewer sizes to try
+    never = proposal(training, Devices(2, 10**6))
     assert not never.fits
     assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")
 
