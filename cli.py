@@ -4,33 +4,20 @@ Exit status: 0 finished; 3 finished with a missed goal (everything is written); 
 """
 
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from compress.commands import launch
+from compress.commands.exit_status import finish
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
-from compress.machine.faults import LOST, fault_of, is_lost, line_of
-from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
+from compress.machine.parallel import is_launched, joined
 from triton_repo.load.settings import Load
-
-STATUSES = {
-    0: "finished, no goal missed",
-    1: "an internal error: our fault (`--verbose` shows where)",
-    2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
-    3: "finished and everything is written, but a goal was missed",
-    130: "stopped with Ctrl-C; finished stages are kept",
-    143: "stopped with SIGTERM; finished stages are kept",
-}
-"""What each exit status means."""
 
 app = typer.Typer(
     name="compress",
@@ -68,7 +55,7 @@ def init(
         written = write_copy(recipe, output) if recipe else write_template(str(task), output)
         typer.echo(f"{written}: edit it, then run: compress plan {output}")
 
-    _finish(work)
+    finish(work)
 
 
 @app.command()
@@ -85,7 +72,7 @@ def plan(
     """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
     from compress.commands.plan import describe
 
-    _finish(lambda: typer.echo(describe(_read(recipe, settings), out, devices, streams)), verbose)
+    finish(lambda: typer.echo(describe(_read(recipe, settings), out, devices, streams)), verbose)
 
 
 @app.command(
@@ -116,7 +103,7 @@ def run(
             outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress, team=team)
         return _conclude(outcome.folder, outcome.report) if team.is_first else 0
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command(
@@ -144,7 +131,7 @@ def search(
             typer.echo(line)
         return 3 if outcome.missed else 0
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -156,7 +143,7 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
 
         return _conclude(folder, rebuild(folder))
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command(
@@ -225,7 +212,7 @@ def bench(
         loads = [Load(rate=one, **given) for one in rate or ()] or [Load(concurrency=one, **given) for one in concurrency or (1,)]
         load_test(str(server), Rows(folder, data, tuple(column or ())), loads, model=model, protocol=protocol, out=out, say=typer.echo)
 
-    _finish(work if server is None else load_test, verbose)
+    finish(work if server is None else load_test, verbose)
 
 
 @app.command(
@@ -292,7 +279,7 @@ def generate(
         wanted = Wanted(variant, engine, compare, chat, draft, draft_tokens, prompt_lookup)
         answer(folder, prompts, decoding, wanted, write=_write, note=note)
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -301,6 +288,7 @@ def serve(
     grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = 0,
     http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = 0,
     metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="Load every model, not only what was chosen to be served.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
@@ -308,9 +296,9 @@ def serve(
     def work() -> None:
         from compress.commands.serve import serve as serve_run
 
-        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port))
+        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port), everything)
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command(epilog="Example: compress serve runs/a, and in another terminal: compress rollout runs/a runs/b")
@@ -329,7 +317,7 @@ def rollout(
 
         roll_out(served, new, model=model, log=typer.echo)
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -354,7 +342,7 @@ def verify(
             typer.echo(problem, err=True)
         return 2 if problems else 0
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -370,7 +358,7 @@ def deploy(
 
         deploy_run(folder, out, typer.echo)
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -383,7 +371,7 @@ def clean(folder: RunFolder, verbose: Verbose = False) -> None:
         for removed in clean_run(folder):
             typer.echo(f"removed {removed}")
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command("list")
@@ -399,7 +387,7 @@ def list_(
 
         typer.echo(schema_text() if schema else catalogue(what))
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 @app.command()
@@ -414,7 +402,7 @@ def doctor(
         for line in examine(fix=fix):
             typer.echo(line)
 
-    _finish(work, verbose)
+    finish(work, verbose)
 
 
 def _write(piece: str) -> None:
@@ -437,72 +425,6 @@ def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
     for line in summary(contents, folder):
         typer.echo(line)
     return 3 if missed(contents) else 0
-
-
-def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
-    """Runs a verb and turns its result or exception into an exit status."""
-    received: list[int] = []
-    try:
-        with _stoppable(received):
-            status = work() or 0
-    except (Exception, KeyboardInterrupt) as error:  # last frame of the program
-        stopped = received or isinstance(error, KeyboardInterrupt)  # some libraries turn an interrupt into an error of their own
-        status = _stopped(received) if stopped else _failed(error, verbose)
-    if is_launched():
-        leave(status)
-    raise typer.Exit(status)
-
-
-@contextmanager
-def _stoppable(received: list[int]) -> Iterator[None]:
-    """Within the block SIGTERM and Ctrl-C raise KeyboardInterrupt, so that half-written folders are removed.
-
-    Args:
-        received: Gets the number of the signal. A second SIGTERM does not disturb the removal.
-    """
-
-    def stop(number: int, frame: object) -> NoReturn:
-        received.append(number)
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else signal.default_int_handler)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stopped(received: list[int]) -> int:
-    terminated = signal.SIGTERM in received
-    how = "stopped with SIGTERM" if terminated else "stopped"
-    return _say(143 if terminated else 130, False, f"{how}; finished stages are kept, run the same command to continue")
-
-
-def _failed(error: BaseException, verbose: bool) -> int:
-    """Reports an exception: wrong input, a fault of the machine, or else an internal error."""
-    if isinstance(error, InputError):
-        return _say(2, verbose, *error.problems)
-    if isinstance(error, FailedElsewhere):
-        return _say(1, verbose)
-    if is_lost(error):
-        return _say(2, verbose, LOST)
-    fault = fault_of(error)
-    return _say(2, verbose, line_of(fault)) if fault else _unexpected(error, verbose)
-
-
-def _unexpected(error: BaseException, verbose: bool) -> int:
-    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)")
-
-
-def _say(status: int, verbose: bool, *lines: str) -> int:
-    if verbose:
-        traceback.print_exc()
-    for line in lines:
-        text = " ".join(line.split()) + "\n"
-        sys.stderr.write(text.encode(sys.stderr.encoding or "utf-8", "backslashreplace").decode(sys.stderr.encoding or "utf-8"))
-    return status
 
 
 if __name__ == "__main__":

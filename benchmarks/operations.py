@@ -22,7 +22,6 @@ load beside each scenario, hardware and versions. The load generator runs on the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shutil
@@ -36,32 +35,30 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import psutil
+from served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio
 from tritonclient.grpc import InferenceServerClient
 
 from compress.artifacts.chain import GOLDEN
-from compress.commands.load_test import evaluation_rows
 from compress.commands.rollout import answer as roll_out
 from compress.core.errors import InputError
 from compress.machine.environment import fingerprint
-from compress.report import evaluations
 from compress.report.evaluations import read_golden
 from compress.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer
-from triton_repo.config import from_text, model_names
+from triton_repo.config import model_names
 from triton_repo.cpu_engines.openvino import Engine
 from triton_repo.deployment import repository_of
 from triton_repo.front.inference import INFER
 from triton_repo.live import without_limits
-from triton_repo.load.connection import Address, Model
-from triton_repo.load.load import load_test
 from triton_repo.load.settings import Load
 from triton_repo.queueing import read_policy
 from triton_repo.service import Service
@@ -80,11 +77,9 @@ SHOWN = ("n", "answered", "shed", "latency_ms", "errors", "throughput_per_s", "l
 class Bench:
     """What all scenarios share."""
 
-    run: Path
+    model: ServedModel
     following: Path
     """The run to roll over to."""
-    model: str
-    rows: list[Any]
     seconds: float
     timeout_ms: float
     capacity: float = 0.0
@@ -94,14 +89,13 @@ class Bench:
         """Serves a run, or this one."""
         with (
             tempfile.TemporaryDirectory() as logs,
-            Service(repository_of(folder or self.run), environment.check(), Path(logs, "log")) as running,
+            Service(repository_of(folder or self.model.run), environment.check(), Path(logs, "log")) as running,
         ):
             yield running
 
     def load(self, running: Service, load: Load) -> dict[str, Any]:
         """Sends a load; returns its figures."""
-        address = Address("grpc", running.grpc_address)
-        [found] = load_test(address, Model(self.model, ("TEXT",)), self.rows, [load])
+        found = self.model.send(running.grpc_address, load)
         return {key: found[key] for key in SHOWN}
 
     def beside(self, running: Service, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -149,7 +143,7 @@ def overload(bench: Bench) -> dict[str, Any]:
             while (now := time.monotonic() - ended) < 8.0:
                 try:
                     started = time.monotonic()
-                    infer(client, bench.model, bench.rows[len(probes) % len(bench.rows)], 5.0)
+                    infer(client, bench.model.name, bench.model.rows[len(probes) % len(bench.model.rows)], 5.0)
                     probes.append(1e3 * (time.monotonic() - started))
                     fine = probes[-1] <= bench.timeout_ms
                 except RequestError:
@@ -176,9 +170,9 @@ def rollover(bench: Bench) -> dict[str, Any]:
     with bench.serving() as running:
 
         def work() -> dict[str, Any]:
-            done = roll_out(running, {"run": str(bench.following), "model": bench.model}, print)
+            done = roll_out(running, {"run": str(bench.following), "model": bench.model.name}, print)
             try:
-                roll_out(running, {"run": str(damaged), "model": bench.model}, print)
+                roll_out(running, {"run": str(damaged), "model": bench.model.name}, print)
             except InputError as error:
                 return {**done, "damaged": error.problems[0]}
             raise AssertionError("a damaged run was rolled over to")
@@ -192,13 +186,13 @@ def _unlimited(bench: Bench) -> dict[str, Any]:
     rows, recorded = read_golden(bench.following / GOLDEN)
 
     def check(address: str, version: str) -> None:
-        logits = evaluate(address, bench.model, rows, 1, version=version).logits
-        assert (logits.argmax(axis=1) == recorded[f"{bench.model}.triton"].argmax(axis=1)).all()
+        logits = evaluate(address, bench.model.name, rows, 1, version=version).logits
+        assert (logits.argmax(axis=1) == recorded[f"{bench.model.name}.triton"].argmax(axis=1)).all()
 
     with tempfile.TemporaryDirectory() as folder:
         repository = without_limits(repository_of(bench.following), Path(folder, "repository"))
         with Service(repository, environment.check(), Path(folder, "log")) as running:
-            return bench.beside(running, lambda: asdict(running.roll_over(bench.model, repository / bench.model, check)))
+            return bench.beside(running, lambda: asdict(running.roll_over(bench.model.name, repository / bench.model.name, check)))
 
 
 def death(bench: Bench) -> dict[str, Any]:
@@ -214,7 +208,7 @@ def death(bench: Bench) -> dict[str, Any]:
             time.sleep(0.3)
             while time.monotonic() - started < 60:
                 try:
-                    evaluate(running.grpc_address, bench.model, bench.rows[:1])
+                    evaluate(running.grpc_address, bench.model.name, bench.model.rows[:1])
                     return round(time.monotonic() - started, 2)
                 except RequestError:
                     time.sleep(0.02)
@@ -231,15 +225,15 @@ def death(bench: Bench) -> dict[str, Any]:
 def damage(bench: Bench) -> dict[str, Any]:
     """See above."""
     copied = Path(tempfile.mkdtemp()) / "run"
-    shutil.copytree(bench.run, copied, symlinks=True)
-    golden, _ = read_golden(bench.run / GOLDEN)
+    shutil.copytree(bench.model.run, copied, symlinks=True)
+    golden, _ = read_golden(bench.model.run / GOLDEN)
     with bench.serving(copied) as running:
 
         def logits() -> np.ndarray:
             found = []
             while len(found) < len(golden):
                 with contextlib.suppress(RequestError):  # refused, because others ask too
-                    found.append(evaluate(running.grpc_address, bench.model, golden[len(found) : len(found) + 1]).logits)
+                    found.append(evaluate(running.grpc_address, bench.model.name, golden[len(found) : len(found) + 1]).logits)
             return np.concatenate(found)
 
         def work() -> dict[str, Any]:
@@ -267,7 +261,7 @@ def slow(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.serving() as running:
         place = running.http_address.rpartition(":")
-        head = f"POST /v2/models/{bench.model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
+        head = f"POST /v2/models/{bench.model.name}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
 
         def work() -> dict[str, Any]:
             with contextlib.ExitStack() as stack:
@@ -286,7 +280,7 @@ def slow(bench: Bench) -> dict[str, Any]:
 def large(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.serving() as running:
-        url = f"http://{running.http_address}/v2/models/{bench.model}/infer"
+        url = f"http://{running.http_address}/v2/models/{bench.model.name}/infer"
 
         def post(body: bytes, **headers: str) -> dict[str, Any]:
             started = time.monotonic()
@@ -340,8 +334,8 @@ def starts(bench: Bench) -> dict[str, Any]:
     """See above: the chosen model alone, and the whole repository."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(repository_of(bench.run) / bench.model, Path(folder, bench.model))
-        for name, repository in (("the model", Path(folder)), ("the repository", repository_of(bench.run))):
+        alone = bench.model.write(Path(folder, "alone"), Settings(limited=True))
+        for name, repository in (("the model", alone), ("the repository", repository_of(bench.model.run))):
             times, found_environment = [], environment.check()
             blobs = Path(tempfile.mkdtemp(dir=folder))
             for _ in range(4):
@@ -354,43 +348,36 @@ def starts(bench: Bench) -> dict[str, Any]:
 
 def lengths(bench: Bench) -> dict[str, Any]:
     """See above."""
-    source = repository_of(bench.run) / bench.model
-    prepared = Preprocessor.load(source / "1")
-    settings = json.loads((source / "1" / "settings.json").read_text(encoding="utf-8"))
+    version, settings = bench.model.folder / "1", bench.model.engine
+    prepared = Preprocessor.load(version)
     cases = {"max_length": prepared.buckets[-1:], "64": (64, *prepared.buckets[-1:]), "run": prepared.buckets}
-    alone: dict[str, list[float]] = {name: [] for name in cases}
-    engine = Engine(source / "1", settings["mode"], settings["batch_sizes"], settings["properties"])
-    for _ in range(TURNS):
-        for name, buckets in cases.items():
-            padded = list(replace(prepared, buckets=buckets).batches(bench.rows, max(settings["batch_sizes"])))
-            for _turn in ("compiles", "counts"):
-                started = time.perf_counter()
-                for _, features in padded:
-                    engine.predict(features)
-                spent = time.perf_counter() - started
-            alone[name].append(len(bench.rows) / spent)
-    served: dict[str, list[float]] = {name: [] for name in cases}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, buckets in cases.items():
-            shutil.copytree(source, Path(folder, name, bench.model))
-            replace(prepared, buckets=buckets).save(Path(folder, name, bench.model, "1"))
-        for _ in range(TURNS):
-            for name in cases:
-                with Service(Path(folder, name), environment.check(), Path(folder, "log")) as running:
-                    bench.load(running, Load(concurrency=TOGETHER, seconds=2.0))
-                    served[name].append(bench.load(running, Load(concurrency=TOGETHER, seconds=5.0))["throughput_per_s"])
-    return {"buckets": cases, "engine_rows_per_s": _turns(alone), "served_rows_per_s": _turns(served)}
+    engine = Engine(version, settings["mode"], settings["batch_sizes"], settings["properties"])
+
+    def alone(buckets: tuple[int, ...]) -> dict[str, Any]:
+        padded = list(replace(prepared, buckets=buckets).batches(bench.model.rows, max(settings["batch_sizes"])))
+        for _turn in ("compiles", "counts"):
+            started = time.perf_counter()
+            for _, features in padded:
+                engine.predict(features)
+            spent = time.perf_counter() - started
+        return {"rows_per_s": len(bench.model.rows) / spent}
+
+    def served(buckets: tuple[int, ...]) -> dict[str, Any]:
+        with bench.model.serving(Settings(buckets=buckets, limited=True)) as serving:
+            serving.load(Load(concurrency=TOGETHER, seconds=2.0))
+            return serving.load(Load(concurrency=TOGETHER, seconds=5.0))
+
+    by_arm = [in_turns({name: partial(arm, buckets) for name, buckets in cases.items()}, TURNS) for arm in (alone, served)]
+    return {"buckets": cases, "engine_rows_per_s": _turns(by_arm[0]), "served_rows_per_s": _turns(by_arm[1])}
 
 
-def _turns(found: dict[str, list[float]]) -> dict[str, Any]:
+def _turns(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Returns the median over the turns, and of the ratio of the run to each other within a turn."""
-    medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
-    ratios = {
-        name: round(statistics.median(own / other for own, other in zip(found["run"], values, strict=True)), 2)
-        for name, values in found.items()
-        if name != "run"
+    return {
+        "median": {name: median(some, "rows_per_s") for name, some in found.items()},
+        "run_is_faster_than": {name: ratio(found["run"], some)["median"] for name, some in found.items() if name != "run"},
+        "turns": {name: [one["rows_per_s"] for one in some] for name, some in found.items()},
     }
-    return {"median": medians, "run_is_faster_than": ratios, "turns": found}
 
 
 def overwrite(run: Path) -> None:
@@ -401,42 +388,30 @@ def overwrite(run: Path) -> None:
             stream.write(b"\xa5" * 65536)
 
 
-SCENARIOS = {one.__name__: one for one in (starts, lengths, overload, rollover, death, damage, slow, large, malformed)}
+SCENARIOS = (starts, lengths, overload, rollover, death, damage, slow, large, malformed)
 
 
 def main() -> None:
     """Runs the scenarios and prints what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser = arguments(__doc__, SCENARIOS, seconds=120.0)
     parser.add_argument("--next", type=Path, default=None)
-    parser.add_argument("--model", default=None)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--only", nargs="+", choices=sorted(SCENARIOS), default=list(SCENARIOS))
-    parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
-    repository = repository_of(given.run)
-    chosen = json.loads((repository.parent / evaluations.SERVED).read_text(encoding="utf-8"))["chosen"]
-    model = given.model or chosen or model_names(repository)[-1]
-    queue = read_policy(from_text((repository / model / "config.pbtxt").read_text(encoding="utf-8")))
+    model = ServedModel.of(given.run.resolve(), given.model)
+    queue = read_policy(model.config)
     if queue.timeout_ms is None:
-        raise SystemExit(f"{given.run}: {model} has no time-out; give stages.triton_repo.queue, as above")
-    following, rows = given.next or given.run, evaluation_rows(given.run)
-    bench = Bench(given.run.resolve(), following.resolve(), model, rows, given.seconds, queue.timeout_ms)
+        raise SystemExit(f"{given.run}: {model.name} has no time-out; give stages.triton_repo.queue, as above")
+    bench = Bench(model, (given.next or given.run).resolve(), given.seconds, queue.timeout_ms)
     with bench.serving() as running:
         bench.load(running, Load(concurrency=TOGETHER, seconds=3.0))
         bench.capacity = bench.load(running, Load(concurrency=TOGETHER, seconds=10.0))["throughput_per_s"]
-    document: dict[str, Any] = {
+    head = {
         "environment": fingerprint(),
-        "model": model,
+        "model": bench.model.name,
         "queue": queue.model_dump(),
         "capacity_per_s": bench.capacity,
         "load_average": psutil.getloadavg(),
     }
-    for name in given.only:
-        document[name] = SCENARIOS[name](bench)
-        print(json.dumps({name: document[name]}, indent=1), flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    carry_out(given, head, SCENARIOS, bench)
 
 
 if __name__ == "__main__":

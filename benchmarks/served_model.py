@@ -1,17 +1,19 @@
-"""What the benchmarks of a server share: a run's model with other settings of the server, loads in turns, and whose time they take."""
+"""What the benchmarks of a server share: scenarios, a run's model with other settings of the server, loads in turns, and what they take."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import re
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from compress.commands.load_test import evaluation_rows
 from compress.core.engines import ENGINES
 from compress.measure.answers import load_predictions
 from compress.report import evaluations
+from compress.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.config import from_text, model_names, to_text
 from triton_repo.deployment import repository_of
@@ -37,6 +40,42 @@ _ENDED = re.compile(r"^compress_front_requests_total\{.*outcome=\"answered\"\} (
 Arms = Mapping[str, Callable[[], dict[str, Any]]]
 
 
+def arguments(about: str | None, scenarios: Sequence[Callable[..., Any]], seconds: float) -> argparse.ArgumentParser:
+    """Returns the command line of a benchmark: RUN [--model NAME] [--seconds ...] [--only SCENARIO ...] [--out FILE].
+
+    Args:
+        about: Its description.
+        scenarios: What it can do, by the name of each function.
+        seconds: Default of --seconds.
+    """
+    names = [one.__name__ for one in scenarios]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--only", nargs="+", choices=sorted(names), default=names)
+    parser.add_argument("--out", type=Path, default=None)
+    return parser
+
+
+def carry_out(given: argparse.Namespace, head: Mapping[str, Any], scenarios: Sequence[Callable[..., Any]], bench: Any) -> None:
+    """Runs the scenarios that were asked for, in that order; prints what came of each, and writes all of it after each.
+
+    Args:
+        given: The command line.
+        head: What stands before them in the file.
+        scenarios: Each is given `bench`.
+        bench: What they share.
+    """
+    document, known = dict(head), {one.__name__: one for one in scenarios}
+    print(json.dumps(document, indent=1), flush=True)
+    for name in given.only:
+        document[name] = known[name](bench)
+        print(json.dumps({name: document[name]}, indent=1), flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of the server; None keeps those of the run."""
@@ -45,6 +84,10 @@ class Settings:
     instances: int | None = None
     threads: int | None = None
     max_queue_delay_us: int | None = None
+    buckets: tuple[int, ...] | None = None
+    """Lengths that rows are padded to."""
+    limited: bool = False
+    """Keeps the limits of the queue."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +145,18 @@ class ServedModel:
         logits: NDArray[np.float32] = load_predictions(exported.path / file)[0]
         return logits
 
-    def write(self, out: Path, settings: Settings) -> None:
-        """Writes a repository of this model alone, with other settings and without limits of its queue."""
+    def send(self, grpc_address: str, load: Load) -> dict[str, Any]:
+        """Sends a load of the evaluation rows; returns its figures."""
+        inputs = tuple(one.name for one in self.config.input)
+        (found,) = load_test(Address("grpc", grpc_address), Model(self.name, inputs), self.rows, [load])
+        return found
+
+    def write(self, out: Path, settings: Settings) -> Path:
+        """Writes a repository of this model alone, with other settings; returns the repository."""
         made, config, about = out / self.name, self.config, self.engine
         shutil.copytree(self.folder, made)
-        config.dynamic_batching.ClearField("default_queue_policy")
+        if not settings.limited:
+            config.dynamic_batching.ClearField("default_queue_policy")
         if settings.max_batch_size is not None:
             config.max_batch_size = settings.max_batch_size
             about["batch_sizes"] = [size for size in about["batch_sizes"] if size <= settings.max_batch_size]
@@ -116,15 +166,18 @@ class ServedModel:
             config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
         if settings.threads is not None:
             about["properties"][ENGINES[about["engine"]].threads_property] = str(settings.threads)
+        if settings.buckets is not None:
+            replace(Preprocessor.load(made / "1"), buckets=settings.buckets).save(made / "1")
         (made / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
         (made / "1" / "settings.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return out
 
     @contextlib.contextmanager
     def serving(self, settings: Settings | None = None) -> Iterator[Serving]:
         """Serves it as `compress serve` does."""
         with tempfile.TemporaryDirectory() as folder:
-            self.write(Path(folder, "repository"), settings or Settings())
-            with Service(Path(folder, "repository"), environment.check(), Path(folder, "log")) as running:
+            repository = self.write(Path(folder, "repository"), settings or Settings())
+            with Service(repository, environment.check(), Path(folder, "log")) as running:
                 yield Serving(self, running)
 
 
@@ -141,8 +194,7 @@ class Serving:
         That of the server counts all requests from the start of the generator to its end, so also those that warm up.
         """
         before, answered = self._spent(), self._answered()
-        address = Address("grpc", self.service.grpc_address)
-        (found,) = load_test(address, Model(self.model.name, tuple(one.name for one in self.model.config.input)), self.model.rows, [load])
+        found = self.model.send(self.service.grpc_address, load)
         count = max(1, self._answered() - answered)
         cpu_ms = {name: round(1e3 * (spent - before[name]) / count, 4) for name, spent in self._spent().items()}
         generator = 1e3 * found["cpu_share"] / found["throughput_per_s"] if found["throughput_per_s"] else None
@@ -171,6 +223,34 @@ class Serving:
     def _answered(self) -> int:
         with urllib.request.urlopen(f"http://{self.service.metrics_address}/metrics") as answer:
             return sum(int(count) for count in _ENDED.findall(answer.read().decode()))
+
+
+@contextlib.contextmanager
+def sampled(sample: Callable[[], Mapping[str, float]], every_s: float) -> Iterator[list[dict[str, float]]]:
+    """Takes samples while the block runs: at its start, every `every_s` seconds, and at its end.
+
+    Yields:
+        The list that gets them, each with the seconds since the start as `s`. One that meets a dead process is left out, and ends nothing.
+    """
+    started, over, samples = time.monotonic(), threading.Event(), list[dict[str, float]]()
+
+    def take() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            samples.append({"s": round(time.monotonic() - started, 1), **sample()})
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            take()
+
+    take()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        watcher.join()
+        take()
 
 
 def in_turns(arms: Arms, turns: int) -> dict[str, list[dict[str, Any]]]:

@@ -19,10 +19,7 @@ and shares its cores; what it takes is shown. Each figure is the median over the
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +30,7 @@ import psutil
 import tritonclient.grpc
 import tritonclient.http
 from bare_engine import BareEngine, asked, predicted
-from served_model import ServedModel, Serving, Settings, in_turns, median, ratio
+from served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio, sampled
 
 from compress.machine.environment import fingerprint
 from compress.measure.engine_process import EngineProcess
@@ -218,21 +215,8 @@ def soak(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.model.serving() as serving:
         capacity = serving.load(Load(concurrency=UNDER_WAY[1], seconds=10.0))["rows_per_s"]
-        over, samples = threading.Event(), list[dict[str, float]]()
-
-        def watch() -> None:
-            started = time.monotonic()
-            while not over.wait(SAMPLE_SECONDS):
-                with contextlib.suppress(psutil.NoSuchProcess):  # a death is counted, and ends no soak
-                    samples.append({"s": round(time.monotonic() - started, 1), **serving.resident_mb()})
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
+        with sampled(serving.resident_mb, SAMPLE_SECONDS) as samples:
             found = serving.load(Load(rate=SHARE * capacity, seconds=60 * bench.minutes, outstanding=2048))
-        finally:
-            over.set()
-            watcher.join()
     settled = samples[int(SETTLED * len(samples)) :]
     at_s, names = [one["s"] for one in settled], [name for name in samples[-1] if name != "s"]
     memory = {name: slope(at_s, [one[name] for one in settled]) for name in names}
@@ -252,22 +236,17 @@ def slope(at_s: Sequence[float], values_mb: Sequence[float]) -> dict[str, float]
     return {"slope_mb_per_h": round(steep, 3), "standard_error": round(error, 3), **about}
 
 
-SCENARIOS = {one.__name__: one for one in (equal, saturation, alone, batching, tuned, soak)}
+SCENARIOS = (equal, saturation, alone, batching, tuned, soak)
 
 
 def main() -> None:
     """Runs the scenarios and prints what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--model", default=None)
+    parser = arguments(__doc__, SCENARIOS, seconds=5.0)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--only", nargs="+", choices=sorted(SCENARIOS), default=list(SCENARIOS))
-    parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     bench = Bench(ServedModel.of(given.run.resolve(), given.model), given)
-    document: dict[str, Any] = {
+    head = {
         "environment": fingerprint(),
         "server": dict(environment.check().versions),
         "model": bench.model.name,
@@ -275,12 +254,7 @@ def main() -> None:
         "rows": len(bench.model.rows),
         "load_average": psutil.getloadavg(),
     }
-    print(json.dumps(document, indent=1), flush=True)
-    for name in given.only:
-        document[name] = SCENARIOS[name](bench)
-        print(json.dumps({name: document[name]}, indent=1), flush=True)
-        if given.out is not None:
-            given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    carry_out(given, head, SCENARIOS, bench)
 
 
 if __name__ == "__main__":

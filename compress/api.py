@@ -181,7 +181,7 @@ def deploy(folder: str | Path, out: str | Path) -> Path:
 
 
 def serve(folder: str | Path) -> Service:
-    """Returns the Triton server of a run; it runs for as long as it is entered: `with serve(folder) as server: server.http_address`.
+    """Returns the Triton server of a run, with all of its models; it runs as long as it is entered: `with serve(folder) as server: ...`.
 
     Args:
         folder: A run folder with a model repository, or a folder that `deploy` wrote; the server's output goes to its `triton.log`.

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 import cli
+from compress.commands.exit_status import STATUSES
 from compress.commands.list import reference, schema_text
 from compress.report.keys import KEYS, Key
 from compress.search.keys import KEYS as SEARCH_KEYS
@@ -90,7 +91,7 @@ valid key. Unknown keys are errors.
 
 def commands_page() -> str:
     """Returns every command with its arguments, options and exit statuses, from the typer app."""
-    statuses = "\n".join(f"| {status} | {meaning} |" for status, meaning in cli.STATUSES.items())
+    statuses = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
     group: Any = typer.main.get_command(cli.app)
     sections = "\n".join(_command(name, command) for name, command in group.commands.items())
     return f"""{NOTICE}

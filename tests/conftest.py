@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import without_clocks
 from tests.engines_inside import inside
+from tests.traced_once import traced_once
 
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
@@ -37,6 +38,12 @@ def _share_the_registry_of_the_exporter() -> None:
     registry: Any = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
     if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
         registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_are_traced_once() -> Iterator[None]:
+    with traced_once():
+        yield
 
 
 @pytest.fixture(autouse=True)

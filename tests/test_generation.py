@@ -19,6 +19,7 @@ from compress.measure.fastest_answers import rate
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
+from tests import without_clocks
 from tests.compress import tiny_gpt
 from tests.report_keys import undocumented
 
@@ -125,13 +126,7 @@ def test_plan_equals_the_run(finished: Outcome) -> None:
 
 
 def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        (latency, "MAX_SAMPLES", 3),
-        (generation, "TURNS", 1),
-        (generation, "MIN_FOR_P99", 1),
-        (generation, "STREAMS", (1,)),
-    ):
-        monkeypatch.setattr(module, name, value)
+    without_clocks.hurry(monkeypatch)
     target = {"engines": ["openvino_genai"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
     asked = {"prompts": 6, "tokens": 7, "kv_cache": "int8"}
     stages = [{"finetune": {"epochs": 0.5, "learning_rate": 0.01}}, {"export": {"generation": asked}}]

@@ -304,7 +304,7 @@ def test_a_recipe_without_a_repository_leaves_no_link_of_an_earlier_one(copy: Pa
 
 
 def test_a_deployment_stands_alone_and_the_run_is_untouched(copy: Path, tmp_path: Path) -> None:
-    before = contents(copy)
+    before, chosen = contents(copy), deployment.chosen_models(copy)
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["deploy", str(copy), str(out)])
     assert result.exit_code == 0, result.output
@@ -315,6 +315,8 @@ def test_a_deployment_stands_alone_and_the_run_is_untouched(copy: Path, tmp_path
         name.split("model_repository/")[1]: digest for name, digest in before.items() if "/model_repository/" in name
     }
     document = json.loads((out / "deployment.json").read_text())
+    assert document["chosen"] == deployment.chosen_models(out) == chosen
+    assert chosen
     assert document["owner"]["run"] == "tiny"
     assert document["owner"]["anchor"] in (out / "README.md").read_text()
     assert not any(path.is_symlink() for path in out.rglob("*"))

@@ -29,6 +29,14 @@ RAW: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_bf16() -> Iterator[None]:
+    """Fewer engines: starting each takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
     return check(RAW)

@@ -13,12 +13,13 @@ from safetensors.numpy import load_file
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
-from compress.measure import generation, latency, proposals
+from compress.measure import proposals
 from compress.pipeline import Outcome, run
 from compress.stage.context import Context
 from export.generation.prompts import Generation
 from export.generation.proposals import with_proposals
 from export.parity.parity import ParityError
+from tests import without_clocks
 from tests.compress import tiny_gpt
 from tests.test_generation import recipe
 
@@ -38,11 +39,8 @@ def stages(**proposing: Any) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "MAX_SAMPLES", 3)
+        without_clocks.hurry(patch)
         patch.setattr(proposals, "STREAMS", (1, 2))
-        patch.setattr(generation, "STREAMS", (1,))
-        patch.setattr(generation, "TURNS", 1)
-        patch.setattr(generation, "MIN_FOR_P99", 1)
         folder = tmp_path_factory.mktemp("runs") / "tiny"
         asked = stages(draft="draft", draft_tokens=3)
         return run(recipe(target=TARGET, stages=asked), folder, progress=ConsoleProgress("quiet"))

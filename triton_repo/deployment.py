@@ -10,7 +10,7 @@ A repository for TensorRT also gets `wheels/`, the packages of its Python models
 
 The artifacts of a run are never written to. A deployment may be: `build_plans.py` builds its plans there. `deployment.json` lists the
 sha256 of every copied file and says which run they are from: name, anchor (`compress.artifacts.chain`) and digest of the artifact. Every
-byte is hashed after it was copied.
+byte is hashed after it was copied. It also names the models that were chosen to be served.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from triton_repo.gpu import wheels
 from triton_repo.gpu.plan_files import SPEC, built_files, unhashed_files
 
 MANIFEST, SCHEMA, README, LOG, DOCKER = "deployment.json", 1, "README.md", "triton.log", "docker"
+CHOSEN, RESULTS = "chosen", "triton.json"
+"""Key of the manifest with the models that are loaded unless told otherwise, and the file of a run that says which one was chosen."""
 
 
 def repository_of(folder: Path) -> Path:
@@ -45,6 +47,30 @@ def repository_of(folder: Path) -> Path:
         return folder / REPOSITORY
     run = open_run(folder)
     return _intact(run).path / REPOSITORY
+
+
+def chosen_models(folder: Path) -> list[str] | None:
+    """Returns the names of the models of a run or a deployment that were chosen to be served: one, or the two towers of one build.
+
+    Returns:
+        None where nothing was chosen: of language models, of engines that did not compete, and of folders of earlier versions.
+
+    Raises:
+        InputError: The folder is no finished run and no deployment.
+    """
+    if is_deployment(folder):
+        names = artifact.read_json(folder / MANIFEST).get(CHOSEN)
+        return None if names is None else [str(name) for name in names]
+    made = open_run(folder).of_kind("model_repository")
+    return None if made is None else _chosen(made)
+
+
+def _chosen(made: Artifact) -> list[str] | None:
+    file = made.path / RESULTS
+    results = artifact.read_json(file) if file.exists() else {}
+    builds = {model["model"]: (model["variant"], model["precision"]) for model in results.get("models", [])}
+    build = builds.get(results.get("chosen"))
+    return None if build is None else [name for name, other in builds.items() if other == build]
 
 
 def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
@@ -71,7 +97,7 @@ def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
         added = [temporary / README, *_containers(temporary)]
         files |= {path.relative_to(temporary).as_posix(): _entry(path) for path in added}
         owner = {"run": run.recipe["name"], "anchor": read_chain(run.folder)["anchor"], "artifact": made.id, "digest": made.digest}
-        document = {"schema": SCHEMA, "owner": owner, "files": files, "digest": artifact.digest(files)}
+        document = {"schema": SCHEMA, "owner": owner, CHOSEN: _chosen(made), "files": files, "digest": artifact.digest(files)}
         artifact.write_json(temporary / MANIFEST, document)
     log(f"{out}: {len(files)} files of {run.recipe['name']}, anchor {owner['anchor'][:12]}; see {out / README}")
     return out
@@ -212,9 +238,9 @@ With this project installed:
 
     compress serve DIR
 
-starts Triton behind a front that answers inference, health and metadata only, limits the size of requests and starts Triton again if it
-dies. In a container of NVIDIA's nothing stands before Triton, so restrict its protocols there, and never publish its ports to a network
-that you do not trust:
+loads what was chosen to be served (with `--all` every model) and starts Triton behind a front that answers inference, health and metadata
+only, limits the size of requests and starts Triton again if it dies. In a container of NVIDIA's nothing stands before Triton, so restrict
+its protocols there, and never publish its ports to a network that you do not trust:
 
     KEY=$(head -c 32 /dev/urandom | base64 | tr -dc A-Za-z0-9)
     CLOSED=shared-memory,model-repository,statistics,trace,logging

@@ -36,12 +36,13 @@ class LiveRepository:
         folder: New folder to write.
         repository: The repository to copy.
         blobs: Where compiled networks are kept; None: nowhere.
+        models: Names of the models to copy; None: all.
     """
 
-    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None) -> None:
+    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None, models: Sequence[str] | None = None) -> None:
         self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Any]](), blobs
         folder.mkdir()
-        for name in model_names(repository):
+        for name in model_names(repository) if models is None else models:
             (folder / name).mkdir()
             config = self._config_of(repository / name)
             self._copy_rest(name, repository / name)

@@ -72,6 +72,13 @@ class Probe:
         found = self._client.get_server_metadata(**self._described)
         return f"{found['name']} {found['version']}"
 
+    def has(self, name: str) -> bool:
+        """Whether the server has loaded a model."""
+        try:
+            return bool(self._client.is_model_ready(name, **self._limit))
+        except (InferenceServerException, OSError):
+            return False
+
     def differences(self, model: Path) -> list[str]:
         """Returns a line for each way in which the server does not serve a model of a repository: absent, or other tensors.
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,7 @@ class Service:
         log: File for the output of server and front, and for each restart.
         blobs: Where compiled networks are kept between two starts; default: in the cache folder.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
+        models: Names of the models to load; None: all of the repository.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Service:
         *,
         blobs: BlobCache | None = None,
         ports: Ports = FREE,
+        models: Sequence[str] | None = None,
     ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         self._folder = Path()
-        self._settings = Settings(ADDRESS, *ports, "", "", tuple(model_names(repository)))
+        self._settings = Settings(ADDRESS, *ports, "", "", tuple(model_names(repository) if models is None else models))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
@@ -124,7 +127,7 @@ class Service:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
-            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs)
+            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs, self.models)
             triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
             self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
             self._spawn_front()  # it gets ready while Triton does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compress.core.errors import InputError
@@ -13,22 +13,26 @@ from triton_repo.service import Service
 from triton_repo.vllm import COMPOSE
 
 
-def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:
+def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0), models: Sequence[str] | None = None) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
+        models: Names of the models to load; None: all.
 
     Raises:
-        InputError: The repository cannot be served here, or the server environment is missing.
+        InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
     """
     if (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists():
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    return Service(repository, environment.check(), log, ports=ports)
+    unknown = sorted(set(models or ()) - set(model_names(repository)))
+    if unknown:
+        raise InputError(f"{repository}: has no {' and no '.join(unknown)}; it holds {', '.join(model_names(repository))}")
+    return Service(repository, environment.check(), log, ports=ports, models=models)
 
 
 def serve(server: Service, say: Callable[[str], None]) -> None:

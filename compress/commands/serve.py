@@ -10,25 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo import deployment
+from triton_repo.config import model_names
 from triton_repo.control import Control
 from triton_repo.service import Service
 from triton_repo.serving import serve as serve_repository
 from triton_repo.serving import server_of
 
 
-def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, int, int] = (0, 0, 0)) -> None:
+def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, int, int] = (0, 0, 0), everything: bool = False) -> None:
     """Serves until interrupted; the server's output goes to `triton.log` in the folder. `compress rollout` changes the models meanwhile.
 
     Args:
         folder: A run or a deployment.
         log: Prints one line.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
+        everything: Loads every model, and not only what was chosen to be served.
 
     Raises:
         InputError: There is no model repository, it is damaged, it is being served already, or there is no server environment.
         ServerError: The server did not start, or died too often.
     """
-    server = server_of(deployment.repository_of(folder), folder / deployment.LOG, ports)
+    repository = deployment.repository_of(folder)
+    models = None if everything else deployment.chosen_models(folder)
+    server = server_of(repository, folder / deployment.LOG, ports, models)
+    others = [name for name in model_names(repository) if name not in server.models]
+    if others:
+        log(f"not loaded: {', '.join(others)}; give --all to load every model, and not only what was chosen to be served")
     with Control(folder, lambda request, say: _answer(server, request, say)):
         serve_repository(server, log)
 

@@ -159,16 +159,19 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     """Checks a server that somebody else runs: its models are those of the run, with their tensors, and answer the golden rows."""
-    from triton_repo.deployment import repository_of
+    from triton_repo.deployment import chosen_models, repository_of
     from triton_repo.load.connection import address_of
     from triton_repo.probe import Probe, prepared_of
 
-    repository = repository_of(run.folder)
+    repository, chosen = repository_of(run.folder), chosen_models(run.folder)
     with Probe(address_of(url, None, "--url")) as server:
         log(f"{server.address}: {server.about()}")
         for model in evaluations.served(run):
             name, key = model["model"], f"{model['model']}.triton"
             if key not in recorded:
+                continue
+            if chosen is not None and name not in chosen and not server.has(name):
+                log(f"{name}: not loaded there, and not what was chosen to be served; not checked")
                 continue
             problems = server.differences(repository / name)
             yield from problems

@@ -8,7 +8,9 @@
 T_k(m) is the least cost with k buckets, of which the last is l_m = max_length. The number is the smallest one whose cost is within `CLOSE`
 of the least with at most `most` buckets: every bucket costs memory, and time at the start of a server.
 
-Costs are measured at a few lengths (`measured_at`) and interpolated linearly between them.
+Costs are measured at a few lengths (`measured_at`). No row costs more than a longer one, so the cost of a length is at most what was
+measured at any longer one: one slow sample on a busy machine raises no other length, and is itself put right. Between the lengths the cost
+is interpolated linearly.
 """
 
 from __future__ import annotations
@@ -50,14 +52,17 @@ def measured_at(max_length: int) -> list[int]:
 
 
 def costs_at(lengths: Sequence[int], measured: Mapping[int, float]) -> NDArray[np.float64]:
-    """Returns the cost at each length, interpolated; never less than at a shorter length, since noise is no reason to pad more.
+    """Returns the cost at each length, interpolated between the running minimum, from the longest length to the shortest.
+
+    Noise only adds to a time: where a longer length took less, the sample of the shorter one is the wrong one.
 
     Args:
         lengths: Ascending.
         measured: Cost by length.
     """
     points = sorted(measured)
-    return np.interp(lengths, points, np.maximum.accumulate([measured[point] for point in points]))
+    falling = [measured[point] for point in reversed(points)]
+    return np.interp(lengths, points, np.minimum.accumulate(falling)[::-1])
 
 
 def choose(rows: Sequence[int], measured: Mapping[int, float], max_length: int, most: int) -> Chosen:

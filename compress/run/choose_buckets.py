@@ -26,6 +26,7 @@ class Buckets(Stage):
 
     NAME: ClassVar[str] = "buckets"
     PRODUCES: ClassVar[Kind] = "buckets"
+    VERSION: ClassVar[int] = 2
 
     quantized: bool
     """Whether the model is measured in int8."""

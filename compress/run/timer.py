@@ -79,14 +79,10 @@ class Timer:
             InputError: The first engine of the target does not run here.
             EngineError: An engine failed.
         """
-        context, specs = self.context, []
         precisions = [precision] * len(checkpoints) if isinstance(precision, str) else precision
         with tempfile.TemporaryDirectory(dir=checkpoints[0].parent, prefix="engines-") as folder:
-            for number, checkpoint in enumerate(context.progress.track(checkpoints, "building engines to time")):
-                work = Path(folder, str(number))
-                work.mkdir()
-                made = self._quantized(checkpoint, work / "int8") if precisions[number] == "int8" else checkpoint
-                specs.append(self._engine(made, work))
+            tracked = enumerate(self.context.progress.track(checkpoints, "building engines to time"))
+            specs = [self._built(checkpoint, precisions[number], Path(folder, str(number))) for number, checkpoint in tracked]
             groups = [specs[start : start + GROUP] for start in range(1, len(specs), GROUP)] or [[]]
             found = [self._medians([specs[0], *group], shapes) for group in groups]
         return [_joined([group[number] for group in found]) for number in range(len(shapes))]
@@ -99,10 +95,13 @@ class Timer:
     def at(self, checkpoint: Path, shapes: Sequence[Shape], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; arguments and errors as above."""
         with tempfile.TemporaryDirectory(dir=self.context.scratch.parent, prefix="engines-") as folder:
-            work = Path(folder, "0")
-            work.mkdir()
-            made = self._quantized(checkpoint, work / "int8") if precision == "int8" else checkpoint
-            return [float(row["p50_ms"]) for row in measure([self._engine(made, work)], shapes, self.context.progress)]
+            spec = self._built(checkpoint, precision, Path(folder, "0"))
+            return [times[0] for times in self._medians([spec], shapes)]
+
+    def _built(self, checkpoint: Path, precision: TimedPrecision, folder: Path) -> EngineSpec:
+        """Builds the engine of a checkpoint in a new folder, in int8 quantized before."""
+        folder.mkdir()
+        return self._engine(self._quantized(checkpoint, folder / "int8") if precision == "int8" else checkpoint, folder)
 
     def _fast_quantizer(self) -> Quantize:
         """Returns a quantize stage with the scheme of the recipe, without search or training."""

@@ -21,7 +21,7 @@ from export.embedding_folder import write_folder
 from tests import tiny_embedding, without_clocks
 from tests.export import sentiment
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TEXTS = ["a fine film", "it was very dull this movie", "love"]
 

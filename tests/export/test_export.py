@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,9 @@ from export.builds import planned
 from export.engines import openvino
 from export.engines.spec import spec_of
 from export.export import Export
+from export.exporter import Exporter
+from export.generation.agreement import Agreement
+from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 from tests.engines_inside import inside
 from tests.export import sentiment
@@ -31,14 +33,6 @@ from tests.export import sentiment
 NEEDS_BF16 = pytest.mark.skipif(not openvino.computes_bf16(), reason="this processor has no bf16")
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_trace_of_each_model() -> Iterator[None]:
-    """The exporter takes seconds for a graph, and gives the same one each time (`test_onnx.test_same_bytes_twice`)."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.graph.onnx.export_float", lambda checkpoint, _, out: Path(shutil.copy(sentiment.graph(checkpoint), out)))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +130,7 @@ def test_every_build_has_its_engines_the_recommended_mode_first(exported: tuple[
     for build in document["builds"][:2]:
         assert [(engine["engine"], engine["mode"]) for engine in build["engines"] if engine["float_precision"] == "fp32"] == modes
         assert all(engine["runnable"] and engine["reason"] is None for engine in build["engines"]), build
+    assert [build["float_part"] is not None for build in document["builds"][:2]] == [False, openvino.computes_bf16()]
 
 
 def test_files_are_where_export_json_says(exported: tuple[Path, dict[str, Any]]) -> None:
@@ -207,25 +202,38 @@ def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list((tmp_path / "out" / "baseline-bf16").glob("*.onnx"))
 
 
-def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]:
-    """Exports a tiny float variant and its int8 for OpenVINO; returns the engines of the int8 build."""
+def pair(scratch: Path) -> Context:
+    """A tiny float variant and its int8, for OpenVINO alone."""
     target = Target(engines=("openvino",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
-    context = sentiment.context(scratch, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, target, count=6)
-    out.mkdir()
-    Export(float_precision=rest).run(context.baseline, answered(context), out)
-    build = next(build for build in json.loads((out / "export.json").read_text())["builds"] if build["precision"] == "int8")
-    assert build["float_precision"] == "fp32"
-    assert build["parity"]["passed"]
-    return [*build["engines"], build["float_part"]]
+    return answered(sentiment.context(scratch, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, target, count=6))
+
+
+def build_one(context: Context, number: int, out: Path, rest: Any, answers: dict[Any, Any]) -> dict[str, Any]:
+    """Does what the stage does with one of its builds, and adds what the engines answered."""
+    out.mkdir(parents=True)
+    return Exporter(planned(context, "ends")[number], context, out, rest, answers, Agreement(context, Generation())).run()
+
+
+@pytest.fixture(scope="module")
+def float_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """What the engine of the float variant answers to the trial rows: the float part of int8 is judged by it."""
+    answers: dict[Any, Any] = {}
+    with inside():
+        build_one(pair(tmp_path_factory.mktemp("scratch")), 0, tmp_path_factory.mktemp("float") / "out", "auto", answers)
+    return answers
 
 
 @NEEDS_BF16
 @pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
-def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
+def test_the_float_part_of_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float_answers: dict[Any, Any], rest: str, first: str
+) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     monkeypatch.setattr("compress.measure.closeness.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
     monkeypatch.setattr("compress.measure.closeness.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
-    *engines, judged = quantized_twice(tmp_path / "scratch", tmp_path / "out", rest)
+    build = build_one(pair(tmp_path / "scratch"), 1, tmp_path / "out", rest, dict(float_answers))
+    assert (build["precision"], build["float_precision"], build["parity"]["passed"]) == ("int8", "fp32", True)
+    engines, judged = build["engines"], build["float_part"]
     assert engines[0]["float_precision"] == first
     assert [engine["float_precision"] for engine in engines].count("bf16") == (rest != "fp32")
     assert len({engine["predictions"] for engine in engines}) == len(engines)
@@ -238,8 +246,9 @@ def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_a_processor_without_bf16_is_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+    context = pair(tmp_path)
     with pytest.raises(InputError, match=r"stages.export.float_precision: bf16 given; this processor has no bf16: give auto or fp32"):
-        quantized_twice(tmp_path / "scratch", tmp_path / "out", "bf16")
+        Export(float_precision="bf16").run(context.baseline, context, tmp_path)
 
 
 def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
@@ -342,11 +351,11 @@ def test_wrong_integers_stop_the_stage_and_name_the_layer(tmp_path: Path, monkey
         return {name: np.minimum(value, np.quantile(value, 0.9)) if name == saturated else value for name, value in found.items()}
 
     monkeypatch.setattr(EngineProcess, "probe", wrong)
-    context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, count=6)
-    context = replace(context, target=Target(engines=("onnxruntime",), batch_sizes=(1,), sequence_lengths=(8,), threads=1))
-    (tmp_path / "out").mkdir()
+    context = replace(
+        pair(tmp_path / "scratch"), target=Target(engines=("onnxruntime",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
+    )
     with pytest.raises(ParityError, match=r"parity: quantize-int8 onnxruntime dynamic: bert.encoder.layer.0.\S+ is the first"):
-        Export().run(context.checkpoints["quantize"], answered(context), tmp_path / "out")
+        build_one(context, 1, tmp_path / "out", "auto", {})
 
 
 @pytest.mark.parametrize("kind", ["mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2", "granitemoehybrid", "rwkv", "qwen3_next"])

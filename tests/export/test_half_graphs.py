@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,13 +29,6 @@ from tests.export import half_graphs, sentiment
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 TARGET = Target(engines=("onnxruntime", "tensorrt"), batch_sizes=(1, 2), sequence_lengths=(8,), threads=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_trace_of_each_model() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.graph.onnx.export_float", lambda checkpoint, _, out: Path(shutil.copy(sentiment.graph(checkpoint), out)))
-        yield
 
 
 def two(scratch: Path, target: Target = TARGET) -> Context:

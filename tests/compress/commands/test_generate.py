@@ -17,16 +17,18 @@ from compress.commands.generate import Choice, chosen, side_by_side
 from compress.commands.verify import verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
-from compress.measure import latency
+from compress.measure import generation
 from compress.models.checkpoint import load
 from compress.pipeline import run
 from export.engines.spec import EngineSpec
+from tests import without_clocks
 from tests.compress import tiny_gpt
 from tests.test_generation import recipe
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
 
 TOKENS = 6
+STREAMS = generation.STREAMS
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"export": {"float_precision": "fp32", "generation": {"prompts": 4, "tokens": 4}}},
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "MAX_SAMPLES", 30)
+        without_clocks.hurry(patch)
+        patch.setattr(generation, "STREAMS", STREAMS)  # the report tells the speed of each number
         folder = tmp_path_factory.mktemp("runs") / "tiny"
         return run(recipe(target=target, stages=stages), folder, progress=ConsoleProgress("quiet")).folder
 

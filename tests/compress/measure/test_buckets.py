@@ -53,8 +53,22 @@ def test_where_length_costs_nothing_one_bucket_does():
     assert choose([5, 50, 100], {8: 1.0, 128: 1.0}, 128, 6).buckets == (128,)
 
 
-def test_a_measurement_that_falls_is_taken_for_noise():
-    np.testing.assert_allclose(costs_at([8, 16, 24, 32], {8: 1.0, 16: 3.0, 32: 2.0}), [1, 3, 3, 3])
+def test_a_measurement_above_that_of_a_longer_row_is_taken_for_noise():
+    np.testing.assert_allclose(costs_at([8, 16, 24, 32], {8: 1.0, 16: 3.0, 32: 2.0}), [1, 2, 2, 2])
+
+
+@given(st.dictionaries(st.integers(1, 600), st.floats(0.01, 200), min_size=1, max_size=15))
+def test_a_row_costs_the_least_of_what_it_and_longer_ones_took(measured):
+    points = sorted(measured)
+    assert costs_at(points, measured).tolist() == [min(measured[longer] for longer in points if longer >= point) for point in points]
+
+
+@pytest.mark.parametrize("spoilt", [length for length in measured_at(128) if length < 128])
+def test_one_slow_sample_spoils_no_choice(spoilt):
+    rows = np.random.default_rng(0).integers(5, 100, 500).tolist()
+    true = {length: 0.5 + 0.1 * -(-length // 32) for length in measured_at(128)}
+    noisy = choose(rows, {**true, spoilt: 129.0}, 128, 6)
+    assert naive(rows, true, 128, noisy.buckets) < 1.05 * choose(rows, true, 128, 6).cost
 
 
 def test_candidates_end_at_the_longest_length():

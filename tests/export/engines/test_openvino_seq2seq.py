@@ -54,11 +54,16 @@ def in_torch(kind: str) -> Torch:
     return Torch(EngineSpec("torch", "eager", "fp32", "fp32", "cpu", 1, path, path))
 
 
+@cache
+def loaded(kind: str) -> Any:
+    return load_float(checkpoint(kind))
+
+
 def in_transformers(kind: str, source: np.ndarray, **settings: Any) -> list[list[int]]:
     ids = torch.from_numpy(source.astype(np.int64))[None]
     usual = {"max_new_tokens": TOKENS, "do_sample": False, "repetition_penalty": PENALTY, "pad_token_id": 0}
     with torch.no_grad():
-        model: Any = load_float(checkpoint(kind))
+        model = loaded(kind)
         given = {**usual, **encoder_decoder_settings(), **settings}
         found = model.generate(ids, attention_mask=torch.ones_like(ids), **given)
     answers: list[list[int]] = found[:, 1:].tolist()

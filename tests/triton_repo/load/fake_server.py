@@ -37,10 +37,15 @@ class Fake:
     lists: bool = True
     """Whether it tells its models."""
     stall_at: int | None = None
-    """Number of the request with which the stall begins."""
-    stall_seconds: float = 0.5
-    stall: tuple[float, float] = (0.0, 0.0)
-    """Begin and end on `time.monotonic`."""
+    """Number of the request (from 1) with which the server stands still: it answers nothing more."""
+    stall_until: int | None = None
+    """Number of the request that ends the stall; None: only time does."""
+    stall_seconds: float = 60.0
+    """The stall ends after this time at the latest."""
+    stalled: int = 0
+    """Requests that came in the stall, the first and the last among them."""
+    stall_end: float = 0.0
+    """On `time.monotonic`."""
     requests: list[dict[str, list[bytes]]] = field(default_factory=list)
     under_way: int = 0
     most: int = 0
@@ -49,21 +54,36 @@ class Fake:
     grpc_address: str = ""
     http_address: str = ""
 
+    def __post_init__(self) -> None:
+        self._over = asyncio.Event()
+        self._over.set()
+
     async def answer(self, inputs: dict[str, list[bytes]]) -> str | None:
         """Takes a request; returns the word of the error, if it is to have one."""
         self.requests.append(inputs)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        if len(self.requests) == self.stall_at:
-            self.stall = time.monotonic(), time.monotonic() + self.stall_seconds
+        number = len(self.requests)
+        if number == self.stall_at:
+            self._over = asyncio.Event()
+            asyncio.get_running_loop().call_later(self.stall_seconds, self._end)
+        self.stalled += not self._over.is_set()
+        if number == self.stall_until:
+            self._end()
         try:
-            await asyncio.sleep(max(0.001, self.stall[1] - time.monotonic()))
+            await self._over.wait()
+            await asyncio.sleep(0.001)
             texts = [text.decode("utf-8", "replace") for values in inputs.values() for text in values]
             if SLOW in texts:
                 await asyncio.sleep(30)
             return next((text for text in texts if text in WORDS), None)
         finally:
             self.under_way -= 1
+
+    def _end(self) -> None:
+        if not self._over.is_set():
+            self.stall_end = time.monotonic()
+            self._over.set()
 
     def score(self) -> float:
         return self.scores.pop(0) if self.scores else 0.5

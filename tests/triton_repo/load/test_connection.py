@@ -18,8 +18,8 @@ ASKED = {"QUESTION": ("BYTES", [-1, 1]), "CONTEXT": ("BYTES", [-1, 1])}
 PAIRS = {"TEXT": ("BYTES", [-1, 1]), "TEXT_PAIR": ("BYTES", [-1, 1])}
 IMAGES = {"IMAGE": ("BYTES", [-1, 1])}
 both = pytest.mark.parametrize("protocol", ["grpc", "http"])
-SLACK = 0.4
-"""Seconds by which a loaded machine may be late."""
+STALLS, STALLED = 40, 41
+"""Number of the request in which the server stands still, after one that warms up, and how many have come when it goes on."""
 
 
 def ask(fake: Fake, protocol: str, name: str | None) -> Model:
@@ -47,13 +47,11 @@ def send_all(fake: Fake, protocol: str, requests, seconds: float = 20.0):
     return asyncio.run(work())
 
 
-@both
-def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protocol):
-    """The server stands still for 0.5 s, beginning with a request that it gets; the reference is that stall alone."""
-    due = poisson(150.0, 1.5, seed=4)
+def after_one(fake: Fake, protocol: str, loop):
+    """Runs a loop over a connection on which one request was answered."""
 
-    async def work(fake: Fake, loop):
-        async with Connection(Address(protocol, address(fake, protocol)), 20.0, 1000) as connection:
+    async def work():
+        async with Connection(Address(protocol, address(fake, protocol)), 100.0, 1000) as connection:
             request = connection.prepare("m", ["a text"])
             assert await connection.send(request) is None
 
@@ -62,26 +60,36 @@ def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protoc
 
             return await loop(send)
 
-    with serving(Fake(stall_at=60)) as fake:
-        samples = asyncio.run(work(fake, lambda send: open_loop(send, due.tolist(), 1000)))
-        begin, end = (moment - samples.start for moment in fake.stall)
-    order = np.argsort(samples.due)
-    latencies = (np.array(samples.ended) - np.array(samples.due))[order]
-    hit = (due >= begin) & (due < end)
-    assert hit.sum() > 30
-    assert samples.kinds == ["answered"] * len(due)
-    reference = np.where(hit, end - due, 0.0)
-    assert (latencies >= reference - 1e-3).all()
-    under_way = (due < begin) & (due + latencies > begin)
-    # no more than the stall; on a busy machine single requests may take longer for reasons of their own
-    assert (latencies <= np.where(under_way, end - due, reference) + SLACK).mean() > 0.5
-    assert np.percentile(latencies, 99) >= np.percentile(reference, 99) - 1e-3 > 0.4
+    return asyncio.run(work())
 
-    with serving(Fake(stall_at=60)) as fake:  # what waits for each answer meets the same stall once, and its p99 does not show it
-        closed = asyncio.run(work(fake, lambda send: closed_loop(send, 1, 1.5)))
-    slow = np.array(closed.ended) - np.array(closed.due) > 0.45
-    assert slow.sum() == 1
-    assert len(slow) > 100, "so that one of them is below the p99"
+
+@both
+def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protocol):
+    """The server stands still until others have come, so a generator that waits for answers never sees the end; no time is asserted.
+
+    The request that ends the stall is not sent before it is due, and only `STALLS - 2` of the schedule were answered before: of the first
+    n beyond these, n have waited for the end, whatever else the machine does.
+    """
+    due = poisson(150.0, 0.8, seed=4)
+    last = STALLS + STALLED - 1
+    with serving(Fake(stall_at=STALLS, stall_until=last)) as fake:
+        samples = after_one(fake, protocol, lambda send: open_loop(send, due.tolist(), 1000))
+    assert fake.stalled == STALLED
+    assert samples.kinds == ["answered"] * len(due)
+    assert sorted(samples.due) == due.tolist()
+    assert sum(np.array(samples.ended) < fake.stall_end - samples.start) <= STALLS - 2
+    latencies = np.sort(np.array(samples.ended) - np.array(samples.due))[::-1]
+    least = due[last - 2] - due[STALLS - 2 : last - 1]
+    assert (latencies[:STALLED] >= least - 1e-3).all()
+    assert np.percentile(latencies, 99) >= least[2] - 1e-3 > 0.2
+
+
+@both
+def test_what_waits_for_each_answer_meets_a_stall_once(protocol):
+    with serving(Fake(stall_at=2, stall_seconds=0.2)) as fake:
+        samples = after_one(fake, protocol, lambda send: closed_loop(send, 1, 0.3))
+    assert fake.stalled == 1
+    assert max(np.array(samples.ended) - np.array(samples.due)) > 0.19, "and counts it"
 
 
 @both

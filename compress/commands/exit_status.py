@@ -1,0 +1,92 @@
+"""How a verb ends: its result or exception as an exit status, and one line on standard error for each problem."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from compress.core.errors import InputError
+from compress.machine.faults import LOST, fault_of, is_lost, line_of
+from compress.machine.parallel import FailedElsewhere, is_launched, leave
+
+STATUSES = {
+    0: "finished, no goal missed",
+    1: "an internal error: our fault (`--verbose` shows where)",
+    2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
+    3: "finished and everything is written, but a goal was missed",
+    130: "stopped with Ctrl-C; finished stages are kept",
+    143: "stopped with SIGTERM; finished stages are kept",
+}
+"""What each exit status means."""
+
+
+def finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
+    """Runs a verb and turns its result or exception into an exit status."""
+    received: list[int] = []
+    try:
+        with _stoppable(received):
+            status = work() or 0
+    except (Exception, KeyboardInterrupt) as error:  # last frame of the program
+        stopped = received or isinstance(error, KeyboardInterrupt)  # some libraries turn an interrupt into an error of their own
+        status = _stopped(received) if stopped else _failed(error, verbose)
+    if is_launched():
+        leave(status)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _stoppable(received: list[int]) -> Iterator[None]:
+    """Within the block SIGTERM and Ctrl-C raise KeyboardInterrupt, so that half-written folders are removed.
+
+    Args:
+        received: Gets the number of the signal. A second SIGTERM does not disturb the removal.
+    """
+
+    def stop(number: int, frame: object) -> NoReturn:
+        received.append(number)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else signal.default_int_handler)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped(received: list[int]) -> int:
+    terminated = signal.SIGTERM in received
+    how = "stopped with SIGTERM" if terminated else "stopped"
+    return _say(143 if terminated else 130, False, f"{how}; finished stages are kept, run the same command to continue")
+
+
+def _failed(error: BaseException, verbose: bool) -> int:
+    """Reports an exception: wrong input, a fault of the machine, or else an internal error."""
+    if isinstance(error, InputError):
+        return _say(2, verbose, *error.problems)
+    if isinstance(error, FailedElsewhere):
+        return _say(1, verbose)
+    if is_lost(error):
+        return _say(2, verbose, LOST)
+    fault = fault_of(error)
+    return _say(2, verbose, line_of(fault)) if fault else _unexpected(error, verbose)
+
+
+def _unexpected(error: BaseException, verbose: bool) -> int:
+    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)")
+
+
+def _say(status: int, verbose: bool, *lines: str) -> int:
+    if verbose:
+        traceback.print_exc()
+    for line in lines:
+        text = " ".join(line.split()) + "\n"
+        sys.stderr.write(text.encode(sys.stderr.encoding or "utf-8", "backslashreplace").decode(sys.stderr.encoding or "utf-8"))
+    return status
