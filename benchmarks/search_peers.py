@@ -5,13 +5,13 @@
 PYTHON is that of an environment of Olive's own: `pip install olive-ai==0.13.0 onnxruntime openvino nncf torch torchmetrics requests`. Ours
 is `compress search` over settings of `quantize` (`SPACE`), Olive's is in `olive_worker.py`: its passes for ONNX Runtime and OpenVINO. Both
 choose by accuracy on the selection rows and by the geometric mean over the shapes of the target of the median latency; Olive calibrates on
-the 512 rows that ours takes (128 of them in ONNX Runtime). `--minutes` is the work of candidates: baseline and evaluation of our front, and
-imports of Olive, are not in it.
+the 512 rows that ours takes (128 of them in ONNX Runtime). `--minutes` is the work of a search, conversion and baseline included; the
+evaluation of our front comes after it.
 
 The models of both fronts and torch fp32 then answer every evaluation row and take turns at `SHAPES`, each in a process of its own, opened
-alike: OpenVINO in static shapes, Olive's with fp32 beside int8 and, where the processor has it, once more with bf16. Prints both fronts, and
-for each point of Olive's whether one of ours is at least as accurate and at every shape at least as fast; writes `search-peers.json` with
-hardware and versions. A search that is done in FOLDER is not done again.
+alike: OpenVINO in static shapes, Olive's with fp32 beside int8 and, where the processor has it, once more with bf16. Prints both fronts,
+and for each point of Olive's whether one of ours is at least as accurate and at every shape at least as fast; writes `search-peers.json`
+with hardware and versions. A search that is done in FOLDER is not done again.
 """
 
 from __future__ import annotations
