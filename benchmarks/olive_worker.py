@@ -8,8 +8,9 @@ MODEL is a Transformers folder. Three searches of Olive share the minutes, as it
     onnxruntime-fused  OnnxConversion, OrtTransformersOptimization, OnnxQuantization; TPE
     onnxruntime        OnnxConversion, OnnxQuantization; TPE
 
-The space of OnnxQuantization is what Olive declares: dynamic or static, types, per channel, reduced range, preprocessing, calibration
-method, format. It quantizes the products alone: with the sums before a softmax, whose mask spans the range of float32, nothing is left.
+The space of OnnxQuantization is what Olive declares: dynamic or static, types, per channel, reduced range, calibration method, format. Two
+things are settled, as most points fail otherwise: it preprocesses, without which ONNX Runtime finds that shapes of dynamic quantization
+differ, and it quantizes the products alone, because the sums before a softmax, with the mask, span the range of float32.
 
 ROWS.npz holds `calibration/NAME` and `selection/NAME` for each input of the model, int64 [n, L], and `labels`, int64 [n]. Objectives are
 those of `compress search`: accuracy on the selection rows, and the geometric mean over the shapes of the median latency. An evaluator of
@@ -51,7 +52,7 @@ METRICS: list[dict[str, Any]] = [
 ACCURACY, LATENCY = "accuracy-accuracy_score", "latency-p50"
 """What Olive calls them."""
 SETTINGS = (
-    *("quant_mode", "precision", "activation_type", "per_channel", "reduce_range", "quant_preprocess"),
+    *("quant_mode", "precision", "activation_type", "per_channel", "reduce_range"),
     *("calibrate_method", "quant_format"),
 )
 SETTINGS_OF_NNCF = ("model_type", "preset")
@@ -229,7 +230,8 @@ def kinds() -> dict[str, tuple[str, dict[str, list[dict[str, Any]]]]]:
     """Returns for each search the sampler and the passes that Olive chooses from at each place."""
     convert: dict[str, list[dict[str, Any]]] = {"conversion": [{"type": "OnnxConversion"}]}
     fused = {"fusion": [{"type": "OrtTransformersOptimization", "model_type": "bert"}]}
-    quantized = {"quantization": [{"type": "OnnxQuantization", "data_config": "kept_rows", "op_types_to_quantize": PRODUCTS}]}
+    given = {"data_config": "kept_rows", "op_types_to_quantize": PRODUCTS, "quant_preprocess": True}
+    quantized = {"quantization": [{"type": "OnnxQuantization", **given}]}
     nncf = {"type": "OpenVINOQuantization", "data_config": "all_rows", "transform_fn": as_arrays}
     transformer = {**nncf, "model_type": "TRANSFORMER"}
     openvino = {

@@ -21,7 +21,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def main() -> None:
     reference = references(runs[0], recipe, data, arguments.out, nncf=False)
     theirs = olive(reference[TORCH], runs[0], recipe, data, arguments)
     fronts = {"ours": of_ours(found.contents["front"], runs, found.folder), "olive": of_olive(reference[TORCH], theirs["front"])}
-    specs = reference | fronts["ours"] | fronts["olive"]
+    points = {name: point for front in fronts.values() for name, point in front.items()}
+    specs = reference | {name: point.spec for name, point in points.items()}
     rows = measure(list(specs.values()), SHAPES, progress)
     answers = {name: answers_of_engine(spec, data) for name, spec in specs.items()}
     latency = [{"name": list(specs)[row.pop("job")], **row} for row in rows]
@@ -86,6 +87,7 @@ def main() -> None:
         "tried": {"ours": sum(one["results"] is not None for one in found.contents["candidates"]), "olive": len(theirs["tried"])},
         "accuracy": {name: intervals.single(metric, given, data.evaluation.labels) for name, given in answers.items()},
         "latency": latency,
+        "settings": {name: points[name].settings if name in points else "" for name in specs},
         "points": compared(fronts, answers, latency, data),
         "searches": {"ours": found.contents["front"], "olive": theirs},
     }
@@ -137,33 +139,44 @@ def olive(torch: EngineSpec, run: Run, recipe: Recipe, data: Data, arguments: ar
     return found
 
 
-def of_ours(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], folder: Path) -> dict[str, EngineSpec]:
-    """Returns the engine that each point of our front serves, by its settings."""
+@dataclass(frozen=True)
+class Point:
+    """A point of a front."""
+
+    spec: EngineSpec
+    """How it is opened."""
+    settings: str
+    """What it is made by."""
+
+
+def of_ours(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], folder: Path) -> dict[str, Point]:
+    """Returns the points of our front, each opened as its run serves it."""
     found = {}
     for point, run in zip(points, runs, strict=True):
         spec = served(run, folder / point["run"] / "report.json")
-        values = [f"{path.removeprefix('quantize.')}={json.dumps(value)}" for path, value in point["values"].items()]
-        rest = f", rest {spec.float_precision}" if spec.precision == "int8" else ""
-        found[f"ours: {spec.engine} {spec.precision}{rest}, {', '.join(values)}".replace('"', "")] = spec
+        kind = f"{spec.engine} {spec.precision}" + (f" beside {spec.float_precision}" if spec.precision == "int8" else "")
+        values = [f"{path.removeprefix('quantize.')} {json.dumps(value)}" for path, value in point["values"].items()]
+        found[f"ours {point['number']}"] = Point(spec, ", ".join([kind, *values]).replace('"', ""))
     return found
 
 
-def of_olive(torch: EngineSpec, points: Sequence[Mapping[str, Any]]) -> dict[str, EngineSpec]:
-    """Returns how each point of Olive's front is opened, by its settings; OpenVINO in each float precision."""
+def of_olive(torch: EngineSpec, points: Sequence[Mapping[str, Any]]) -> dict[str, Point]:
+    """Returns the points of Olive's front; those in OpenVINO once with each float precision beside int8."""
     found = {}
-    for point in points:
-        words = ", ".join(f"{name}={value}" for name, value in point["settings"].items())
-        spec = replace(torch, engine="onnxruntime", mode="dynamic", precision="int8", path=point["file"])
+    for number, point in enumerate(points):
+        values = ", ".join(f"{name} {value}" for name, value in point["settings"].items())
         if point["kind"] != "openvino":
-            found[f"Olive: {point['kind']}, {words}"] = spec
+            spec = replace(torch, engine="onnxruntime", mode="dynamic", precision="int8", path=point["file"])
+            found[f"Olive {number}"] = Point(spec, f"{point['kind']} int8, {values}")
             continue
         for rest in ("fp32", "bf16") if computes_bf16() else ("fp32",):
-            found[f"Olive: openvino, rest {rest}, {words}"] = replace(spec, engine="openvino", mode="static", float_precision=rest)
+            spec = replace(torch, engine="openvino", mode="static", precision="int8", float_precision=rest, path=point["file"])
+            found[f"Olive {number}, {rest}"] = Point(spec, f"openvino int8 beside {rest}, {values}")
     return found
 
 
 def compared(
-    fronts: Mapping[str, Mapping[str, EngineSpec]], answers: Mapping[str, Any], latency: Sequence[Mapping[str, Any]], data: Data
+    fronts: Mapping[str, Mapping[str, Point]], answers: Mapping[str, Any], latency: Sequence[Mapping[str, Any]], data: Data
 ) -> list[dict[str, Any]]:
     """Returns for each point of Olive's the one of ours to hold beside it.
 
@@ -199,12 +212,14 @@ def told(document: Mapping[str, Any]) -> str:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Returns both fronts as a Markdown table: accuracy with its interval, p50 at each shape."""
+    """Returns both fronts as a Markdown table: settings, accuracy with its interval, p50 at each shape."""
     p50 = {(row["name"], (row["batch"], row["sequence"])): row["p50_ms"] for row in document["latency"]}
-    lines = [f"| engine | accuracy (95 %) | {' | '.join(f'{words(shape)} ms' for shape in SHAPES)} |", "| --- " * (2 + len(SHAPES)) + "|"]
+    heads = " | ".join(f"{words(shape)} ms" for shape in SHAPES)
+    lines = [f"| | settings | accuracy (95 %) | {heads} |", "| --- " * (3 + len(SHAPES)) + "|"]
     for name, cell in document["accuracy"].items():
         times = " | ".join(f"{p50[name, shape]:.2f}" for shape in SHAPES)
-        lines.append(f"| {name} | {cell['value']:.4f} ({cell['low']:.4f} to {cell['high']:.4f}) | {times} |")
+        accuracy = f"{cell['value']:.4f} ({cell['low']:.4f} to {cell['high']:.4f})"
+        lines.append(f"| {name} | {document['settings'][name]} | {accuracy} | {times} |")
     return "\n".join(lines)
 
 
