@@ -51,7 +51,7 @@ from export.engines.spec import EngineSpec
 
 SHAPES: list[tuple[int, int | None]] = [(1, 32), (1, 128), (8, 128)]
 SPACE: dict[str, list[Any]] = {
-    "quantize.calibration.method": ["minmax", "percentile", "mse", "entropy"],
+    "quantize.calibration.method": [None, "mse", "entropy"],  # none: minmax with smoothing, percentile without
     "quantize.smoothquant": [True, False],
     "quantize.rounding": ["nearest", "gptq"],
     "quantize.bias_correction": [False, True],
