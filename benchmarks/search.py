@@ -1,12 +1,10 @@
 """Searches, then holds the front beside a hand-made recipe and int8 by NNCF: all engines in one run, taking turns.
 
     python benchmarks/search.py [--recipe sst2-minilm-search] [--by-hand sst2-minilm] [--set KEY=VALUE ...] [--nncf]
-        [--olive PYTHON] [--out FOLDER]
+        [--out FOLDER]
 
 Every point of the front, and the recipe made by hand, is opened as its run would serve it. `--nncf` adds int8 by NNCF of the baseline, in
-static shapes and calibrated on the same rows, and shows ratios against it; for text classification. `--olive` names the Python of an
-environment with `pip install olive-ai torch onnxruntime optuna requests`: Olive searches its own space over the same baseline, calibration
-and selection rows, for as many minutes as the search took, and its front stands beside ours. `--set` reaches the search and the
+static shapes and calibrated on the same rows, and shows ratios against it; for text classification. `--set` reaches the search and the
 recipe made by hand alike: local copies, for instance. Prints a table and writes `search-peers.json` with hardware and versions.
 """
 
@@ -14,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, ordinary_export
 
@@ -42,7 +37,6 @@ from compress.recipe import Recipe, read
 from compress.report import evaluations, intervals
 from compress.run.implicit import shapes
 from compress.search.search import search
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import EngineSpec, spec_of, torch_spec
 
 CALIBRATION_ROWS = 512
@@ -64,8 +58,6 @@ def main() -> None:
     runs = {name: open_run(folder) for name, folder in names.items()}
     specs = {name: served(one, folder / "report.json") for (name, one), folder in zip(runs.items(), names.values(), strict=True)}
     specs |= references(next(iter(runs.values())), recipe, data, arguments.out, arguments.nncf)
-    if arguments.olive:
-        specs |= olive(specs[TORCH], next(iter(runs.values())), recipe, data, arguments, found.contents["seconds"] / 60)
     rows = measure(list(specs.values()), shapes(recipe.model.task, recipe.target), progress)
     document = {
         "environment": fingerprint(),
@@ -86,7 +78,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--by-hand", help="a recipe to stand beside the front, such as sst2-minilm")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of compress run; repeatable")
     parser.add_argument("--nncf", action="store_true", help="also int8 by NNCF of the baseline")
-    parser.add_argument("--olive", type=Path, metavar="PYTHON", help="also Olive's search: the Python of its environment")
     parser.add_argument("--out", type=Path, default=Path("runs/search-peers"), help="where to work")
     return parser.parse_args()
 
@@ -118,28 +109,6 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
         made = nncf_int8(ordinary_export(baseline.path, folder, out / "ordinary.onnx"), folder, rows, out / "nncf.xml")
         specs[NNCF] = replace(spec_of(exported.path, build, entry, recipe.target), path=str(made), precision="int8")
     return specs
-
-
-def olive(torch: EngineSpec, run: Run, recipe: Recipe, data: Data, arguments: argparse.Namespace, minutes: float) -> dict[str, EngineSpec]:
-    """Returns the engines of the front of Olive's search, which takes as many minutes as ours."""
-    exported = run.of_kind("engine")
-    assert exported is not None
-    build = next(build for build in evaluations.builds(run) if (build["variant"], build["precision"]) == (next(iter(run.variants)), "fp32"))
-    folder = arguments.out / "olive"
-    folder.mkdir(parents=True, exist_ok=True)
-    processor, length = Preprocessor.load(exported.path / build["folder"]), max(recipe.target.sequence_lengths)
-    splits = {"calibration": data.calibration(CALIBRATION_ROWS, recipe.seed), "selection": data.selection}
-    rows = {f"{kind}/{name}": values for kind, split in splits.items() for name, values in processor.encode(split.rows, length).items()}
-    np.savez(folder / "rows.npz", labels=data.selection.labels, **rows)
-    onnx = ordinary_export(next(iter(run.variants.values())).path, exported.path / build["folder"], folder / "ordinary.onnx")
-    command = [arguments.olive, Path(__file__).with_name("olive_worker.py"), onnx, folder / "rows.npz", folder]
-    options = ["--minutes", f"{minutes:.1f}", "--threads", str(recipe.target.num_threads)]
-    subprocess.run([*map(str, command), *options], check=True, env={**os.environ, "OLIVE_DISABLE_TELEMETRY": "1"})
-    front = json.loads((folder / "olive.json").read_text(encoding="utf-8"))
-    return {
-        f"onnxruntime by Olive, point {number}": replace(torch, engine="onnxruntime", mode="dynamic", precision="int8", path=point["file"])
-        for number, point in enumerate(front)
-    }
 
 
 def evaluate(specs: Mapping[str, EngineSpec], recipe: Recipe, data: Data) -> dict[str, dict[str, Any]]:
