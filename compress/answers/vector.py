@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.answers.answer import Answer, Array
-from compress.core import captions, relevance, vectors, zero_shot
+from compress.core import captions, relevance, text_groups, vectors, zero_shot
 from compress.core.tasks import VECTOR
 
 
@@ -44,4 +44,6 @@ class Vector(Answer):
             return captions.with_answers(labels, answers)
         if zero_shot.are_images_and_texts(labels):
             return zero_shot.with_answers(labels, answers)
+        if text_groups.are_groups(labels):
+            return text_groups.with_answers(labels, answers)
         return (relevance.with_answers if relevance.are_judged(labels) else vectors.with_scores)(labels, answers)

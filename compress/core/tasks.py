@@ -22,7 +22,7 @@ The answers that there are:
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
                  (`compress.core.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+                 (`compress.core.vectors`); [n, 4] of pairs and triplets without scores (`compress.core.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
                  (`compress.core.relevance`); where images are found by words [n, 3]: image or text, and its class
                  (`compress.core.zero_shot`) or the image that a caption belongs to (`compress.core.captions`)
 """
@@ -84,7 +84,7 @@ class Facts:
     encoder_decoder: bool = False
     """Whether an encoder reads a source text, and a decoder answers with another."""
     needs_pairs: bool = False
-    """Whether the data have to be pairs of texts."""
+    """Whether the data have to be pairs of texts, or triplets."""
     counts: str = "rows"
     """What figures are means over, for the report."""
     searches: bool = False
@@ -94,8 +94,6 @@ class Facts:
     two_towers: bool = False
     """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
     (`compress.models.heads.towers`)."""
-    pair_loss: Literal["cosine", "ranking"] = "cosine"
-    """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 
     @property
     def metric(self) -> str:
@@ -156,6 +154,11 @@ class Facts:
     def per_token(self) -> bool:
         """Whether a model of the task has logits for every token of a row, or every frame of a sound."""
         return self.answer in ("tokens", "tags", "span", "transcript")
+
+    @property
+    def needs_negatives(self) -> bool:
+        """Whether the data have to be triplets of texts: a task that reads negatives and no scores."""
+        return "negative" in self.columns and "label" not in self.columns
 
     @property
     def several(self) -> bool:
@@ -317,7 +320,7 @@ TASKS: Mapping[str, Facts] = {
     "sentence-embedding": Facts(
         modality="text",
         answer="vector",
-        columns=("text", "text_pair", "label"),
+        columns=("text", "text_pair", "negative", "label"),
         metrics=("spearman", "pearson"),
         auto_class="AutoModel",
         problem_type=None,
@@ -344,7 +347,6 @@ TASKS: Mapping[str, Facts] = {
         pipeline_tag="sentence-similarity",
         counts="queries",
         searches=True,
-        pair_loss="ranking",
         example=Example(
             about="Vectors for searching documents in int8, served by Triton.",
             name="my-search",

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, captions, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors, zero_shot
+from compress.core import candidates, captions, correlation, label_sets, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -159,6 +159,9 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     if relevance.are_judged(labels) or candidates.are_candidates(labels):
         found = ranking.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
+    if text_groups.are_groups(labels):
+        found = text_groups.similarities(answers, labels)
+        return found, np.zeros(len(found), np.float32)
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
 
 
@@ -228,6 +231,8 @@ def num_predictions(labels: Array) -> int:
         return len(relevance.judged(labels).queries)
     if candidates.are_candidates(labels):
         return candidates.num_queries(labels)
+    if text_groups.are_groups(labels):
+        return text_groups.num_triplets(labels)
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
     if spans.are_spans(labels):
