@@ -182,8 +182,8 @@ class Facts:
 
     @property
     def needs_labels(self) -> bool:
-        """Whether rows have labels of their own, which captions are; text to generate is its own label."""
-        return "label" in self.columns or self.captioned
+        """Whether rows have labels of their own, which captions and negatives are; text to generate is its own label."""
+        return "label" in self.columns or self.captioned or self.needs_negatives
 
 
 TASKS: Mapping[str, Facts] = {
@@ -354,6 +354,26 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="beir/scifact",
             columns="",
+        ),
+    ),
+    "sentence-triplets": Facts(
+        modality="text",
+        answer="vector",
+        columns=("text", "text_pair", "negative"),
+        metrics=("accuracy",),
+        auto_class="AutoModel",
+        problem_type=None,
+        pipeline_tag="sentence-similarity",
+        needs_pairs=True,
+        counts="triplets",
+        example=Example(
+            about="Vectors that tell what says the same from what does not, in int8, served by Triton.",
+            name="my-triplets",
+            model="sentence-transformers/all-MiniLM-L6-v2",
+            head="keep",
+            data="sentence-transformers/all-nli",
+            subset="triplet",
+            columns="{text: anchor, text_pair: positive, negative: negative}",
         ),
     ),
     "reranking": Facts(

@@ -27,6 +27,8 @@ Array = NDArray[Any]
 GROUP = 3
 """What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.relevance`)."""
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
+RIGHT = 1
+"""Column of the positive in `similarities`."""
 WIDTH = 4
 MOST_TEXTS = 2**24
 
@@ -83,25 +85,22 @@ def num_triplets(labels: Array) -> int:
 
 
 def similarities(vectors: Array, labels: Array) -> Array:
-    """Returns the cosines of the anchor with the positive and with the negative of every whole triplet, float64 `[t, 2]`.
+    """Returns the cosines of the anchor with the negative and with the positive of every whole triplet, float64 `[t, 2]`.
+
+    The larger one is the answer; the positive stands last, so that of equal ones the first is the wrong one.
 
     Args:
         vectors: Vectors of the texts, float `[n, D]`.
         labels: Their labels, float32 `[n, 4]`.
     """
     anchors, positives, negatives = parts_of(labels, 3)
-    return np.stack([cosines(vectors[anchors], vectors[others]) for others in (positives, negatives)], axis=1)
-
-
-def right(found: Array) -> Array:
-    """Returns which triplets are right by the cosines of `similarities`, bool `[t]`."""
-    return np.asarray(found[:, 0] > found[:, 1])
+    return np.stack([cosines(vectors[anchors], vectors[others]) for others in (negatives, positives)], axis=1)
 
 
 def with_answers(labels: Array, vectors: Array) -> Array:
     """Returns labels of the same rows where the positive of a triplet is the one that these vectors `[n, D]` find nearer."""
     _, positives, negatives = parts_of(labels, 3)
-    wrong = ~right(similarities(vectors, labels))
+    wrong = similarities(vectors, labels).argmax(axis=1) != RIGHT
     changed = labels.copy()
     changed[positives[wrong], 2], changed[negatives[wrong], 2] = NEGATIVE, POSITIVE
     return changed

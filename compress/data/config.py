@@ -20,11 +20,11 @@ class Columns(Config):
     """Column of the text, or of the first text of a pair; by default `text`. Where images have captions it is the caption of an image, or a
     list of them."""
     text_pair: ColumnName | None = None
-    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
-    `text_pair`."""
+    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding and sentence-triplets, whose data are pairs
+    and triplets, by default `text_pair`."""
     negative: ColumnName | None = None
-    """For sentence-embedding, column of a text that does not say what the other two say: rows are triplets then, and have no score. Leave it
-    out for pairs."""
+    """Of triplets, column of a text that does not say what the other two say. For sentence-triplets by default `negative`. For
+    sentence-embedding rows are triplets, without a score, where it is given; leave it out for pairs."""
     tokens: ColumnName | None = None
     """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
     its tag last."""
@@ -44,7 +44,8 @@ class Columns(Config):
     """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of
     sounds have no columns."""
     label: ColumnName | None = None
-    """Column of the label; by default `label`. Pairs of sentence-embedding may have none, and then say the same. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
+    """Column of the label; by default `label`. Pairs of sentence-embedding to train on may have none: they say the same then. A split whose
+    labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
     a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default
     `text`. Not used for text-generation."""

@@ -86,10 +86,10 @@ def primary(task: Task) -> Metric:
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, or of
-    images whose nearest class is theirs."""
-    if zero_shot.are_images_and_texts(labels):
-        answers, labels = zero_shot.similarities(answers, labels)
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, of images
+    whose nearest class is theirs, or of triplets whose positive is nearer than their negative."""
+    if zero_shot.are_images_and_texts(labels) or text_groups.are_groups(labels):
+        answers, labels = as_values(answers, labels)
     if labels.ndim == 2:
         return next_token.accuracy(answers, labels)
     return float(np.mean(answers.argmax(axis=1) == labels))
@@ -142,8 +142,9 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
     contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
     (`compress.core.transcripts`), with zeros; those of images and texts as the cosines of images with classes `[m, k]` and the class of
-    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; other
-    predictions and labels as they are."""
+    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; those of triplets
+    as the cosines with negative and positive `[t, 2]` (`compress.core.text_groups`), with ones; other predictions and labels as they
+    are."""
     if captions.are_captions(labels):
         found = captions.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
@@ -161,7 +162,7 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
         return found, np.zeros(len(found), np.float32)
     if text_groups.are_groups(labels):
         found = text_groups.similarities(answers, labels)
-        return found, np.zeros(len(found), np.float32)
+        return found, np.full(len(found), text_groups.RIGHT)
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
 
 
@@ -224,7 +225,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, judged queries, or images."""
+    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, triplets, judged queries, or images."""
     if zero_shot.are_images_and_texts(labels):
         return len(zero_shot.judged(labels))
     if relevance.are_judged(labels):

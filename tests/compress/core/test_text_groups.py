@@ -10,6 +10,8 @@ import pytest
 from compress.core import candidates, relevance, text_groups, vectors, zero_shot
 from compress.data.splits import Split
 from compress.measure.closeness import spread_rows
+from compress.measure.metrics import METRICS, accuracy, metrics, num_predictions
+from compress.report.intervals import paired, single
 from tests.tiny_embedding import vectors as drawn
 
 TRIPLETS = [("a", "p", "n"), ("b", "a", "m"), ("a", "q", "p"), ("c", "r", "n")]
@@ -59,7 +61,7 @@ def test_triplets_are_found_in_any_order_and_what_is_left_of_others_is_left_out(
     labels, texts = text_groups.labels_of(TRIPLETS), drawn(12)
     order = [11, 4, 3, 0, 9, 10, 5, 1, 8, 6]  # the negative of the first and the positive of the third are missing
     found = text_groups.similarities(texts[order], labels[order])
-    expected = [[cosine(texts[row], texts[row + other]) for other in (1, 2)] for row in (3, 9)]
+    expected = [[cosine(texts[row], texts[row + other]) for other in (2, 1)] for row in (3, 9)]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
     assert text_groups.num_triplets(labels[order]) == 2
     assert text_groups.num_groups(labels[order]) == 3
@@ -68,15 +70,20 @@ def test_triplets_are_found_in_any_order_and_what_is_left_of_others_is_left_out(
 def test_equally_near_is_wrong_and_answers_swap_the_parts() -> None:
     labels, texts = text_groups.labels_of(TRIPLETS), drawn(12)
     texts[2] = texts[1]
-    found = text_groups.right(text_groups.similarities(texts, labels)).tolist()
+    found = [bool(one == text_groups.RIGHT) for one in text_groups.similarities(texts, labels).argmax(axis=1)]
     assert found == [cosine(texts[row], texts[row + 1]) > cosine(texts[row], texts[row + 2]) and row > 0 for row in (0, 3, 6, 9)]
     assert len(set(found)) == 2
     changed = text_groups.with_answers(labels, texts)
     assert text_groups.size_of(changed) == 3
     for number, was_right in enumerate(found):
         assert changed[3 * number : 3 * number + 3, 2].tolist() == ([0, 1, 2] if was_right else [0, 2, 1])
-    again = text_groups.right(text_groups.similarities(texts, changed))
-    assert again.tolist() == [False, True, True, True]  # by the answers of a model itself it is right, but for equal ones
+    again = text_groups.similarities(texts, changed).argmax(axis=1)
+    assert again.tolist() == [0, 1, 1, 1]  # by the answers of a model itself it is right, but for equal ones
+    assert metrics("sentence-triplets", texts, labels) == {"accuracy": sum(found) / 4}
+    assert accuracy(texts, labels) == sum(found) / 4
+    assert num_predictions(labels) == 4
+    assert single(METRICS["accuracy"], texts, labels)["n"] == 4
+    assert paired(METRICS["accuracy"], texts, texts, labels)["n"] == 4
     assert (changed[:, [0, 1, 3]] == labels[:, [0, 1, 3]]).all()
 
 
