@@ -22,8 +22,9 @@ The answers that there are:
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
                  (`compress.core.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`compress.core.vectors`); [n, 4] of pairs and triplets without scores (`compress.core.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-                 (`compress.core.relevance`); where images are found by words [n, 3]: image or text, and its class
+                 (`compress.core.vectors`); of pairs and triplets without scores [n, 4] (`compress.core.text_groups`); where documents
+                 are searched [n, 2 + 2 k]: query or document, and its judgements (`compress.core.relevance`); where images are found by
+                 words [n, 3]: image or text, and its class
                  (`compress.core.zero_shot`) or the image that a caption belongs to (`compress.core.captions`)
 """
 

@@ -20,7 +20,7 @@ class Columns(Config):
     """Column of the text, or of the first text of a pair; by default `text`. Where images have captions it is the caption of an image, or a
     list of them."""
     text_pair: ColumnName | None = None
-    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding and sentence-triplets, whose data are pairs
+    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding and sentence-triplets, which read pairs
     and triplets, by default `text_pair`."""
     negative: ColumnName | None = None
     """Of triplets, column of a text that does not say what the other two say. For sentence-triplets by default `negative`. For
@@ -63,7 +63,7 @@ class Columns(Config):
         return base.model_copy(update={**{replaced[name]: None for name in given if name in replaced}, **given})
 
     def named(self, task: Task) -> dict[str, Column]:
-        """Returns the columns that a task reads by their keys, the label, if any, last; a column that is not given is named after its key."""
+        """Returns the columns that a task reads by their keys, the label, if any, last; one that is not given is named after its key."""
         given, facts = {name: getattr(self, name) for name in TASKS[task].columns}, TASKS[task]
         left_out = {*(() if facts.needs_pairs else ("text_pair",)), *(() if facts.needs_negatives else ("negative",))}
         if given.get("negative") is not None:

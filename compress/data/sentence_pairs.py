@@ -5,8 +5,8 @@
     pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.text_groups`)
     triplets               (a, p, n)         texts a, p, n    the same
 
-A file is of the first kind where it has a column of scores, of the last where the recipe names one of negatives. All files of a split are of
-one kind. Rows to train on may be of any; what a model is judged by is that of the task, for evaluation and for selection.
+A file is of the first kind where it has a column of scores, of the last where the recipe names one of negatives. All files of a split are
+of one kind. Rows to train on may be of any; what a model is judged by is that of the task, for evaluation and for selection.
 
 Texts are cut apart after rows were divided into splits: those of a row are always in the same one. Rows are told apart by their first two
 texts, so that no pair of the selection split is trained on as part of a triplet. The scale of the scores changes no metric, as these are
@@ -88,6 +88,11 @@ def judged_kind(task: Task) -> Kind:
     return "triplets" if TASKS[task].needs_negatives else "pairs with scores"
 
 
+def _task_of(kind: Kind) -> str:
+    """Returns the task whose models are judged by rows of a kind."""
+    return tasks_with(lambda row: row.needs_pairs and row.needs_negatives == (kind == "triplets"))
+
+
 def _told(train: Kind, low: float, high: float) -> str:
     if train == "pairs with scores":
         return f"the rows of train are pairs, their scores {low:g} to {high:g} are scaled to 0 to 1"
@@ -155,8 +160,7 @@ def _check_judged(sources: Mapping[str, Sequence[Source]], kinds: Mapping[str, K
     """Raises if rows for evaluation or selection are not of the kind that the task is judged by, or are missing."""
     for name in ("test", "validation"):
         if name in kinds and kinds[name] != judged:
-            tasks = tasks_with(lambda row: row.needs_pairs and row.needs_negatives == (kinds[name] == "triplets"))
-            instead = f", or task: {tasks}" if kinds[name] == "triplets" or judged == "triplets" else ""
+            instead = "" if kinds[name] == "pairs without scores" else f", or model.task to {_task_of(kinds[name])}"
             given = f"{sources[name][0].name}: {kinds[name]} given to judge models by; {judged} are needed"
             raise InputError(f"{given}: set {_columns(judged)} of this file{instead}")
     if kinds["train"] != judged and not {"test", "validation"} <= kinds.keys():

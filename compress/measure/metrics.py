@@ -29,7 +29,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, captions, correlation, label_sets, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
+from compress.core import (
+    candidates,
+    captions,
+    correlation,
+    label_sets,
+    next_token,
+    relevance,
+    spans,
+    tags,
+    text_groups,
+    transcripts,
+    vectors,
+    zero_shot,
+)
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -86,8 +99,8 @@ def primary(task: Task) -> Metric:
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, of images
-    whose nearest class is theirs, or of triplets whose positive is nearer than their negative."""
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, of
+    images whose nearest class is theirs, or of triplets whose positive is nearer than their negative."""
     if zero_shot.are_images_and_texts(labels) or text_groups.are_groups(labels):
         answers, labels = as_values(answers, labels)
     if labels.ndim == 2:
@@ -142,9 +155,9 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
     contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
     (`compress.core.transcripts`), with zeros; those of images and texts as the cosines of images with classes `[m, k]` and the class of
-    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; those of triplets
-    as the cosines with negative and positive `[t, 2]` (`compress.core.text_groups`), with ones; other predictions and labels as they
-    are."""
+    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; those of
+    triplets as the cosines with negative and positive `[t, 2]` (`compress.core.text_groups`), with ones; other predictions and labels
+    as they are."""
     if captions.are_captions(labels):
         found = captions.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)

@@ -18,7 +18,6 @@ from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
 from compress.training.recompute import check_recomputed
 
-
 _NAMES = {2: "pair", 3: "triplet"}
 """What texts that belong together are called."""
 
@@ -125,7 +124,9 @@ def check_together(settings: Settings, together: int, processes: int, key: str) 
         if size is not None and together == 2 and size % 2:
             raise InputError(f"{key}.{name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
         if size is not None and size < together:
-            raise InputError(f"{key}.{name}: {size} given; the {together} texts of a triplet are rows of one batch: give at least {together}")
+            raise InputError(
+                f"{key}.{name}: {size} given; the {together} texts of a triplet are rows of one batch: give at least {together}"
+            )
     if processes > 1:
         raise InputError(f"{key}: {processes} processes would share the texts of a {_NAMES[together]}; run one process")
 

@@ -68,7 +68,7 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") 
 
 
 def chosen(loss: PairLoss | None, labels: Tensor | NDArray[Any]) -> PairLoss:
-    """Returns a loss, or where it is None the usual one of labels: `cosine` of pairs with a score `[n, 2]`, `ranking` of others `[n, 4]`."""
+    """Returns a loss, or where it is None the usual one of labels: `cosine` of pairs with a score `[n, 2]`, else `ranking`, `[n, 4]`."""
     return loss or ("ranking" if labels.shape[1] == WIDTH else "cosine")
 
 

@@ -155,7 +155,12 @@ PAIR = {"text": "anchor", "text_pair": "positive"}
 @pytest.mark.parametrize(
     ("columns", "rows", "files", "line"),
     [
-        (PAIR, [], {}, "pairs without scores to train on, which judge no model; test and validation splits of pairs with scores are needed"),
+        (
+            PAIR,
+            [],
+            {},
+            "pairs without scores to train on, which judge no model; test and validation splits of pairs with scores are needed",
+        ),
         (PAIR, [], {"test": "test.csv"}, "test and validation splits of pairs with scores are needed: name both in data.files"),
         ({**PAIR, "label": "grade"}, [], None, "train.csv: no column 'grade'; available: 'anchor', 'positive', 'negative'"),
         ({**PAIR, "negative": "negativ"}, [], None, "train.csv: no column 'negativ'.*did you mean 'negative'"),
@@ -183,14 +188,17 @@ def test_a_split_holds_one_kind_of_rows_and_that_of_the_task_judges(tmp_path: Pa
     write(tmp_path, "one.csv", triplets(20))
     train = [{"file": "one.csv", "columns": PAIR}, {"file": "one.csv", "columns": {**PAIR, "negative": "negative"}}]
     given = {"path": str(tmp_path), "files": {"train": train, **scored(tmp_path)}}
-    with pytest.raises(InputError, match="triplets, and .*one.csv has pairs without scores; all files of a split need the same columns"):
+    with pytest.raises(InputError, match=r"triplets, and .*one\.csv has pairs without scores; all files of a split need the same columns"):
         load_data(DataConfig.model_validate(given), TASK, None, print)
-    with pytest.raises(InputError, match="pairs without scores given to judge models by; pairs with scores are needed: set data.columns.label"):
+    with pytest.raises(InputError, match=r"pairs without scores given to judge models by; .* are needed: set data\.columns\.label of"):
         read(tmp_path, "one.csv", PAIR, test={"file": "one.csv", "columns": PAIR})
+    triplet = {**PAIR, "negative": "negative"}
+    with pytest.raises(InputError, match=r"triplets given to judge models by; .* of this file, or model\.task to sentence-triplets"):
+        read(tmp_path, "one.csv", PAIR, test={"file": "one.csv", "columns": triplet})
 
 
 @pytest.mark.parametrize("cell", ["1", "null", '["x"]'])
 def test_a_negative_that_is_no_text_is_refused(cell: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", "negative": {cell}}}\n')
-    with pytest.raises(InputError, match="line 1: .* given as text; valid Unicode text is allowed"):
+    with pytest.raises(InputError, match=r"line 1: .* given as text; valid Unicode text is allowed"):
         read(tmp_path, "train.jsonl", {**PAIR, "negative": "negative"})

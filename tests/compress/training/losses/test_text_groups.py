@@ -1,4 +1,4 @@
-"""Losses of pairs and triplets without scores: against written-out loops, against the formula of sentence-transformers, by their properties."""
+"""Losses of pairs and triplets without scores: against loops, against the formulas of sentence-transformers, by their properties."""
 
 from __future__ import annotations
 
