@@ -185,7 +185,7 @@ def test_more_dimensions_than_there_are_and_other_tasks_are_refused(tmp_path: Pa
     source = tiny_embedding.folder(tmp_path / "source")
     with pytest.raises(InputError, match=r"embedding\.dimensions: 33 given; the vectors of this model have 32 numbers"):
         check_model(named(source, embedding={"dimensions": 33}))
-    with pytest.raises(ValueError, match="embedding: given for text-regression; it is for .*, retrieval or sentence-triplets: leave"):
+    with pytest.raises(ValueError, match=r"embedding: given for text-regression; it is for .*, retrieval or sentence-triplets: leave"):
         ModelConfig(path=str(source), task="text-regression", embedding={"pooling": "mean"})
 
 
