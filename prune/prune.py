@@ -33,9 +33,9 @@ from prune.allocation import uniform
 from prune.cost import count_of
 from prune.latency.budget import LatencyBudget
 from prune.latency.timing import Timing, target_shape
-from prune.masks.learned import as_trained
+from prune.masks.learned import as_trained, check_learned
 from prune.methods import is_learned
-from prune.recovery import check_recovery
+from prune.recovery import Recover, check_recovery
 from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
@@ -54,8 +54,8 @@ class Prune(PruneSettings):
     VERSION: ClassVar[int] = 6
 
     def team(self, processes: Team) -> Team:
-        """The first process prunes; all of them fine-tune."""
-        return processes if self.recover is not None else ALONE
+        """The first process prunes; all of them learn masks and fine-tune."""
+        return processes if self.recover is not None or is_learned(self.method) else ALONE
 
     def depends(self, context: Context) -> Any:
         """Measured latency depends on the engine and the machine."""
@@ -91,8 +91,9 @@ class Prune(PruneSettings):
             self._check_shared(context.team.tensor)
             after = self.config_after(config) if self.recover.named else config
             check_recovery(self.recover, self.training_keys, config, after, teacher, context)
-            if is_learned(self.method):  # masks are learned on the unpruned model
-                check_recovery(as_trained(self.learn, self.recover), self.training_keys, config, config, teacher, context)
+        if is_learned(self.method):  # masks are learned on the unpruned model
+            check_learned(context.team, key)
+            check_recovery(as_trained(self.learn, self.recover or Recover()), self.training_keys, config, config, teacher, context)
 
     def _check_shared(self, tensor: int) -> None:
         """Raises if what is left need not divide by the processes that share each layer."""
@@ -145,8 +146,7 @@ class Prune(PruneSettings):
         from compress.models.checkpoint import load, save
 
         if not context.team.is_first:
-            assert self.recover is not None, "without training the first process is alone"
-            take_part(self, self.recover, context)
+            take_part(self, context)
             return {}
         source, cut = self._cut_vocabulary(parent, context)
         model = load(source)

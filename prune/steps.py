@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import nn
 from compress.artifacts.artifact import write_json, writing
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
-from compress.machine.parallel import ALONE
 from compress.measure.closeness import Trial
 from compress.models.architecture.origin import Origin
 from compress.models.architecture.structure import Structure
@@ -35,14 +34,14 @@ from prune.cost import Component
 from prune.latency.budget import LatencyBudget
 from prune.least_squares import update
 from prune.masks.learned import SparsityGoal, learn
-from prune.methods import METHODS, Method, Scoring, is_learned, scores_of
+from prune.methods import METHODS, Scoring, is_learned, scores_of
 from prune.proof import prove
 from prune.recovery import Recover, RecoveryJob, part_of, recover
 from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
-from prune.together import Cut, hand_out, handed_out, tuples
+from prune.together import Cut, hand_out, received, tuples
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -79,7 +78,9 @@ class Steps:
         if (folder / FIGURES).is_file():
             found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             context.progress.log(f"  {self.name}: iteration {number} is already finished")
-            hand_out(context.team, None, context.scratch)
+            for trained in (is_learned(stage.method), stage.recover is not None):
+                if trained:
+                    hand_out(context.team, None, context.scratch)
             return load(folder), Origin(*map(tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
         if stage.recover is not None:
@@ -111,9 +112,11 @@ class Steps:
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
         figures: dict[str, Any] = {"share": share}
         if is_learned(stage.method):
-            scores = Scores.equal(structure, limits.inside)
-            if share < 1 and limits.free(structure):
-                scores = self.learn(stage.method, model, SparsityGoal(cost, incoming, 1 - share, limits), share, figures)
+            goal = SparsityGoal(cost, incoming, 1 - share, limits)
+            masks = share < 1 and limits.free(structure)
+            scores = self.learn(model, goal, figures) if masks else Scores.equal(structure, limits.inside)
+            if not masks:
+                hand_out(self.context.team, None, self.context.scratch)
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
@@ -161,21 +164,12 @@ class Steps:
 
         return allocate
 
-    def learn(self, method: Method, model: nn.Module, goal: SparsityGoal, share: float, figures: dict[str, Any]) -> Scores:
+    def learn(self, model: nn.Module, goal: SparsityGoal, figures: dict[str, Any]) -> Scores:
         """Learns masks together with the weights, in place; returns the scores and adds the training's figures to `figures`."""
-        stage, teacher, structure = self.stage, self.context.teacher, goal.cost.structure
-        assert teacher is not None, "the pipeline provides the teacher"
-        job = RecoveryJob(
-            settings=stage.recover or Recover(),
-            source=self.source,
-            origin=Origin.whole(structure.depth, structure.sizes.hidden),
-            keys=stage.training_keys,
-            context=replace(self.context, team=ALONE),  # gates and their price are drawn and kept in one process
-            scratch=self.context.scratch / "masks",
-            label=f"{self.name}: learning masks",
-            depends={"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": share},
-        )
-        learned = learn(method, model, goal, stage.learn, job, stage.key)
+        stage, context = self.stage, self.context
+        hand_out(context.team, Cut(model, self.source, None), context.scratch)
+        goal = context.team.hand_out(goal)
+        learned = learn(stage.method, model, goal, stage.learn, learning_job(stage, self.source, goal, context), stage.key)
         figures["learned"] = dict(learned.figures)
         model.to(computing_device())
         return learned.scores
@@ -224,7 +218,35 @@ def recovery_job(
     )
 
 
-def take_part(stage: PruneSettings, settings: Recover, context: Context) -> None:
-    """Fine-tunes with the first process, which prunes."""
-    for number, cut in handed_out(context.team, len(stage.shares)):
-        recover(cut.model, recovery_job(stage, settings, number, cut.source, cut.origin, context))
+def learning_job(stage: PruneSettings, source: Path, goal: SparsityGoal, context: Context) -> RecoveryJob:
+    """Returns the training of masks.
+
+    Args:
+        stage: The stage.
+        source: Checkpoint with the tokenizer or image processor.
+        goal: What may be pruned, and how much.
+        context: Context of the stage.
+    """
+    teacher, structure = context.teacher, goal.cost.structure
+    assert teacher is not None, "the pipeline provides the teacher"
+    return RecoveryJob(
+        settings=stage.recover or Recover(),
+        source=source,
+        origin=Origin.whole(structure.depth, structure.sizes.hidden),
+        keys=stage.training_keys,
+        context=context,
+        scratch=context.scratch / "masks",
+        label=f"{stage.id or stage.NAME}: learning masks",
+        depends={"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": 1 - goal.sparsity},
+    )
+
+
+def take_part(stage: PruneSettings, context: Context) -> None:
+    """Learns masks and fine-tunes with the first process, which prunes."""
+    team = context.team
+    for number in range(1, len(stage.shares) + 1):
+        if is_learned(stage.method) and (whole := received(team)) is not None:
+            goal: SparsityGoal = team.hand_out(None)  # type: ignore[assignment]  # of the first process
+            learn(stage.method, whole.model, goal, stage.learn, learning_job(stage, whole.source, goal, context), stage.key)
+        if stage.recover is not None and (cut := received(team)) is not None:
+            recover(cut.model, recovery_job(stage, stage.recover, number, cut.source, cut.origin, context))

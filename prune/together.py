@@ -1,14 +1,14 @@
-"""How several processes fine-tune a pruned model: the first one prunes, and tells the others where the result lies.
+"""How several processes train a model that the first one prunes: it tells the others where the model lies.
 
-    first     score, choose, cut, measure ---> checkpoint in its scratch folder ---> fine-tune
-    others    wait without spinning       ---> load it                          ---> fine-tune
+    first     score, choose, cut, measure ---> checkpoint in its scratch folder ---> train
+    others    wait without spinning       ---> load it                          ---> train
 
-So all start from the same units, whatever rounding or a clock on another machine would have chosen. All processes see the run folder.
+So all start from the same units, whatever rounding or a clock on another machine would have chosen. Masks are learned together on the model
+before it is cut, in the same way. All processes see the run folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ FOLDER = "cut"
 
 @dataclass(frozen=True)
 class Cut:
-    """A pruned model before its fine-tuning."""
+    """A model before all processes train it."""
 
     model: nn.Module
     source: Path
@@ -35,11 +35,11 @@ class Cut:
 
 
 def hand_out(team: Team, cut: Cut | None, scratch: Path) -> None:
-    """Gives the pruned model of the first process to the others, which call `handed_out`.
+    """Gives the model of the first process to the others, which call `received`.
 
     Args:
         team: The processes.
-        cut: The model; None if an earlier attempt has already fine-tuned it.
+        cut: The model; None if there is nothing to train, for instance because an earlier attempt has done so.
         scratch: Scratch folder of the first process.
     """
     if team.size == 1:
@@ -47,19 +47,19 @@ def hand_out(team: Team, cut: Cut | None, scratch: Path) -> None:
     told: dict[str, Any] | None = None
     if cut is not None:
         with writing(scratch / FOLDER) as temporary:
-            save(cut.model, cut.source, temporary, "Pruned, not fine-tuned yet")
+            save(cut.model, cut.source, temporary, "Not trained yet")
         origin = cut.origin and [cut.origin.layers, cut.origin.hidden, cut.origin.heads]
         told = {"model": str(scratch / FOLDER), "source": str(cut.source), "origin": origin}
     team.broadcast(told)
 
 
-def handed_out(team: Team, count: int) -> Iterator[tuple[int, Cut]]:
-    """Yields the pruned models that another process has to fine-tune, with their numbers from 1; the first one hands out `count`."""
-    for number in range(1, count + 1):
-        told: dict[str, Any] | None = team.broadcast(None)
-        if told is not None:
-            origin = None if told["origin"] is None else Origin(*map(tuples, told["origin"]))
-            yield number, Cut(load(Path(told["model"])), Path(told["source"]), origin)
+def received(team: Team) -> Cut | None:
+    """Returns the model that the first process hands out; None if there is nothing to train."""
+    told: dict[str, Any] | None = team.broadcast(None)
+    if told is None:
+        return None
+    origin = None if told["origin"] is None else Origin(*map(tuples, told["origin"]))
+    return Cut(load(Path(told["model"])), Path(told["source"]), origin)
 
 
 def tuples(value: Any) -> Any:

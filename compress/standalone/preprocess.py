@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -338,6 +339,9 @@ class Preprocessor:
                 raise BadRow(f"row {index}: {type(row).__name__} given; a single text is allowed")
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
         texts = [self.prompt + str(row) for row in rows] if self.prompt else list(rows)
+        if len(texts) == 1:  # a batch would be handed to another thread, which has to wake up first
+            pair: Any = texts[0]
+            return [self.tokenizer.encode(pair) if isinstance(pair, str) else self.tokenizer.encode(*pair)]
         return list(self.tokenizer.encode_batch_fast(texts))
 
     def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
@@ -354,9 +358,10 @@ class Preprocessor:
         return made
 
     def _by_bucket(self, tokens: Sequence[np.ndarray]) -> dict[int, list[int]]:
-        lengths = np.array([row.shape[1] for row in tokens], dtype=np.int64)
-        buckets = np.array(self.buckets)[np.searchsorted(self.buckets, lengths)]
-        return {bucket: np.flatnonzero(buckets == bucket).tolist() for bucket in self.buckets if (buckets == bucket).any()}
+        groups: dict[int, list[int]] = {}
+        for index, row in enumerate(tokens):
+            groups.setdefault(self.buckets[bisect_left(self.buckets, row.shape[1])], []).append(index)
+        return dict(sorted(groups.items()))
 
     def _pad(self, tokens: Sequence[np.ndarray], length: int | None) -> dict[str, np.ndarray]:
         longest = max((row.shape[1] for row in tokens), default=0)

@@ -23,9 +23,14 @@ OPEN = 2.5
 SMALLEST = 1e-6
 
 
-def draw(log_alpha: Tensor) -> Tensor:
-    """Returns one sample per gate, float32 in [0, 1]; uses torch's global random generator."""
-    u = torch.rand_like(log_alpha).clamp(SMALLEST, 1 - SMALLEST)
+def draw(log_alpha: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Returns one sample per gate, float32 in [0, 1].
+
+    Args:
+        log_alpha: Float.
+        generator: Draws the noise, on the CPU; None: torch's own.
+    """
+    u = torch.rand(log_alpha.shape, generator=generator, dtype=log_alpha.dtype).to(log_alpha.device).clamp(SMALLEST, 1 - SMALLEST)
     stretched = torch.sigmoid((u.log() - (-u).log1p() + log_alpha) / BETA) * (ZETA - GAMMA) + GAMMA
     return stretched.clamp(0, 1)
 

@@ -13,6 +13,9 @@ https://arxiv.org/abs/2204.00408, sections 3.1 and 3.2; the paper learns the mul
 controller sets the multiplier (`prune.masks.price`). Afterwards units are ranked by P(z > 0), and `prune.selection` meets the budget
 exactly.
 
+Gates are drawn once a step, from (seed, step): all micro-batches have the same, and so have several processes. The controller sees the
+gradient of the whole batch, which is summed over processes for it.
+
 Not supported: gates of whole attentions and FFNs, since every architecture here keeps at least one head group and one step of neurons; in
 half an epoch of SST-2 they closed whole FFNs where some neurons of each would do. Nor the paper's search for a layer mapping: the student's
 layers are layers of the incoming model, and each learns from its own origin.
@@ -21,6 +24,7 @@ layers are layers of the incoming model, and each learns from its own origin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -28,6 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.config import Config
+from compress.machine.parallel import ALONE, Team
 from compress.training.train import Batch, Objective
 from prune.cost import Component, CostModel, count_of
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
@@ -40,6 +45,8 @@ MASK_RATE, CROSSINGS = 0.01, 4
 DECIDED = 0.25
 """Final share of the steps in which the gates of blocks are fixed."""
 UNDECIDED = -1.0
+SEED_BITS = 24
+"""Steps of one seed, before the next one would repeat their gates, as a power of 2."""
 
 
 class Learn(Config):
@@ -99,15 +106,27 @@ class Joint(nn.Module):
         limits: What may be masked; at least one unit must be free.
         ratio: Learning rate of the masks divided by that of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
+        seed: Seed of the gates.
+        team: The processes that train them together.
     """
 
     decided_L: Tensor
 
     def __init__(
-        self, loss: Objective, cost: CostModel, incoming: Incoming, sparsity: float, limits: Limits, ratio: float, warmup: float
+        self,
+        loss: Objective,
+        cost: CostModel,
+        incoming: Incoming,
+        sparsity: float,
+        limits: Limits,
+        ratio: float,
+        warmup: float,
+        seed: int = 0,
+        team: Team = ALONE,
     ) -> None:
         super().__init__()
         self.loss, self.cost, self.incoming, self.sparsity, self.limits, self.warmup = loss, cost, incoming, sparsity, limits, warmup
+        self.seed, self.team = seed, team
         structure = cost.structure
         self.sizes: dict[str, int] = {}
         for block in range(structure.depth):
@@ -125,14 +144,16 @@ class Joint(nn.Module):
         self.drawn: dict[str, Tensor] = {}
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each; draws new gates for every batch."""
+        """Returns the parts of the loss, float32 `[b]` each; draws new gates for every step."""
         self.log_alpha.bound(BOUND)
         if "layers" in self.limits.granularity and batch.step >= (1 - DECIDED) * batch.num_steps and not self.decided:
             self.decide()
         penalty = self.penalty(batch.step, batch.num_steps)
         seen_N = self.log_alpha()
-        seen_N.register_hook(self.price.add_gradient)  # gradient of the loss only: the penalty reads log_alpha in a branch of its own
-        self.drawn = self.factors(draw, seen_N)
+        # gradient of the loss only: the penalty reads log_alpha in a branch of its own
+        seen_N.register_hook(lambda gradient_N: self.price.add_gradient(self.team.add(gradient_N.clone())))
+        noise = torch.Generator().manual_seed((self.seed << SEED_BITS) + batch.step)
+        self.drawn = self.factors(partial(draw, generator=noise), seen_N)
         return {**self.loss(model, batch), "sparsity": penalty.expand(len(batch.indices))}
 
     @torch.no_grad()

@@ -4,20 +4,29 @@
     2. train weights and gates together on the objective of recovery, with the shared training loop
     3. fold the gates into the weights (`prune.masks.masks`) and pass the scores to selection
 
-The loop saves gates, the multiplier of the constraint and the random state with the weights: a killed training resumes bit for bit.
+The loop saves gates and the multiplier of the constraint with the weights: a killed training resumes bit for bit. Several processes learn
+the same gates, under each plan that divides rows, weights or layers among them: gradients of gates are summed as those of weights are.
+Processes that share each layer (`parallel.tensor`) gate the heads and neurons that they have:
+
+    heads and neurons   the reader of process p has the inputs [p n / P, (p + 1) n / P): so many of the gates, whose gradients add up to
+                        those of all (`LayerShare.read`)
+    channels, blocks    whole in each process
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from compress.core.errors import InputError
 from compress.machine.device import computing_device
+from compress.machine.parallel import Team
 from compress.stage.distillation import DistillationSettings
+from compress.training.layer_share import LayerShare
 from compress.training.train import Objective, steps_in
 from prune.cost import CostModel
 from prune.masks.joint import Joint, Learn, mask_rate
@@ -25,6 +34,32 @@ from prune.masks.masks import fold, masked
 from prune.masks.movement import StructuredMovement
 from prune.recovery import Recover, RecoveryJob, recover
 from prune.selection import Incoming, Limits, Scores
+
+
+def check_learned(team: Team, key: str) -> None:
+    """Checks before the first stage that these processes can learn masks together.
+
+    Raises:
+        InputError: They cannot.
+    """
+    if team.pipeline > 1:
+        raise InputError(
+            f"{key}.method: learns masks of all blocks at once, given with parallel.pipeline: {team.pipeline}, which divides the blocks; "
+            "give pipeline: 1, or another method"
+        )
+    if team.sequence:
+        raise InputError(
+            f"{key}.method: learns masks, given with parallel.sequence: true, which divides the tokens that they scale; "
+            "give sequence: false, or another method"
+        )
+
+
+def own_part(team: Team) -> Callable[[Tensor], Tensor]:
+    """Returns what makes, of the gates of all heads or neurons of a block `[n]`, those of this process `[n / P]`; see above."""
+    if team.tensor == 1:
+        return lambda gates_n: gates_n
+    share = LayerShare(team.mesh()["tensor"], columns=False)
+    return lambda gates_n: share.read(gates_n).tensor_split(team.tensor)[team.tensor_rank]
 
 
 @dataclass(frozen=True)
@@ -68,6 +103,8 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
 def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, job: RecoveryJob, key: str) -> LearnedScores:
     """Trains a model and its gates in place; leaves it on the CPU in evaluation mode, with the gates folded into its weights.
 
+    All processes of the team must call it, with the same model and goal.
+
     Args:
         method: How scores are learned.
         model: The incoming model.
@@ -85,8 +122,9 @@ def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, jo
 
     def with_gates(loss: Objective) -> Objective:
         given = (loss, goal.cost, goal.incoming, goal.sparsity, goal.limits, ratio, settings.warmup)
-        made.append(Joint(*given) if method == "joint" else StructuredMovement(*given, key))
-        stack.enter_context(masked(model, structure, made[-1].gates()))
+        team, seed = job.context.team, job.context.seed
+        made.append(Joint(*given, seed, team) if method == "joint" else StructuredMovement(*given, key))
+        stack.enter_context(masked(model, structure, made[-1].gates(), own_part(team)))
         return made[-1].to(computing_device())
 
     with ExitStack() as stack:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from compress.models.architecture.blocks import states_given, states_of
 from compress.models.architecture.structure import Structure
@@ -32,32 +33,46 @@ Gate = Callable[[bool], Tensor]
 
 
 @contextmanager
-def masked(model: nn.Module, structure: Structure, gates: Mapping[GateSite | tuple[int, str], Gate]) -> Iterator[None]:
-    """Attaches gates to a model inside the `with` block.
+def masked(
+    model: nn.Module,
+    structure: Structure,
+    gates: Mapping[GateSite | tuple[int, str], Gate],
+    own: Callable[[Tensor], Tensor] = lambda gates_n: gates_n,
+) -> Iterator[None]:
+    """Attaches gates to a model inside the `with` block, where it may be divided among processes and put together again.
 
     Args:
-        model: The model.
+        model: The whole model.
         structure: Its structure.
         gates: Gates by site: (block, "heads") and (block, "cross"), one per head group; (block, "ffn"); (block, "layer"), `[1]`; "hidden".
             Others count as 1.
+        own: Of the gates of a component, `[n]`, returns those of the heads or neurons that this process has when it runs the model.
     """
     hooks = HookPoints.of(model, structure)
-    handles = []
+    handles: list[tuple[str, RemovableHandle]] = []
     for block in range(structure.depth):
         for what in GATED:
             if (block, what) in gates:
-                hook = _on_input(gates[block, what], width_of(structure, block, what))
-                handles.append(model.get_submodule(str(hooks.at(block, what))).register_forward_pre_hook(hook))
+                hook, reader = _on_input(gates[block, what], width_of(structure, block, what), own), str(hooks.at(block, what))
+                handles.append((reader, model.get_submodule(reader).register_forward_pre_hook(hook)))
         if (block, "layer") in gates:
-            module = model.get_submodule(hooks.blocks[block])
-            handles.append(module.register_forward_hook(_on_block(gates[block, "layer"]), with_kwargs=True))
+            name = hooks.blocks[block]
+            layer_hook = _on_block(gates[block, "layer"])
+            handles.append((name, model.get_submodule(name).register_forward_hook(layer_hook, with_kwargs=True)))
     for norm in hooks.norms if "hidden" in gates else ():
-        handles.append(model.get_submodule(norm).register_forward_hook(_on_output(gates["hidden"])))
+        handles.append((norm, model.get_submodule(norm).register_forward_hook(_on_output(gates["hidden"]))))
     try:
         yield
     finally:
-        for handle in handles:
+        for name, handle in handles:
             handle.remove()
+            _forget(model.get_submodule(name), handle.id)
+
+
+def _forget(module: nn.Module, hook: int) -> None:
+    """Removes a hook from a module that was copied with it: a model that was divided is put together from copies of its modules."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_with_kwargs):
+        hooks.pop(hook, None)
 
 
 def fold(model: nn.Module, structure: Structure, gates: Mapping[GateSite | tuple[int, str], Gate]) -> None:
@@ -90,11 +105,11 @@ def _offset(norm: nn.Module) -> float:
     return float(bool(answer.any()))
 
 
-def _on_input(gate: Gate, width: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """Returns a hook that gates the input `[..., n * width]` of a layer."""
+def _on_input(gate: Gate, width: int, own: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """Returns a hook that gates the input `[..., n * width]` of a layer, or of the part of it that this process has."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0] * gate(module.training).repeat_interleave(width), *args[1:])
+        return (args[0] * own(gate(module.training)).repeat_interleave(width), *args[1:])
 
     return hook
 

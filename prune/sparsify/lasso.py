@@ -47,6 +47,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.machine.parallel import ALONE, Team
 from compress.training.train import Batch, Objective, steps_in
 from prune.sparsify.curvature import Curvature, in_metric, metrics
 from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread
@@ -102,11 +103,14 @@ class Lasso(nn.Module):
         layers: Layers with the penalty, by module name.
         penalty: The settings of the penalty.
         model: The model of these layers.
+        team: The processes that train it together; the first one measures for all of them.
     """
 
-    def __init__(self, objective: Objective, layers: Mapping[str, nn.Linear], penalty: Penalty, model: nn.Module) -> None:
+    def __init__(
+        self, objective: Objective, layers: Mapping[str, nn.Linear], penalty: Penalty, model: nn.Module, team: Team = ALONE
+    ) -> None:
         super().__init__()
-        self.objective, self.penalty, self.step = objective, penalty, 0
+        self.objective, self.penalty, self.team, self.step = objective, penalty, team, 0
         self.layers = tuple(layers.items())  # in a tuple, so that the layers are not submodules
         self.terms = [
             (number, shape, f"beta_{number}_{which}") for number in range(len(layers)) for which, shape in enumerate(penalty.shapes)
@@ -139,6 +143,11 @@ class Lasso(nn.Module):
 
     def _measured(self, model: nn.Module) -> dict[str, Tensor]:
         """Returns the factors of the metric and beta, as they are now, by name of their buffer."""
+        device = self.layers[0][1].weight.device
+        found = {name: value.cpu() for name, value in self._measured_here(model).items()} if self.team.is_first else {}
+        return {name: value.to(device) for name, value in self.team.hand_out(found).items()}
+
+    def _measured_here(self, model: nn.Module) -> dict[str, Tensor]:
         weights = {name: layer.weight.detach() for name, layer in self.layers}
         found: dict[str, Tensor] = {}
         if self.penalty.measure is not None:

@@ -12,13 +12,16 @@ that are all zero.
 The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity, unless lasso ranks the groups of all
 layers. The checkpoint is marked so that every later training holds its zeros; rounding to symmetric integer grids keeps them anyway.
 Calibration rows come from the train split. Whole blocks cannot reach every sparsity: a layer that ends far from the target is an error
-before anything is trained. Not supported: a sparsity per layer; experts stored as one stacked tensor; models too large for memory.
+before anything is trained.
+
+Several processes learn zeros together on rows that are dealt out; each has the whole model meanwhile, whatever the section `parallel` says.
+Not supported: a sparsity per layer; experts stored as one stacked tensor; models too large for memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +45,7 @@ from prune.sparsify.one_shot import zero_gone, zero_weights
 from prune.sparsify.patterns import NM, Blocks
 from prune.sparsify.settings import LEARNING, RECOVERY, SparsifySettings
 from prune.sparsify.target_layers import check_reachable, target_layers, warn_of_dense_weights
-from prune.together import Cut, hand_out, handed_out
+from prune.together import Cut, hand_out, received
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,8 +83,8 @@ class Sparsify(SparsifySettings):
                 check_recovery(settings, self.training_keys(name), config, config, teacher, context)
 
     def team(self, processes: Team) -> Team:
-        """The first process chooses the zeros; all of them fine-tune."""
-        return processes if self.recover is not None else ALONE
+        """The first process chooses the zeros; all of them learn and fine-tune."""
+        return processes if self.recover is not None or self.learns else ALONE
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the sparse checkpoint.
@@ -101,11 +104,9 @@ class Sparsify(SparsifySettings):
         from compress.models.checkpoint import save
 
         if not context.team.is_first:
-            assert self.recover is not None, "without training the first process is alone"
-            for _, cut in handed_out(context.team, 1):
-                self._train(cut.model, self.recover, cut.source, context, RECOVERY)
+            self._take_part(context)
             return {}
-        model, figures = self._zeroed(parent.path, replace(context, team=ALONE))
+        model, figures = self._zeroed(parent.path, context)
         warn_of_dense_weights(self, model, target_layers(self, model), context.progress)
         if self.recover is not None:
             hand_out(context.team, Cut(model, parent.path, None), context.scratch)
@@ -131,6 +132,13 @@ class Sparsify(SparsifySettings):
             **figures,
         }
 
+    def _take_part(self, context: Context) -> None:
+        """Learns and fine-tunes with the first process, which chooses the zeros."""
+        if self.learns and (dense := received(context.team)) is not None:
+            self._learn(dense.model, dense.source, context)
+        if self.recover is not None and (sparse := received(context.team)) is not None:
+            self._train(sparse.model, self.recover, sparse.source, context, RECOVERY)
+
     def _zeroed(self, source: Path, context: Context) -> tuple[nn.Module, dict[str, Any]]:
         """Returns the sparse model before its fine-tuning, and its figures; a finished one is loaded from the scratch folder."""
         from compress.models.checkpoint import load, save
@@ -138,11 +146,14 @@ class Sparsify(SparsifySettings):
         folder = context.scratch / ZEROED
         if (folder / FIGURES).is_file():
             context.progress.log(f"  {self.id or self.NAME}: the zeros are already chosen")
+            if self.learns:
+                hand_out(context.team, None, context.scratch)
             found: dict[str, Any] = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             return load(folder), found
         model = load(source)
         check_reachable(self, target_layers(self, model))  # an earlier stage may have made layers smaller than `check` could know
         if self.learns:
+            hand_out(context.team, Cut(model, source, None), context.scratch)
             figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
         else:
             figures = self._in_one_go(model, source, context)
@@ -173,11 +184,7 @@ class Sparsify(SparsifySettings):
 
     def _by_movement(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Learns the zeros together with the weights."""
-        pattern = self.zeros
-        assert not isinstance(pattern, NM), pattern
-        insert(model, target_layers(self, model), pattern)
-        wrap_objective = partial(Movement, sparsity=self.target, warmup=self.movement.warmup, cooldown=self.movement.cooldown)
-        history = self._train(model, self.learning, source, context, LEARNING, wrap_objective)
+        history = self._learn(model, source, context)
         extract(model, self.target)
         return {"unreached": [], "learning": _history_figures(history)}
 
@@ -186,20 +193,9 @@ class Sparsify(SparsifySettings):
         blocks, settings = self.zeros, self.lasso
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
-        usual = None if settings.strength == "auto" else settings.strength
-        measure = partial(self._curvature, layers=layers, source=source, context=context) if settings.metric == "curvature" else None
-        penalty = Penalty(
-            strengths=strengths(list(layers), usual, settings.strengths or {}),
-            shapes=shapes,
-            reweight=settings.reweight,
-            target=self.target,
-            together=settings.ranking == "model",
-            rate=self._learning_rate,
-            measure=measure,
-        )
+        measure = self._measure(layers, source, context)
         before = quantiles(self._in_metric(model, layers, measure), shapes)
-        wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model)
-        history = self._train(model, self.learning, source, context, LEARNING, wrap_objective)
+        history = self._learn(model, source, context)
         weights = self._in_metric(model, layers, measure)
         after = quantiles(weights, shapes)
         match settings.ranking:
@@ -213,6 +209,46 @@ class Sparsify(SparsifySettings):
             zero_gone(layer, masks[name])
         groups = {"metric": settings.metric, "quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
+
+    def _learn(self, model: nn.Module, source: Path, context: Context) -> History:
+        """Trains the model in place, with all processes: with scores for its weights (movement), or with the penalty (lasso)."""
+        context = replace(context, team=Team(context.team.rank, context.team.size))
+        layers, pattern = target_layers(self, model), self.zeros
+        wrap_objective: Callable[[Objective], Objective]
+        if self.method == "movement":
+            assert not isinstance(pattern, NM), pattern
+            insert(model, layers, pattern)
+            wrap_objective = partial(Movement, sparsity=self.target, warmup=self.movement.warmup, cooldown=self.movement.cooldown)
+        else:
+            assert isinstance(pattern, Blocks), pattern
+            penalty = self._penalty(layers, pieces(pattern, self.lasso.groups), self._measure(layers, source, context))
+            wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model, team=context.team)
+        return self._train(model, self.learning, source, context, LEARNING, wrap_objective)
+
+    def _penalty(
+        self,
+        layers: Mapping[str, nn.Linear],
+        shapes: Sequence[Blocks],
+        measure: Callable[[nn.Module], Mapping[str, Curvature]] | None,
+    ) -> Penalty:
+        """Returns the settings of the penalty on some layers."""
+        settings = self.lasso
+        usual = None if settings.strength == "auto" else settings.strength
+        return Penalty(
+            strengths=strengths(list(layers), usual, settings.strengths or {}),
+            shapes=shapes,
+            reweight=settings.reweight,
+            target=self.target,
+            together=settings.ranking == "model",
+            rate=self._learning_rate,
+            measure=measure,
+        )
+
+    def _measure(
+        self, layers: Mapping[str, nn.Linear], source: Path, context: Context
+    ) -> Callable[[nn.Module], Mapping[str, Curvature]] | None:
+        """Returns what measures the curvature of the layers; None where the penalty is in the metric of the weights."""
+        return partial(self._curvature, layers=layers, source=source, context=context) if self.lasso.metric == "curvature" else None
 
     def _curvature(self, model: nn.Module, layers: Mapping[str, nn.Linear], source: Path, context: Context) -> dict[str, Curvature]:
         """Returns the curvature of the layers on calibration rows."""

@@ -54,6 +54,11 @@ WRITES: Mapping[str, Mapping[str, Any]] = {
 """Checkpoints that write text, by the keys of their configs; both have the table of words as their head."""
 LENGTHS = {"odd": 7}
 """Tokens of the longest rows where they are not 16: a number that two processes do not divide."""
+LEARN = {"epochs": 1, "warmup": 1.0, "batch_size": BATCH, "learning_rate": 3e-4, "mask_learning_rate": 0.3, "micro_batch_size": 2}
+GENTLE = {**STEADY, "learning_rate": 3e-4}
+"""After masks or zeros were learned: what rounding has changed meanwhile must not grow."""
+LEARNING = {"divisible_by": 2, "multiple_of": 2, "least_squares": False, "learn": LEARN, "recover": GENTLE}
+"""In ten steps the gates of many units have hardly moved, so that rounding decides which of them goes first; few are pruned, which have."""
 CASES: Mapping[str, tuple[str, Stage]] = {
     "finetune": ("still", Finetune(**STEADY, weight_decay=0.1)),
     "answers": ("still", Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
@@ -103,11 +108,22 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
     "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
-    "joint": ("still", Prune(method="joint", sparsity=0.4, learn={"epochs": 1, "batch_size": BATCH}, recover=STEADY)),  # type: ignore[arg-type]
-    "movement": ("still", Sparsify(method="movement", sparsity=0.5, learning={**STEADY, "epochs": 1}, recover=STEADY)),  # type: ignore[arg-type]
+    **{
+        name: ("still", Prune(method=method, sparsity=sparsity, granularity=of, **LEARNING))  # type: ignore[arg-type]
+        for name, method, sparsity, of in (
+            ("joint", "joint", 0.1, ["heads", "ffn"]),
+            ("joint channels", "joint", 0.1, ["hidden", "layers", "heads", "ffn"]),
+            ("moved units", "movement", 0.4, ["heads", "ffn"]),
+        )
+    },
+    "movement": ("still", Sparsify(method="movement", sparsity=0.5, learning={**STEADY, "epochs": 1}, recover=GENTLE)),  # type: ignore[arg-type]
+    "lasso": (
+        "still",
+        Sparsify(method="lasso", pattern={"block": [4, 4]}, sparsity=0.5, rows=16, learning={**STEADY, "epochs": 1}, recover=GENTLE),  # type: ignore[arg-type]
+    ),
 }
-LEARNED = ("joint", "movement")
-"""Those whose first process learns masks, for one epoch, before all of them train."""
+LEARNED = ("joint", "joint channels", "moved units", "movement", "lasso")
+"""Those that learn masks or zeros before they train."""
 Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
 """How trainings use two processes, and the cases that are trained so."""
 USUAL = Parallel()
@@ -118,14 +134,14 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros")),
+        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros", "moved units")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
         "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
-        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", *LEARNED)),
+        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso")),
         "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
@@ -133,7 +149,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor": (
             SHARED,
             (
-                *("finetune", "states", "divisible", "zeros", "fused", "lamb"),
+                *("finetune", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
                 *("int8 low rank", "int8 fused", "adapters fused", "pruned with adapters"),
             ),
         ),
@@ -186,11 +202,12 @@ KILLED: Mapping[str, Stage] = {
     "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
     "adapters": Finetune(**{**STEADY, "epochs": 1}, lora={"rank": 4, "dropout": 0.3}),  # type: ignore[arg-type]
     "eight bits": Finetune(**{**STEADY, "epochs": 1}, optimizer={"name": "adamw8bit"}),  # type: ignore[arg-type]
+    "masks": Prune(method="joint", sparsity=0.1, **{**LEARNING, "recover": {**GENTLE, "epochs": 1}}),  # type: ignore[arg-type]
 }
-"""Stages on a model with dropout, of ten steps each."""
+"""Stages on a model with dropout, of ten steps each; masks have ten more before."""
 KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8")]
 KILLED_IN += [("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
-KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits")]
+KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits"), ("slow", "ddp", "masks")]
 KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, interleaved")]
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]

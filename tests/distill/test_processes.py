@@ -131,15 +131,15 @@ def compare(strategy: str, case: str, results: Results) -> None:
     one, two = ours[case], both[f"{strategy} {case}"]
     assert one["steps"] == two["steps"] == (10 if case in ("answers", "states") else 50)
     together = strategy.startswith(("tensor", "pipeline")) and "and" not in strategy  # both hold one model, so both have all rows
-    alone = processes.ROWS if case in processes.LEARNED else 0
-    share = (two["rows"] - alone) / (one["rows"] - alone)
+    share = two["rows"] / one["rows"]
     assert share == 1 if together else 0.5 <= share < 0.7  # the larger half of a batch of five
     assert two["alike"]
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]
     for mine, theirs in zip(one["losses"], two["losses"], strict=True):
         for name, value in mine.items():
             assert theirs[name] == pytest.approx(value, abs=1e-4), name
-    assert one["norms"] == pytest.approx(two["norms"], rel=0.05)  # AdamW would hide a mean in the place of a sum
+    # AdamW would hide a mean in the place of a sum; gates that have just closed make the norm of single steps jump
+    assert one["norms"] == pytest.approx(two["norms"], rel=0.3 if case in processes.LEARNED else 0.05)
     assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
     values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
     # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
@@ -151,7 +151,8 @@ def compare(strategy: str, case: str, results: Results) -> None:
     apart = {name: float((a[name].double() - b[name].double()).abs().mean()) for name in a}
     # A bias of the keys shifts all scores of a query alike: its gradient is 0 but for rounding, which AdamW brings to full size.
     keys = ("key.bias", "c_attn.bias") if "words" in case else "key.bias"
-    assert max(value for name, value in apart.items() if not name.endswith(keys)) < (5e-5 if case in processes.CUT else 1e-5), apart
+    most = 3e-4 if case in processes.LEARNED else 5e-5 if case in processes.CUT else 1e-5  # two trainings, the first one before the cut
+    assert max(value for name, value in apart.items() if not name.endswith(keys)) < most, apart
     assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
 
 
@@ -250,17 +251,20 @@ def test_zeros_stay_where_one_process_has_them(results: Any) -> None:
         Quantize(mode="auto"),
         Prune(recover=None),
         Prune(),
+        Prune(method="joint", recover=None),
+        Sparsify(method="lasso", pattern={"block": [4, 4]}, recover=None),  # type: ignore[arg-type]
         Sparsify(method="magnitude", recover=None),
         Sparsify(method="magnitude"),
         Finetune(),
         Distill(student={"layers": 2}),  # type: ignore[arg-type]
     ],
-    ids=lambda stage: f"{stage.NAME}-{getattr(stage, 'mode', '')}{'' if getattr(stage, 'recover', 1) else '-not-trained'}",
+    ids=lambda stage: f"{stage.NAME}-{getattr(stage, 'mode', '')}{'' if getattr(stage, 'recover', 1) else '-not-recovered'}",
 )
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_stages_that_train_take_all_processes_and_others_the_first(stage: Stage, strategy: Strategy) -> None:
     processes = Team(1, 2, strategy)
-    trains = getattr(stage, "recover", True) is not None and getattr(stage, "mode", "qat") != "ptq"
+    learns = getattr(stage, "method", "") in ("joint", "lasso")
+    trains = (getattr(stage, "recover", True) is not None or learns) and getattr(stage, "mode", "qat") != "ptq"
     assert stage.team(processes) == (processes if trains else ALONE)
     assert stage.team(ALONE) is ALONE
 

@@ -105,9 +105,12 @@ def test_any_unicode_text_equals_transformers(tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.getbasetemp() / "unicode"
     if not folder.exists():
         build_checkpoint(folder, BertConfig(max_position_embeddings=64))
-    features = preprocessor(folder, "text-classification", 16, Target()).encode([(first, second)], 16)
-    for name, expected in expected_tokens(folder, [(first, second)], 16, 16).items():
-        np.testing.assert_array_equal(features[name], expected, err_msg=name)
+    made = preprocessor(folder, "text-classification", 16, Target())
+    for row in ((first, second), first):
+        features, among_others = made.encode([row], 16), made.encode([row, row], 16)  # one row goes to the tokenizer by itself
+        for name, expected in expected_tokens(folder, [row], 16, 16).items():
+            np.testing.assert_array_equal(features[name], expected, err_msg=name)
+            np.testing.assert_array_equal(among_others[name][1:], expected, err_msg=name)
 
 
 def test_padding_goes_to_the_smallest_bucket_the_length_given_or_the_longest(text: Preprocessor) -> None:

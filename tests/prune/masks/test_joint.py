@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from prune.cost import ShapeCost
 from prune.latency.cost import LatencyCost
 from prune.latency.table import Curve, LatencyTable
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
-from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
+from prune.masks.joint import MASK_RATE, SEED_BITS, UNDECIDED, Joint, Learn, Scaled, mask_rate
 from prune.selection import Granularity, Incoming, Limits
 from tests.seldom import seldom
 
@@ -88,18 +89,31 @@ def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(mak
         return {"linear": (drawn * weights).sum().expand(2) / 2}
 
     joint.loss = loss
-    torch.manual_seed(0)
     parts = joint(model, Batch({}, torch.zeros(2), np.arange(2), 3, 10))
     step, gap, slope_N = told[0]
     log_alpha_N = joint.log_alpha().detach().requires_grad_()
     (slope,) = torch.autograd.grad(joint.removed(log_alpha_N), log_alpha_N)
     assert (step, gap) == (3, pytest.approx(joint.expected_sparsity() - 0.6 * 4 / 5))
     torch.testing.assert_close(slope_N, slope)
-    torch.manual_seed(0)
-    (gradient,) = torch.autograd.grad((torch.cat([draw(mask) for mask in joint.named(log_alpha_N).values()]) * weights).sum(), log_alpha_N)
+    noise = torch.Generator().manual_seed((joint.seed << SEED_BITS) + 3)
+    drawn = torch.cat([draw(mask, noise) for mask in joint.named(log_alpha_N).values()])
+    (gradient,) = torch.autograd.grad((drawn * weights).sum(), log_alpha_N)
     sum(part.sum() for part in parts.values()).backward()  # type: ignore[union-attr]
     torch.testing.assert_close(joint.price.gradient_N, gradient)
     torch.testing.assert_close(joint.log_alpha.raw.grad, gradient - 2 * 7.0 * slope, atol=1e-5, rtol=1e-4)
+
+
+def test_each_step_draws_gates_that_are_the_same_in_all_its_micro_batches_and_processes(make_model: Callable[..., Any]) -> None:
+    def drawn(step: int, seed: int, of_torch: int) -> torch.Tensor:
+        joint = made(make_model("bert"), seed=seed)
+        joint.loss = lambda model, batch: {}
+        torch.manual_seed(of_torch)
+        joint(None, Batch({}, torch.zeros(2), np.arange(2), step, 10))
+        return torch.cat(list(joint.drawn.values())).detach()
+
+    assert torch.equal(drawn(3, seed=5, of_torch=0), drawn(3, seed=5, of_torch=1))
+    others = [drawn(3, 5, 0), drawn(4, 5, 0), drawn(3, 6, 0), drawn(4, 6, 0)]
+    assert all(not torch.equal(one, other) for number, one in enumerate(others) for other in others[:number])
 
 
 def test_adam_moves_a_scaled_vector_at_its_own_rate() -> None:
@@ -178,7 +192,7 @@ def test_gates_are_drawn_in_training_and_without_noise_otherwise(make_model: Cal
     parts = joint(model, batch)
     assert {name: part.shape for name, part in parts.items()} == {"nothing": (2,), "sparsity": (2,)}
     first = joint.gates()[1, "ffn"](True).clone()
-    joint(model, batch)
+    joint(model, replace(batch, step=1))
     assert not torch.equal(joint.gates()[1, "ffn"](True), first)
     fixed = joint.gates()[1, "ffn"](False)
     assert torch.equal(fixed, joint.gates()[1, "ffn"](False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,11 @@ import torch
 from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
+from compress.core.errors import InputError
+from compress.machine.parallel import Team
 from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
+from compress.models.config import read_config
 from compress.stage.context import Context
 from compress.training import train as training
 from prune.cost import ShapeCost
@@ -184,3 +188,20 @@ def test_what_was_closed_and_stays_can_be_learned_again_where_zeros_are_held(
     model, _ = pruned(stage, sparse, context, tmp_path / "out")
     outputs = [module.weight for name, module in model.named_modules() if name.endswith(("output.dense", "attention.output.dense"))]
     assert all(float((weight.abs() > 1e-4).float().mean()) > 0.5 for weight in outputs)
+
+
+@pytest.mark.parametrize(
+    ("team", "told"),
+    [
+        (Team(size=2, pipeline=2), "parallel.pipeline: 2, which divides the blocks; give pipeline: 1, or another method"),
+        (Team(size=2, tensor=2, sequence=True), "parallel.sequence: true, which divides the tokens that they scale; give sequence: false"),
+    ],
+)
+@pytest.mark.parametrize("method", ["joint", "movement"])
+def test_masks_are_refused_where_blocks_or_tokens_are_divided(
+    method: str, team: Team, told: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context]
+) -> None:
+    stage = Prune(method=method, sparsity=0.2, divisible_by=2, multiple_of=2)  # type: ignore[arg-type]
+    config = read_config(checkpoint("bert"), "model.path")
+    with pytest.raises(InputError, match=re.escape(told)):
+        stage.check(config, config, replace(make_context(), team=team))
