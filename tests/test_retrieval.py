@@ -15,9 +15,9 @@ from compress.commands.init import write_template
 from compress.core import relevance
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.core.ranking import figures
 from compress.measure import stored_vectors
 from compress.measure.answers import load_predictions
-from compress.measure.ranking import figures
 from compress.pipeline import run
 from compress.recipe import check, read
 from tests import tiny_collection, tiny_embedding, without_clocks

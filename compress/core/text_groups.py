@@ -27,6 +27,8 @@ Array = NDArray[Any]
 GROUP = 3
 """What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.relevance`)."""
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
+PAIR, TRIPLET = 2, 3
+"""Texts of a group."""
 RIGHT = 1
 """Column of the positive in `similarities`."""
 WIDTH = 4
@@ -76,12 +78,12 @@ def parts_of(labels: Array, size: int) -> list[Array]:
 
 def num_groups(labels: Array) -> int:
     """Returns the number of groups that have an anchor and a positive."""
-    return len(parts_of(labels, 2)[ANCHOR])
+    return len(parts_of(labels, PAIR)[ANCHOR])
 
 
 def num_triplets(labels: Array) -> int:
     """Returns the number of whole triplets."""
-    return len(parts_of(labels, 3)[ANCHOR])
+    return len(parts_of(labels, TRIPLET)[ANCHOR])
 
 
 def similarities(vectors: Array, labels: Array) -> Array:
@@ -93,13 +95,19 @@ def similarities(vectors: Array, labels: Array) -> Array:
         vectors: Vectors of the texts, float `[n, D]`.
         labels: Their labels, float32 `[n, 4]`.
     """
-    anchors, positives, negatives = parts_of(labels, 3)
+    anchors, positives, negatives = parts_of(labels, TRIPLET)
     return np.stack([cosines(vectors[anchors], vectors[others]) for others in (negatives, positives)], axis=1)
+
+
+def values(vectors: Array, labels: Array) -> tuple[Array, Array]:
+    """Returns the cosines of every whole triplet, float64 `[t, 2]`, and the column of the right one, int64 `[t]`."""
+    found = similarities(vectors, labels)
+    return found, np.full(len(found), RIGHT)
 
 
 def with_answers(labels: Array, vectors: Array) -> Array:
     """Returns labels of the same rows where the positive of a triplet is the one that these vectors `[n, D]` find nearer."""
-    _, positives, negatives = parts_of(labels, 3)
+    _, positives, negatives = parts_of(labels, TRIPLET)
     wrong = similarities(vectors, labels).argmax(axis=1) != RIGHT
     changed = labels.copy()
     changed[positives[wrong], 2], changed[negatives[wrong], 2] = NEGATIVE, POSITIVE

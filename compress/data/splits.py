@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from compress.core import text_groups, zero_shot
 from compress.core.errors import InputError
-from compress.core.vectors import are_pairs
+from compress.core.forms import form_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
@@ -77,14 +76,7 @@ class Split:
     @cached_property
     def together(self) -> int:
         """How many rows that follow each other belong together: 2 for texts of pairs, 3 for those of triplets, else 1."""
-        if text_groups.are_groups(self.labels):
-            return text_groups.size_of(self.labels)
-        column = 0 if are_pairs(self.labels) else 2 if zero_shot.are_images_and_texts(self.labels) else None
-        if column is None or len(self) % 2:
-            return 1
-        numbers = self.labels[:, column]
-        pairs = bool((numbers[::2] == numbers[1::2]).all() and (numbers > zero_shot.NO_PAIR).all())
-        return 2 if pairs else 1
+        return form_of(self.labels).together(self.labels)
 
     @cached_property
     def keys(self) -> list[bytes]:

@@ -43,8 +43,8 @@ from torch import nn
 
 from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
-from compress.core import text_groups, vectors, zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import form_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
@@ -301,13 +301,9 @@ def bound_of(before: float, floor: float) -> float:
 def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
     """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, those of whole ones;
     of images and texts all texts (`compress.core.zero_shot.spread`)."""
-    if labels is not None and zero_shot.are_images_and_texts(labels):
-        return [rows[number] for number in zero_shot.spread(labels[list(rows)], count)]
-    if labels is None or not (vectors.are_pairs(labels) or text_groups.are_groups(labels)):
+    if labels is None:
         return spread(rows, count)
-    own = labels[list(rows)]
-    parts = vectors.partners(own) if vectors.are_pairs(labels) else text_groups.parts_of(own, 3)
-    return [rows[number] for group in spread(list(zip(*parts, strict=True)), count // len(parts)) for number in group]
+    return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]
 
 
 def spread(rows: Sequence[T], count: int) -> list[T]:
