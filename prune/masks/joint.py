@@ -24,6 +24,7 @@ layers are layers of the incoming model, and each learns from its own origin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -95,6 +96,20 @@ class Scaled(nn.Module):
             self.raw.clamp_(-most / self.ratio, most / self.ratio)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all processes that learn gates together have in common."""
+
+    seed: int = 0
+    """Seed of the gates."""
+    team: Team = ALONE
+    """The processes."""
+
+    def noise(self, step: int) -> torch.Generator:
+        """Returns what draws the gates of a step."""
+        return torch.Generator().manual_seed((self.seed << SEED_BITS) + step)
+
+
 class Joint(nn.Module):
     """The objective: the loss of the masked model, plus the penalty of the sparsity constraint.
 
@@ -106,8 +121,7 @@ class Joint(nn.Module):
         limits: What may be masked; at least one unit must be free.
         ratio: Learning rate of the masks divided by that of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
-        seed: Seed of the gates.
-        team: The processes that train them together.
+        shared: What all processes that learn the gates have in common.
     """
 
     decided_L: Tensor
@@ -121,12 +135,11 @@ class Joint(nn.Module):
         limits: Limits,
         ratio: float,
         warmup: float,
-        seed: int = 0,
-        team: Team = ALONE,
+        shared: Shared | None = None,
     ) -> None:
         super().__init__()
         self.loss, self.cost, self.incoming, self.sparsity, self.limits, self.warmup = loss, cost, incoming, sparsity, limits, warmup
-        self.seed, self.team = seed, team
+        self.shared = shared or Shared()
         structure = cost.structure
         self.sizes: dict[str, int] = {}
         for block in range(structure.depth):
@@ -151,9 +164,8 @@ class Joint(nn.Module):
         penalty = self.penalty(batch.step, batch.num_steps)
         seen_N = self.log_alpha()
         # gradient of the loss only: the penalty reads log_alpha in a branch of its own
-        seen_N.register_hook(lambda gradient_N: self.price.add_gradient(self.team.add(gradient_N.clone())))
-        noise = torch.Generator().manual_seed((self.seed << SEED_BITS) + batch.step)
-        self.drawn = self.factors(partial(draw, generator=noise), seen_N)
+        seen_N.register_hook(lambda gradient_N: self.price.add_gradient(self.shared.team.add(gradient_N.clone())))
+        self.drawn = self.factors(partial(draw, generator=self.shared.noise(batch.step)), seen_N)
         return {**self.loss(model, batch), "sparsity": penalty.expand(len(batch.indices))}
 
     @torch.no_grad()

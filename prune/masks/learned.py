@@ -29,7 +29,7 @@ from compress.stage.distillation import DistillationSettings
 from compress.training.layer_share import LayerShare
 from compress.training.train import Objective, steps_in
 from prune.cost import CostModel
-from prune.masks.joint import Joint, Learn, mask_rate
+from prune.masks.joint import Joint, Learn, Shared, mask_rate
 from prune.masks.masks import fold, masked
 from prune.masks.movement import StructuredMovement
 from prune.recovery import Recover, RecoveryJob, recover
@@ -122,8 +122,8 @@ def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, jo
 
     def with_gates(loss: Objective) -> Objective:
         given = (loss, goal.cost, goal.incoming, goal.sparsity, goal.limits, ratio, settings.warmup)
-        team, seed = job.context.team, job.context.seed
-        made.append(Joint(*given, seed, team) if method == "joint" else StructuredMovement(*given, key))
+        team = job.context.team
+        made.append(Joint(*given, Shared(job.context.seed, team)) if method == "joint" else StructuredMovement(*given, key))
         stack.enter_context(masked(model, structure, made[-1].gates(), own_part(team)))
         return made[-1].to(computing_device())
 

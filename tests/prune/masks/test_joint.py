@@ -16,7 +16,7 @@ from prune.cost import ShapeCost
 from prune.latency.cost import LatencyCost
 from prune.latency.table import Curve, LatencyTable
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
-from prune.masks.joint import MASK_RATE, SEED_BITS, UNDECIDED, Joint, Learn, Scaled, mask_rate
+from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, Shared, mask_rate
 from prune.selection import Granularity, Incoming, Limits
 from tests.seldom import seldom
 
@@ -95,7 +95,7 @@ def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(mak
     (slope,) = torch.autograd.grad(joint.removed(log_alpha_N), log_alpha_N)
     assert (step, gap) == (3, pytest.approx(joint.expected_sparsity() - 0.6 * 4 / 5))
     torch.testing.assert_close(slope_N, slope)
-    noise = torch.Generator().manual_seed((joint.seed << SEED_BITS) + 3)
+    noise = joint.shared.noise(3)
     drawn = torch.cat([draw(mask, noise) for mask in joint.named(log_alpha_N).values()])
     (gradient,) = torch.autograd.grad((drawn * weights).sum(), log_alpha_N)
     sum(part.sum() for part in parts.values()).backward()  # type: ignore[union-attr]
@@ -105,7 +105,7 @@ def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(mak
 
 def test_each_step_draws_gates_that_are_the_same_in_all_its_micro_batches_and_processes(make_model: Callable[..., Any]) -> None:
     def drawn(step: int, seed: int, of_torch: int) -> torch.Tensor:
-        joint = made(make_model("bert"), seed=seed)
+        joint = made(make_model("bert"), shared=Shared(seed))
         joint.loss = lambda model, batch: {}
         torch.manual_seed(of_torch)
         joint(None, Batch({}, torch.zeros(2), np.arange(2), step, 10))
