@@ -5,6 +5,7 @@ clients --> front (this process: HTTP, gRPC, metrics on loopback) --> Triton (gR
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -53,6 +54,4 @@ async def run(settings: Settings) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("aiohttp.server").addFilter(not_of_a_client)
-    import uvloop
-
-    uvloop.run(run(Settings(**json.loads(sys.argv[1]))))
+    asyncio.run(run(Settings(**json.loads(sys.argv[1]))))
