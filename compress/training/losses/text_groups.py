@@ -32,8 +32,6 @@ MARGIN = 0.2
 """How much further than the positive the nearest other one has to be, in squared distances; FaceNet's."""
 GIVEN_MARGIN = 5.0
 """How much further than the positive a given negative has to be; that of sentence-transformers."""
-ADDED = 1e-6
-"""What is added to each difference before its length is taken, as torch does, so that the gradient of 0 exists."""
 
 
 def group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str = "ranking") -> Tensor:
