@@ -91,7 +91,7 @@ def unclear(anchor_P: Tensor, positive_P: Tensor, candidate_C: Tensor) -> Tensor
 def _given(vectors_bD: Tensor, anchor_P: Tensor, positive_P: Tensor, negative_N: Tensor, own_N: Tensor) -> Tensor:
     """Returns the loss of each anchor with its given negative, float32 `[P]`; 0 where its negative is not in the batch."""
     anchor_ND = vectors_bD[anchor_P[own_N]]
-    near_N, far_N = (torch.linalg.vector_norm(anchor_ND - vectors_bD[others] + ADDED, dim=1) for others in (positive_P[own_N], negative_N))
+    near_N, far_N = (torch.linalg.vector_norm(anchor_ND - vectors_bD[others], dim=1) for others in (positive_P[own_N], negative_N))
     loss_N = (near_N - far_N + GIVEN_MARGIN).clamp(min=0)
     return torch.zeros(len(anchor_P), device=loss_N.device, dtype=loss_N.dtype).index_add(0, own_N, loss_N)
 

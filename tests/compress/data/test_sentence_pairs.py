@@ -222,3 +222,10 @@ def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.Mon
     assert data.evaluation.rows == [text for row in triplets(5) for text in row.values()]
     with pytest.raises(InputError, match="split test: pairs without scores given to judge models by"):
         load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
+
+
+def test_train_rows_without_scores_never_become_the_selection(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", triplets(40))
+    test = scored(tmp_path)["test"]  # a validation split that is that of test leaves nothing to select by
+    with pytest.raises(InputError, match="pairs without scores to train on, which judge no model"):
+        read(tmp_path, "train.csv", PAIR, test=test, validation=test)
