@@ -32,8 +32,6 @@ MARGIN = 0.2
 """How much further than the positive the nearest other one has to be, in squared distances; FaceNet's."""
 GIVEN_MARGIN = 5.0
 """How much further than the positive a given negative has to be; that of sentence-transformers."""
-ADDED = 1e-6
-"""What is added to each difference before its length is taken, as torch does, so that the gradient of 0 exists."""
 
 
 def group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str = "ranking") -> Tensor:
@@ -93,7 +91,7 @@ def unclear(anchor_P: Tensor, positive_P: Tensor, candidate_C: Tensor) -> Tensor
 def _given(vectors_bD: Tensor, anchor_P: Tensor, positive_P: Tensor, negative_N: Tensor, own_N: Tensor) -> Tensor:
     """Returns the loss of each anchor with its given negative, float32 `[P]`; 0 where its negative is not in the batch."""
     anchor_ND = vectors_bD[anchor_P[own_N]]
-    near_N, far_N = (torch.linalg.vector_norm(anchor_ND - vectors_bD[others] + ADDED, dim=1) for others in (positive_P[own_N], negative_N))
+    near_N, far_N = (torch.linalg.vector_norm(anchor_ND - vectors_bD[others], dim=1) for others in (positive_P[own_N], negative_N))
     loss_N = (near_N - far_N + GIVEN_MARGIN).clamp(min=0)
     return torch.zeros(len(anchor_P), device=loss_N.device, dtype=loss_N.dtype).index_add(0, own_N, loss_N)
 

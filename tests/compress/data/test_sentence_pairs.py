@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -202,3 +203,29 @@ def test_a_negative_that_is_no_text_is_refused(cell: str, tmp_path: Path) -> Non
     (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", "negative": {cell}}}\n')
     with pytest.raises(InputError, match=r"line 1: .* given as text; valid Unicode text is allowed"):
         read(tmp_path, "train.jsonl", {**PAIR, "negative": "negative"})
+
+
+def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = triplets(30)
+    judged = [{"anchor": f"x{n}", "positive": f"y{n}", "label": n % 5} for n in range(30)]
+    splits = {"train": rows, "validation": judged[:15], "test": judged[15:]}
+    found = datasets.DatasetDict({name: datasets.Dataset.from_list(one) for name, one in splits.items()})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: found)
+    data = load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
+    assert data.train.rows[:2] == ["a0", "p0"]
+    assert data.train.together == 2
+    assert data.evaluation.labels[:, 1].tolist() == [float(n % 5) for n in range(15, 30) for _ in range(2)]
+    alone = datasets.DatasetDict({"train": found["train"], "test": datasets.Dataset.from_list(triplets(5))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: alone)
+    data = load_data(DataConfig(path="some/triplets", columns=Columns(**PAIR)), "sentence-triplets", None, print)
+    assert [split.together for split in (data.train, data.selection, data.evaluation)] == [3, 3, 3]
+    assert data.evaluation.rows == [text for row in triplets(5) for text in row.values()]
+    with pytest.raises(InputError, match="split test: pairs without scores given to judge models by"):
+        load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
+
+
+def test_train_rows_without_scores_never_become_the_selection(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", triplets(40))
+    test = scored(tmp_path)["test"]  # a validation split that is that of test leaves nothing to select by
+    with pytest.raises(InputError, match="pairs without scores to train on, which judge no model"):
+        read(tmp_path, "train.csv", PAIR, test=test, validation=test)
