@@ -32,10 +32,11 @@ def calibration_batches(model: nn.Module, source: Path, number: int, context: Co
     rows = Rows.prepare(chosen.rows, context.preprocessor(source))
     size = chosen.together
     longest = np.argsort(-rows.lengths.reshape(-1, size).max(axis=1), kind="stable")
-    order = (size * longest[:, None] + np.arange(size)).reshape(-1)  # the texts of a pair stay in one batch
+    order = (size * longest[:, None] + np.arange(size)).reshape(-1)  # the texts of a pair or triplet stay in one batch
+    step = BATCH_SIZE - BATCH_SIZE % size
     with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
-        for start in range(0, len(order), BATCH_SIZE):
-            indices = order[start : start + BATCH_SIZE]
+        for start in range(0, len(order), step):
+            indices = order[start : start + step]
             features = {name: value.to(device) for name, value in rows.batch(indices).items()}
             yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
             advance(len(indices))

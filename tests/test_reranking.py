@@ -13,8 +13,8 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.core import candidates
 from compress.core.progress import ConsoleProgress
+from compress.core.ranking import figures
 from compress.measure.answers import load_predictions
-from compress.measure.ranking import figures
 from compress.pipeline import run
 from compress.recipe import check, read
 from tests import tiny_collection, without_clocks

@@ -15,9 +15,9 @@ from compress.commands.init import write_template
 from compress.core import relevance
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.core.ranking import figures
 from compress.measure import stored_vectors
 from compress.measure.answers import load_predictions
-from compress.measure.ranking import figures
 from compress.pipeline import run
 from compress.recipe import check, read
 from tests import tiny_collection, tiny_embedding, without_clocks
@@ -136,13 +136,25 @@ def test_flips_are_queries_that_find_another_document_first(quantized: Any) -> N
         ({"finetune": {}}, r"stages\.finetune: learns from queries, and the data have none to train on: add qrels/train\.tsv"),
         ({"prune": {"recover": {"distill": False}}}, r"stages\.prune\.recover: learns from queries"),
         ({"quantize": {"mode": "qat", "qat": {"distill": False}}}, r"stages\.quantize\.qat: learns from queries"),
-        ({"finetune": {"micro_batch_size": 8}}, r"stages\.finetune\.micro_batch_size: 8 given; ranking compares"),
     ],
 )
 def test_what_needs_queries_is_refused_without_them(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, [stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "key"),
+    [
+        ({"finetune": {"micro_batch_size": 8}}, "finetune"),
+        ({"prune": {"recover": {"micro_batch_size": 8}}}, "prune.recover"),
+        ({"distill": {"student": {"layers": 1}, "micro_batch_size": 8}}, "distill"),
+    ],
+)
+def test_micro_batches_of_queries_are_refused(stage: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"stages.{key}.micro_batch_size: 8 given; ranking compares the rows of a batch: leave it out"):
+        run(recipe(tmp_path, [stage], train=30), tmp_path / "run", progress=ConsoleProgress("silent"))
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

@@ -130,12 +130,12 @@ def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     config = read_config(sentiment.checkpoint(), "checkpoint")
     with pytest.raises(
         InputError,
-        match=r"finetune\.loss: ranking given; it is for image-text, image-text-retrieval, sentence-embedding or retrieval: leave it out",
+        match=r"finetune\.loss: ranking given; it is for .*, retrieval or sentence-triplets: leave it out",
     ):
         Finetune(loss="ranking").check(config, None, context)
     with pytest.raises(
         InputError,
-        match="similarity given for text-classification; it is for image-text, image-text-retrieval, sentence-embedding or retrieval: give",
+        match=r"similarity given for text-classification; it is for .*, retrieval or sentence-triplets: give",
     ):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
 
@@ -144,6 +144,99 @@ def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:
     read_back = read(write_template("sentence-embedding", tmp_path / "recipe.yaml"))
     assert read_back.model.task == "sentence-embedding"
     assert [stage.NAME for stage in read_back.stages] == ["quantize", "export", "triton_repo"]
+
+
+def of_triplets(folder: Path, stages: list[Any], layers: int = 1, **columns: str) -> Any:
+    """Returns a recipe that trains on pairs or triplets without scores and is judged by pairs with scores."""
+    data = tiny_embedding.triplets(folder / "data", validation=1, test=1)
+    scored = {"columns": {"text": "first", "text_pair": "second", "label": "score"}}
+    tiny_embedding.pairs(folder / "scored", train=60)
+    files = {
+        "train": {"file": "data/train.jsonl", "columns": {"text": "anchor", "text_pair": "positive", **columns}},
+        "validation": {"file": "scored/train.csv", **scored},
+        "test": {"file": "scored/test.csv", **scored},
+    }
+    raw = tiny_embedding.recipe("tiny", tiny_embedding.folder(folder / "source", layers), data)
+    raw["data"] = {"path": str(folder), "files": files, "max_length": sentiment.LENGTH}
+    return check({**raw, "target": TARGET, "stages": stages})
+
+
+def losses_of(folder: Path, stage: str) -> list[dict[str, float]]:
+    """Returns the losses of each epoch of a stage."""
+    losses: list[dict[str, float]] = json.loads(next(folder.glob(f"stages/{stage}-*/manifest.json")).read_text())["metrics"]["losses"]
+    return losses
+
+
+@pytest.mark.whole
+def test_triplets_are_trained_on_and_pairs_with_scores_judge(tmp_path: Path) -> None:
+    stages = [
+        {"finetune": {"epochs": 3, "learning_rate": 1e-3, "keep": "last", "batch_size": 32, "micro_batch_size": 16, "loss": "triplet"}},
+        {"quantize": {"calibration": {"rows": 64}}},
+    ]
+    outcome = run(of_triplets(tmp_path, stages, negative="negative"), tmp_path / "run", progress=ConsoleProgress("silent"))
+    losses = [epoch["triplet"] for epoch in losses_of(outcome.folder, "finetune")]
+    assert losses[0] > losses[-1]
+    manifest = json.loads(next(outcome.folder.glob("stages/finetune-*/manifest.json")).read_text())["metrics"]
+    assert manifest["steps"] == 3 * 30  # 300 triplets, 10 in a batch
+    assert manifest["selection"]["metric"] == "spearman"
+    assert [variant["accuracy"]["torch"]["n"] for variant in outcome.report["variants"]] == [40, 40]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [{}, {"negative": "negative"}])
+def test_every_stage_learns_from_rows_without_scores(columns: dict[str, str], tmp_path: Path) -> None:
+    stages = [
+        {"finetune": {"epochs": 2, "learning_rate": 1e-3, "keep": "last"}},
+        {"distill": {"student": {"layers": 1}, "epochs": 0.5, "hard_weight": 0.5}},
+        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5, "soft_weight": 0.5}}},
+        {"quantize": {"mode": "qat", "qat": {"epochs": 0.5, "distill": False}, "calibration": {"rows": 64}}},
+    ]
+    outcome = run(of_triplets(tmp_path, stages, layers=2, **columns), tmp_path / "run", progress=ConsoleProgress("silent"))
+    first, last = (epoch["ranking"] for epoch in losses_of(outcome.folder, "finetune"))
+    assert first > last
+    assert [variant["id"] for variant in outcome.report["variants"]] == ["finetune", "distill", "prune", "quantize"]
+    assert all(variant["accuracy"]["torch"]["n"] == 40 for variant in outcome.report["variants"])
+
+
+@pytest.mark.whole
+def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
+    stages = [{"finetune": {"epochs": 3, "learning_rate": 1e-3, "keep": "last"}}, {"quantize": {"calibration": {"rows": 64}}}]
+    raw = tiny_embedding.recipe("tiny", tiny_embedding.folder(tmp_path / "source"), tiny_embedding.triplets(tmp_path / "data"))
+    raw["model"]["task"] = "sentence-triplets"
+    raw["data"]["columns"] = {"text": "anchor", "text_pair": "positive"}
+    outcome = run(check({**raw, "target": TARGET, "stages": stages}), tmp_path / "run", progress=ConsoleProgress("silent"))
+    report = outcome.report
+    assert report["metric"] == {"name": "accuracy", "higher_is_better": True}
+    assert [variant["accuracy"]["torch"]["n"] for variant in report["variants"]] == [40, 40]
+    answers, labels = load_predictions(next(outcome.folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
+    right = 0
+    for row in range(0, 120, 3):
+        anchor, positive, negative = (answers[place].astype(float) / np.linalg.norm(answers[place]) for place in range(row, row + 3))
+        right += anchor @ positive > anchor @ negative
+    assert labels.shape == (120, 4)
+    assert report["variants"][0]["metrics"]["torch"]["accuracy"] == pytest.approx(right / 40)
+    assert undocumented(report) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "stage", "line"),
+    [
+        (
+            {},
+            {"finetune": {"loss": "cosine"}},
+            "finetune.loss: cosine given; it learns scores, and the train rows have none: give ranking or",
+        ),
+        ({}, {"finetune": {"loss": "triplet", "micro_batch_size": 8}}, "finetune.micro_batch_size: 8 given; triplet compares the rows"),
+        ({"negative": "negative"}, {"finetune": {"micro_batch_size": 9}}, "finetune.micro_batch_size: 9 given; ranking compares the rows"),
+        ({"negative": "negative"}, {"finetune": {"batch_size": 2}}, "finetune.batch_size: 2 given; the 3 texts of a triplet .* at least 3"),
+    ],
+)
+def test_losses_that_do_not_fit_the_rows_are_refused_in_one_line(
+    columns: dict[str, str], stage: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        run(of_triplets(tmp_path, [stage], **columns), tmp_path / "run", progress=ConsoleProgress("silent"))
+    assert len(caught.value.problems) == 1
 
 
 @pytest.mark.whole

@@ -53,6 +53,27 @@ def pairs(out: Path, train: int = 300, test: int = 40, names: tuple[str, str, st
     return out
 
 
+def triplets(out: Path, train: int = 300, validation: int = 40, test: int = 40) -> Path:
+    """Writes train, validation and test as jsonl: an anchor, a positive that shares its first word, and a negative that does not."""
+    out.mkdir()
+    texts = list(dict.fromkeys(sentiment.rows(8 * (train + validation + test))))
+    first = [text.split()[0] for text in texts]
+    rows = []
+    for place, text in enumerate(texts):
+        near, far = (
+            [other for other in range(place + 1, min(place + 40, len(texts))) if (first[other] == first[place]) == same]
+            for same in (True, False)
+        )
+        if near and far:
+            rows.append({"anchor": text, "positive": texts[near[0]], "negative": texts[far[0]]})
+    assert len(rows) >= train + validation + test, len(rows)
+    start = 0
+    for split, count in {"train": train, "validation": validation, "test": test}.items():
+        (out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[start : start + count]))
+        start += count
+    return out
+
+
 def recipe(name: str, model: Path, data: Path) -> dict[str, Any]:
     """Returns name, model and data; target and stages are the caller's."""
     columns = {"text": "first", "text_pair": "second", "label": "score"}

@@ -34,8 +34,9 @@ from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.config import as_given
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
+from compress.core.facts import Facts
 from compress.core.target import Target
-from compress.core.tasks import TASKS, Facts, Task, tasks_with
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer

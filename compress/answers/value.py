@@ -9,6 +9,7 @@ import numpy as np
 from compress.answers.answer import Answer, Array
 from compress.core import candidates
 from compress.core.correlation import pearson
+from compress.core.forms import form_of
 from compress.core.tasks import SCORE
 
 
@@ -35,7 +36,8 @@ class Value(Answer):
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
         """The numbers, float32 `[n]`; of candidates, grades by their places."""
-        return candidates.with_answers(labels, answers) if candidates.are_candidates(labels) else answers[:, 0]
+        taught = form_of(labels).taught
+        return answers[:, 0] if taught is None else taught(labels, answers)
 
     def unit(self, labels: Array, reference: Array) -> float:
         """The standard deviation of the labels; where only the order of candidates counts, that of the reference."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.answers.answer import Answer, Array
-from compress.core import captions, relevance, vectors, zero_shot
+from compress.core import vectors
+from compress.core.forms import form_of
 from compress.core.tasks import VECTOR
 
 
@@ -38,10 +39,7 @@ class Vector(Answer):
         return 1.0 - vectors.agreement(reference, answers)
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
-        """The cosines of pairs as their scores, the documents that queries find as the relevant ones, the classes of images, or the images
-        of captions."""
-        if captions.are_captions(labels):
-            return captions.with_answers(labels, answers)
-        if zero_shot.are_images_and_texts(labels):
-            return zero_shot.with_answers(labels, answers)
-        return (relevance.with_answers if relevance.are_judged(labels) else vectors.with_scores)(labels, answers)
+        """By the form of the labels: cosines of pairs as their scores, the documents that queries find as the relevant ones, and so on."""
+        taught = form_of(labels).taught
+        assert taught is not None, "every form of labels of vectors says so"
+        return taught(labels, answers)

@@ -52,12 +52,6 @@ data:
 {more}  max_length: 256   # tokens; longer texts are truncated
 """
 
-SEARCH_MORE = {
-    False: '  # prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them\n',
-    True: "  candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder\n",
-}
-"""A line of the data of a task that searches, by whether it puts candidates in order."""
-
 GENERATION_MODEL = """\
 model:
   config: {{model_type: gpt2, n_layer: 4, n_embd: 256, n_head: 8, n_positions: 128}}   # or path: Hub id or local folder of a trained model
@@ -99,20 +93,9 @@ model:
   path: {model}   # Hub id or local folder
   task: {task}
 data:
-  path: {data}   # Hub id, a folder split/class/file.jpg, or tar.gz archives of such folders
+  path: {data}   # {where}
   columns: {columns}
-  prompts: ["a photo of a {{}}"]   # what is said of a class; of several texts the mean counts
-  max_length: 77   # tokens; a SigLIP reads 64
-"""
-
-CAPTIONED_MODEL = """\
-model:
-  path: {model}   # Hub id or local folder
-  task: {task}
-data:
-  path: {data}   # Hub id, or a folder of csv, tsv, jsonl or parquet with images or their paths
-  columns: {columns}
-  max_length: 77   # tokens; a SigLIP reads 64
+{more}  max_length: 77   # tokens; a SigLIP reads 64
 """
 
 AUDIO_MODEL = """\
@@ -189,11 +172,11 @@ def template(task: str, file: str) -> str:
     values["engines"] = SCORING.partition(";")[0] if row.two_towers else SCORING
     if generates:
         values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
-    values["more"] = SEARCH_MORE[row.orders] if row.searches else ""
+    values["more"] = f"  {row.example.more}\n" if row.example.more else ""
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     of_text = generating if generates else SEARCH_MODEL if row.searches else QUESTION_MODEL if row.finds_spans else TEXT_MODEL
-    of_images = CAPTIONED_MODEL if row.captioned else TOWERS_MODEL if row.two_towers else IMAGE_MODEL
+    of_images = TOWERS_MODEL if row.two_towers else IMAGE_MODEL
     body = {"image": of_images, "audio": SPEECH_MODEL if row.transcribes else AUDIO_MODEL}.get(row.modality, of_text)
     return (HEAD + body + TAIL).format(**values)
 

@@ -38,6 +38,11 @@ Array = NDArray[Any]
 Block = NDArray[np.int32]
 
 
+def are_tokens(labels: Array) -> bool:
+    """Whether labels are tokens to predict, whole numbers `[n, T]`."""
+    return labels.ndim == 2 and bool(np.issubdtype(labels.dtype, np.integer))
+
+
 def targets(row: Block | TokenPair) -> Block:
     """Returns the tokens of a row that are to be predicted, int32 [T]."""
     return row.target if isinstance(row, TokenPair) else row[1:]

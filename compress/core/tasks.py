@@ -22,165 +22,24 @@ The answers that there are:
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
                  (`compress.core.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-                 (`compress.core.relevance`); where images are found by words [n, 3]: image or text, and its class
+                 (`compress.core.vectors`); of pairs and triplets without scores [n, 4] (`compress.core.text_groups`); where documents
+                 are searched [n, 2 + 2 k]: query or document, and its judgements (`compress.core.relevance`); where images are found by
+                 words [n, 3]: image or text, and its class
                  (`compress.core.zero_shot`) or the image that a caption belongs to (`compress.core.captions`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
+from compress.core.facts import Example, Facts
 from compress.core.named import Named, one_of
 
 SCORE: tuple[str, ...] = ("score",)
 """The one "label" of a task that answers with a value."""
 VECTOR: tuple[str, ...] = ("vector",)
 """The same of a task that answers with a vector."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """The model and data in the recipe that `compress init` writes."""
-
-    about: str
-    """First line of the recipe: one sentence."""
-    name: str
-    """Name of the run."""
-    data: str
-    """Data set of the Hub."""
-    columns: str
-    """Its columns, as YAML."""
-    subset: str = ""
-    """Its configuration; empty where it has one alone."""
-    model: str = ""
-    """Model of the Hub; empty where the recipe starts from random weights."""
-    head: Literal["keep", "new"] = "new"
-    """`keep` where the model is fine-tuned already; `new` makes finetune the first stage."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that sets a task apart."""
-
-    modality: Literal["text", "image", "audio"]
-    """What its rows are made of."""
-    answer: Literal["class", "labels", "tags", "transcript", "span", "value", "tokens", "vector"]
-    """What a model answers to a row."""
-    columns: tuple[str, ...]
-    """What it reads of a data set: fields of `compress.data.config.Columns`, what rows have for labels last."""
-    metrics: tuple[str, ...]
-    """Rows of `compress.measure.metrics.METRICS`, in the order of the report. The first is the primary one: goals are about it."""
-    auto_class: str
-    """The class of Transformers that picks the model class."""
-    problem_type: str | None
-    """`problem_type` in config.json; None where the model has no classifier."""
-    pipeline_tag: str
-    """The task's name on the Hub, for model cards."""
-    example: Example
-    """What `compress init` writes."""
-    encoder_decoder: bool = False
-    """Whether an encoder reads a source text, and a decoder answers with another."""
-    needs_pairs: bool = False
-    """Whether the data have to be pairs of texts."""
-    counts: str = "rows"
-    """What figures are means over, for the report."""
-    searches: bool = False
-    """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
-    label_column: str = "label"
-    """What the column of the labels is called where the recipe does not say."""
-    two_towers: bool = False
-    """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
-    (`compress.models.heads.towers`)."""
-    pair_loss: Literal["cosine", "ranking"] = "cosine"
-    """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
-
-    @property
-    def metric(self) -> str:
-        """The primary metric."""
-        return self.metrics[0]
-
-    @property
-    def generates(self) -> bool:
-        """Whether a model of the task writes text, token by token."""
-        return self.answer == "tokens"
-
-    @property
-    def embeds(self) -> bool:
-        """Whether it answers with a vector for each text."""
-        return self.answer == "vector"
-
-    @property
-    def classifies(self) -> bool:
-        """Whether it has an output for each label, whose names the data or the model know; of transcripts these are characters."""
-        return self.answer in ("class", "labels", "tags", "transcript")
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether its models have a tokenizer."""
-        return self.modality == "text" or self.two_towers
-
-    @property
-    def named_classes(self) -> bool:
-        """Whether rows have a class whose name the data know; the model has an output for each only where the task `classifies`."""
-        return self.classifies or (self.two_towers and not self.captioned)
-
-    @property
-    def captioned(self) -> bool:
-        """Whether images have captions of their own, and no class that texts are made of."""
-        return self.two_towers and "text" in self.columns
-
-    @property
-    def tags(self) -> bool:
-        """Whether it answers with a tag for each word."""
-        return self.answer == "tags"
-
-    @property
-    def finds_spans(self) -> bool:
-        """Whether it answers questions with spans of a text, which is read in windows."""
-        return self.answer == "span"
-
-    @property
-    def transcribes(self) -> bool:
-        """Whether it answers sounds with the text that is spoken in them."""
-        return self.answer == "transcript"
-
-    @property
-    def reads_windows(self) -> bool:
-        """Whether texts that are longer than the model reads can be read in windows, whose logits become one answer."""
-        return self.modality == "text" and self.answer in ("class", "labels")
-
-    @property
-    def per_token(self) -> bool:
-        """Whether a model of the task has logits for every token of a row, or every frame of a sound."""
-        return self.answer in ("tokens", "tags", "span", "transcript")
-
-    @property
-    def several(self) -> bool:
-        """Whether any number of labels may hold for a row."""
-        return self.answer == "labels"
-
-    @property
-    def fits_thresholds(self) -> bool:
-        """Whether thresholds that are chosen on selection rows decide what holds."""
-        return self.several or self.finds_spans
-
-    @property
-    def orders(self) -> bool:
-        """Whether it puts candidates of a query in order."""
-        return self.searches and self.answer == "value"
-
-    @property
-    def regresses(self) -> bool:
-        """Whether it answers with a number that is in the data."""
-        return self.answer == "value" and not self.searches
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether rows have labels of their own, which captions are; text to generate is its own label."""
-        return "label" in self.columns or self.captioned
 
 
 TASKS: Mapping[str, Facts] = {
@@ -289,6 +148,8 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="uoft-cs/cifar10",
             columns="{image: img, label: label}",
+            where="Hub id, a folder split/class/file.jpg, or tar.gz archives of such folders",
+            more='prompts: ["a photo of a {}"]   # what is said of a class; of several texts the mean counts',
         ),
     ),
     "image-text-retrieval": Facts(
@@ -312,12 +173,13 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="umaru97/flickr30k_train_val_test",
             columns="{image: image, text: caption}   # a caption, or a list of them",
+            where="Hub id, or a folder of csv, tsv, jsonl or parquet with images or their paths",
         ),
     ),
     "sentence-embedding": Facts(
         modality="text",
         answer="vector",
-        columns=("text", "text_pair", "label"),
+        columns=("text", "text_pair", "negative", "label"),
         metrics=("spearman", "pearson"),
         auto_class="AutoModel",
         problem_type=None,
@@ -344,7 +206,6 @@ TASKS: Mapping[str, Facts] = {
         pipeline_tag="sentence-similarity",
         counts="queries",
         searches=True,
-        pair_loss="ranking",
         example=Example(
             about="Vectors for searching documents in int8, served by Triton.",
             name="my-search",
@@ -352,6 +213,27 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="beir/scifact",
             columns="",
+            more='# prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them',
+        ),
+    ),
+    "sentence-triplets": Facts(
+        modality="text",
+        answer="vector",
+        columns=("text", "text_pair", "negative"),
+        metrics=("accuracy",),
+        auto_class="AutoModel",
+        problem_type=None,
+        pipeline_tag="sentence-similarity",
+        needs_pairs=True,
+        counts="triplets",
+        example=Example(
+            about="Vectors that tell what says the same from what does not, in int8, served by Triton.",
+            name="my-triplets",
+            model="sentence-transformers/all-MiniLM-L6-v2",
+            head="keep",
+            data="sentence-transformers/all-nli",
+            subset="triplet",
+            columns="{text: anchor, text_pair: positive, negative: negative}",
         ),
     ),
     "reranking": Facts(
@@ -371,6 +253,7 @@ TASKS: Mapping[str, Facts] = {
             head="keep",
             data="beir/scifact",
             columns="",
+            more="candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder",
         ),
     ),
     "text-generation": Facts(

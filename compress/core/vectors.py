@@ -50,6 +50,18 @@ def partners(labels: Array) -> tuple[Array, Array]:
     return order[first], order[first + 1]
 
 
+def together(labels: Array) -> int:
+    """Returns 2 where the texts of each pair follow each other, else 1."""
+    return follow_each_other(labels[:, 0])
+
+
+def follow_each_other(numbers: Array) -> int:
+    """Returns 2 where every second row has the number of the one before it, none of them negative, else 1; numbers are `[n]`."""
+    if len(numbers) % 2:
+        return 1
+    return 2 if (numbers[::2] == numbers[1::2]).all() and (numbers >= 0).all() else 1
+
+
 def num_pairs(labels: Array) -> int:
     """Returns the number of complete pairs."""
     return len(partners(labels)[0])

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.vectors import of_length_one
+from compress.core.vectors import follow_each_other, of_length_one
 
 Array = NDArray[Any]
 IMAGE, TEXT = 0, 1
@@ -46,6 +46,11 @@ def labels_of(sides: Array, classes: Array, pairs: Array | None = None) -> Array
     """Returns the labels of rows, float32 `[n, 3]`, from their sides, classes and, if any, pairs `[n]`."""
     numbers = np.full(len(sides), NO_PAIR) if pairs is None else pairs
     return np.stack([sides, classes, numbers], axis=1).astype(np.float32)
+
+
+def together(labels: Array) -> int:
+    """Returns 2 where an image and a text that are trained together follow each other, else 1."""
+    return follow_each_other(labels[:, 2])
 
 
 def class_vectors(vectors: Array, labels: Array) -> tuple[Array, Array]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
 from compress.data.tables import Column
-
-OPTIONAL = ("text_pair",)
-"""Columns that are read only if the recipe gives them."""
 
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
 
@@ -23,8 +20,11 @@ class Columns(Config):
     """Column of the text, or of the first text of a pair; by default `text`. Where images have captions it is the caption of an image, or a
     list of them."""
     text_pair: ColumnName | None = None
-    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
-    `text_pair`."""
+    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding and sentence-triplets, which read pairs
+    and triplets, by default `text_pair`."""
+    negative: ColumnName | None = None
+    """Of triplets, column of a text that does not say what the other two say. For sentence-triplets by default `negative`. For
+    sentence-embedding rows are triplets, without a score, where it is given; leave it out for pairs."""
     tokens: ColumnName | None = None
     """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
     its tag last."""
@@ -44,21 +44,37 @@ class Columns(Config):
     """Column of the sound (an encoded WAV or FLAC file, or a path relative to the table); by default `audio`. Folders and archives of
     sounds have no columns."""
     label: ColumnName | None = None
-    """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Where any number of labels may hold, a
+    """Column of the label; by default `label`. Pairs of sentence-embedding to train on may have none: they say the same then. A split whose
+    labels are all -1 counts as unlabelled. Where any number of labels may hold, a
     cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
     a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default
     `text`. Not used for text-generation."""
 
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Columns:
+        if self.negative is not None and self.label is not None:
+            raise ValueError(f"label {self.label!r} and negative {self.negative!r} given; triplets have no score: leave one of them out")
+        return self
+
     def over(self, base: Columns) -> Columns:
-        """Returns these columns, with missing ones taken from `base`."""
-        return base.model_copy(update=self.model_dump(exclude_none=True))
+        """Returns these columns, with missing ones taken from `base`; a negative in either replaces a label in the other."""
+        given = self.model_dump(exclude_none=True)
+        replaced = {"negative": "label", "label": "negative"}
+        return base.model_copy(update={**{replaced[name]: None for name in given if name in replaced}, **given})
+
+    def named(self, task: Task) -> dict[str, Column]:
+        """Returns the columns that a task reads by their keys, the label, if any, last; one that is not given is named after its key."""
+        given, facts = {name: getattr(self, name) for name in TASKS[task].columns}, TASKS[task]
+        left_out = {*(() if facts.needs_pairs else ("text_pair",)), *(() if facts.needs_negatives else ("negative",))}
+        if given.get("negative") is not None:
+            left_out.add("label")
+        unnamed = {"label": facts.label_column}
+        names = {name: unnamed.get(name, name) if column is None else column for name, column in given.items()}
+        return {name: column for name, column in names.items() if given[name] is not None or name not in left_out}
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
-        """Returns the columns that a task reads, the label, if any, last; a column that is not given is named after its key."""
-        given, optional = {name: getattr(self, name) for name in TASKS[task].columns}, () if TASKS[task].needs_pairs else OPTIONAL
-        unnamed = {"label": TASKS[task].label_column}
-        names = {name: unnamed.get(name, name) if column is None else column for name, column in given.items()}
-        return tuple(column for name, column in names.items() if given[name] is not None or name not in optional)
+        """Returns the columns that a task reads, the label, if any, last."""
+        return tuple(self.named(task).values())
 
 
 class FileConfig(Config):
@@ -137,7 +153,7 @@ class DataConfig(Config):
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, tokens, question, context, source, target, image, audio and
+    """Columns of text, text pair, negative, tokens, question, context, source, target, image, audio and
     label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If

@@ -2,7 +2,7 @@
 
     evaluation  the judged queries of test (else dev), and all documents
     selection   the judged queries of dev, else a part of those of train, with the documents they were judged on and at most 2,000 others
-    train       pairs of a query of train and a document that is relevant to it, with the score 1
+    train       pairs of a query of train and a document that is relevant to it
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.core import relevance, vectors
+from compress.core import relevance, text_groups
 from compress.core.errors import InputError
 from compress.core.shown import shown
 from compress.core.tasks import SCORE, Task
@@ -126,11 +126,11 @@ def _selection(found: Collection, dev: Judgements) -> Split:
 
 def _pairs(found: Collection, train: Judgements) -> Split:
     """Returns the texts of all pairs of a query and a relevant document, one after the other."""
-    relevant = [key for key, grade in train.items() if grade > 0]
-    if len(relevant) > vectors.MOST_PAIRS:
-        raise InputError(f"{found.folder}: {len(relevant)} train pairs; at most {vectors.MOST_PAIRS} are allowed")
-    rows: list[Row] = [text for query, document in relevant for text in (found.queries[query], found.documents[document])]
-    return Split(rows, vectors.labels_of(np.ones(len(relevant))))
+    relevant = [(found.queries[query], found.documents[document]) for (query, document), grade in train.items() if grade > 0]
+    if 2 * len(relevant) > text_groups.MOST_TEXTS:
+        raise InputError(f"{found.folder}: {len(relevant)} train pairs; at most {text_groups.MOST_TEXTS // 2} are allowed")
+    rows: list[Row] = [text for pair in relevant for text in pair]
+    return Split(rows, text_groups.labels_of(relevant))
 
 
 def _documents(rows: Sequence[Row]) -> Split:

@@ -5,7 +5,7 @@ values (`labels`), or sets of class ids (`label_sets`), and splits the rows into
 text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
 whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts
 by `questions`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
-Images with captions are read by `captioned_images`.
+Images with captions are read by `captioned_images`, and pairs and triplets of sentences by `sentence_pairs`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compress.data.config import DataConfig, Prompts
 from compress.data.judged_texts import load_judged
 from compress.data.prompted_images import TEMPLATES, with_prompts
 from compress.data.questions import load_questions
-from compress.data.sentence_pairs import as_texts
+from compress.data.sentence_pairs import load_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.tagged import load_tagged
@@ -88,6 +88,8 @@ def load_data(
         data = load_candidates(config, task, log) if TASKS[task].orders else load_judged(config, task, log, model)
     elif TASKS[task].captioned:
         data = load_captioned(config, task, log)
+    elif TASKS[task].needs_pairs:
+        data = load_texts(config, task, log)
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
@@ -116,10 +118,10 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
-    if TASKS[task].two_towers:
-        templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
-        return with_prompts(data, templates, f"data.path {config.path}", log)
-    return as_texts(data, f"data.path {config.path}", log) if TASKS[task].embeds else data
+    if not TASKS[task].two_towers:
+        return data
+    templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
+    return with_prompts(data, templates, f"data.path {config.path}", log)
 
 
 def _check_prompts(config: DataConfig, task: Task) -> None:

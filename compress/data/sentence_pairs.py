@@ -1,48 +1,204 @@
-"""Pairs of sentences with a score, for models that turn a single text into a vector.
+"""Pairs and triplets of sentences, for models that turn a single text into a vector.
 
-    rows    (a, b), ...  n pairs          ->  texts   a, b, ...                         2 n rows
-    scores  s            any numbers      ->  labels  (s - low) / (high - low) in [0, 1] on the train split, with the number of the pair
+    pairs with scores      (a, b) and s      texts a, b       labels  (s - low) / (high - low), in [0, 1] on the train split
+                                                                      (`compress.core.vectors`)
+    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.text_groups`)
+    triplets               (a, p, n)         texts a, p, n    the same
 
-Texts are cut apart after rows were divided into splits: the two texts of a pair are always in the same one. The scale of the scores changes
-no metric, as these are correlations, and gives the loss of training a cosine to learn.
+A file is of the first kind where it has a column of scores, of the last where the recipe names one of negatives. All files of a split are
+of one kind. Rows to train on may be of any; what a model is judged by is that of the task, for evaluation and for selection.
+
+Texts are cut apart after rows were divided into splits: those of a row are always in the same one. Rows are told apart by their first two
+texts, so that no pair of the selection split is trained on as part of a triplet. The scale of the scores changes no metric, as these are
+correlations, and gives the loss of training a cosine to learn; without scores to train on they stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from compress.core import vectors
+from compress.core import text_groups, vectors
 from compress.core.errors import InputError
-from compress.data.splits import Data, Split
+from compress.core.files import local
+from compress.core.tasks import SCORE, TASKS, Task, tasks_with
+from compress.data import labels
+from compress.data.config import DataConfig
+from compress.data.sources import Source, read_sources
+from compress.data.splits import Data, Split, divide, hold_out
 from compress.standalone.preprocess import Row
 
+HOLD_OUT_SHARE = 0.2
+Kind = Literal["pairs with scores", "pairs without scores", "triplets"]
 
-def as_texts(data: Data, where: str, log: Callable[[str], None]) -> Data:
-    """Returns the data with a row for each text; see `compress.core.vectors` for its labels.
+
+@dataclass(frozen=True)
+class _Read:
+    """The rows of all splits, numbered through."""
+
+    splits: dict[str, Split]
+    """Pairs of texts, and for labels the number of each row, float64 `[n]`."""
+    kinds: Mapping[str, Kind]
+    """What each split holds."""
+    scores: np.ndarray
+    """Score of each row by its number, float32; 0 without one."""
+    negatives: list[str]
+    """Negative of each row; empty without one."""
+
+
+def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Data:
+    """Reads pairs and triplets, and returns the data with a row for each text.
 
     Args:
-        data: Splits of pairs with values.
-        where: Name of the data in messages.
-        log: Receives a message about the scale of the scores.
+        config: The data section.
+        task: The task.
+        log: Receives messages about what was found and decided.
 
     Raises:
-        InputError: All scores of the train split are equal, or a split has more pairs than can be numbered.
+        InputError: Files or scores are wrong, a split mixes kinds of rows, or there are none of the kind that the task is judged by.
     """
-    low, high = float(data.train.labels.min()), float(data.train.labels.max())
+    where = f"data.path {config.path}"
+    sources = read_sources(config, task, log)
+    unlabelled = _dropped(sources, log)
+    read = _read(sources)
+    train, judged = read.kinds["train"], judged_kind(task)
+    _check_judged(sources, read.kinds, judged)
+    splits = read.splits
+    if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
+        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
+        log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log)
+    if train != judged and bool(np.isin(data.selection.labels, read.splits["train"].labels).any()):
+        raise InputError(_needs_both(where, train, judged))
+    low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)
+    log(f"data: each text is a row of its own; {_told(train, low, high)}")
+    return replace(
+        data,
+        train=_texts(data.train, train, read, low, high, where),
+        selection=_texts(data.selection, judged, read, low, high, where),
+        evaluation=_texts(data.evaluation, judged, read, low, high, where),
+    )
+
+
+def judged_kind(task: Task) -> Kind:
+    """Returns what rows a model of a task is judged by."""
+    return "triplets" if TASKS[task].needs_negatives else "pairs with scores"
+
+
+def _task_of(kind: Kind) -> str:
+    """Returns the task whose models are judged by rows of a kind."""
+    return tasks_with(lambda row: row.needs_pairs and row.needs_negatives == (kind == "triplets"))
+
+
+def _told(train: Kind, low: float, high: float) -> str:
+    if train == "pairs with scores":
+        return f"the rows of train are pairs, their scores {low:g} to {high:g} are scaled to 0 to 1"
+    return f"the rows of train are {train}"
+
+
+def _dropped(sources: dict[str, list[Source]], log: Callable[[str], None]) -> list[str]:
+    """Takes splits without labels out of the sources, and returns their names."""
+    unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
+    for name in unlabelled:
+        if name == "train":
+            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
+        log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
+        del sources[name]
+    return unlabelled
+
+
+def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
+    """Numbers all rows, and takes their scores and negatives out of the files."""
+    problems: list[str] = []
+    splits: dict[str, Split] = {}
+    kinds: dict[str, Kind] = {}
+    scores: list[np.ndarray] = []
+    negatives: list[str] = []
+    start = 0
+    for name, found in sources.items():
+        rows = [row for source in found for row in source.rows]
+        splits[name] = Split(rows, np.arange(start, start + len(rows), dtype=np.float64))
+        start += len(rows)
+        try:
+            kinds[name] = _kind_of(found)
+            _check_triplets(found)
+            scores.append(labels.values(found) if kinds[name] == "pairs with scores" else np.zeros(len(rows), np.float32))
+        except InputError as error:
+            problems += error.problems
+        negatives += [text for source in found for text in source.negatives or [""] * len(source.rows)]
+    if problems:
+        raise InputError(*problems)
+    return _Read(splits, kinds, np.concatenate(scores), negatives)
+
+
+def _kind_of(found: Sequence[Source]) -> Kind:
+    """Returns what all files of a split hold."""
+    kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in found]
+    for source, kind in zip(found, kinds, strict=True):
+        if kind != kinds[0]:
+            raise InputError(f"{source.name}: {kind}, and {found[0].name} has {kinds[0]}; all files of a split need the same columns")
+    return kinds[0]
+
+
+def _check_triplets(found: Sequence[Source]) -> None:
+    """Raises if a row names one text as positive and as negative."""
+    both = [
+        source.place(index)
+        for source in found
+        for index, (row, negative) in enumerate(zip(source.rows, source.negatives, strict=False))
+        if isinstance(row, tuple) and row[1] == negative
+    ]
+    if both:
+        more = f" (and {len(both) - 1} more rows like this)" if len(both) > 1 else ""
+        raise InputError(f"{both[0]}: positive and negative are the same text; remove the row{more}")
+
+
+def _check_judged(sources: Mapping[str, Sequence[Source]], kinds: Mapping[str, Kind], judged: Kind) -> None:
+    """Raises if rows for evaluation or selection are not of the kind that the task is judged by, or are missing."""
+    for name in ("test", "validation"):
+        if name in kinds and kinds[name] != judged:
+            instead = "" if kinds[name] == "pairs without scores" else f", or model.task to {_task_of(kinds[name])}"
+            given = f"{sources[name][0].name}: {kinds[name]} given to judge models by; {judged} are needed"
+            raise InputError(f"{given}: set {_columns(judged)} of this file{instead}")
+    if kinds["train"] != judged and not {"test", "validation"} <= kinds.keys():
+        raise InputError(_needs_both(sources["train"][0].name, kinds["train"], judged))
+
+
+def _columns(kind: Kind) -> str:
+    return "data.columns.negative" if kind == "triplets" else "data.columns.label"
+
+
+def _needs_both(where: str, train: Kind, judged: Kind) -> str:
+    advice = f"name both in data.files, with {_columns(judged)}"
+    return f"{where}: {train} to train on, which judge no model; test and validation splits of {judged} are needed: {advice}"
+
+
+def _scale(train: Split, read: _Read, where: str) -> tuple[float, float]:
+    """Returns the lowest and the highest score of the train split."""
+    found = read.scores[train.labels.astype(np.int64)]
+    low, high = float(found.min()), float(found.max())
     if low == high:
         raise InputError(f"{where}: all train pairs have the score {low:g}; scores that differ are needed: set data.columns.label")
-    log(f"data: each row is a pair of texts, and each text a row of its own; scores {low:g} to {high:g} are scaled to 0 to 1")
-    train, selection, evaluation = (_texts(split, low, high, where) for split in (data.train, data.selection, data.evaluation))
-    return replace(data, train=train, selection=selection, evaluation=evaluation)
+    return low, high
 
 
-def _texts(split: Split, low: float, high: float, where: str) -> Split:
-    if len(split) > vectors.MOST_PAIRS:
-        raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
-    texts: list[Row] = [text for pair in split.rows if isinstance(pair, tuple) for text in pair]
-    assert len(texts) == 2 * len(split), "the columns of the task make pairs"
-    scores = (split.labels.astype(np.float64) - low) / (high - low)
-    return Split(texts, vectors.labels_of(scores))
+def _texts(split: Split, kind: Kind, read: _Read, low: float, high: float, where: str) -> Split:
+    """Returns a split with a row for each text."""
+    numbers = split.labels.astype(np.int64)
+    pairs = [row for row in split.rows if isinstance(row, tuple)]
+    assert len(pairs) == len(split), "the columns of the task make pairs"
+    if kind == "pairs with scores":
+        if len(split) > vectors.MOST_PAIRS:
+            raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
+        scores = (read.scores[numbers].astype(np.float64) - low) / (high - low)
+        return Split([text for pair in pairs for text in pair], vectors.labels_of(scores))
+    groups: list[tuple[str, ...]] = [
+        (*pair, read.negatives[number]) if kind == "triplets" else pair for pair, number in zip(pairs, numbers, strict=True)
+    ]
+    rows: list[Row] = [text for group in groups for text in group]
+    if len(rows) > text_groups.MOST_TEXTS:
+        raise InputError(f"{where}: {len(rows)} texts in a split; at most {text_groups.MOST_TEXTS} are allowed")
+    return Split(rows, text_groups.labels_of(groups))

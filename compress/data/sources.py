@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from compress.data import images, tables
 from compress.data.aligned import aligned_files, read_aligned
 from compress.data.class_folders import ARCHIVES, KINDS, FileKind, LabelledFile, is_archive, read_files
 from compress.data.compressed import Limit
-from compress.data.config import DataConfig, FileConfig
+from compress.data.config import Columns, DataConfig, FileConfig
 from compress.data.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.data.squad import is_json, question_of, read_squad
-from compress.data.tables import Cells, Table
+from compress.data.tables import Cells, Column, Table
 from compress.standalone.preprocess import Row
 
 DIGITS = "sklearn:digits"
@@ -51,6 +52,10 @@ class Source:
     """What a number in `places` counts: line or row."""
     label_names: tuple[str, ...] = ()
     """Class names by id, as given by the data set."""
+    negatives: list[str] = field(default_factory=list)
+    """Of triplets the third text of each row, whose first two are the row; else empty."""
+    scored: bool = True
+    """Whether pairs have labels; False for pairs without scores and for triplets."""
 
     def place(self, index: int) -> str:
         """Returns file and line of a row, for error messages."""
@@ -170,7 +175,8 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
 
 
 def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, split: str) -> Source:
-    columns = entry.columns.over(config.columns).wanted(task)
+    given = entry.columns.over(config.columns)
+    columns = given.wanted(task)
     if TASKS[task].encoder_decoder and (aligned := aligned_files(path, columns)):
         return _read_rows(str(path), read_aligned(aligned, _limit(config)), task, path.parent, "line")
     if not path.exists():
@@ -181,11 +187,28 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = Table(path, columns, entry.header, _limit(config))
+    if TASKS[task].needs_pairs:
+        named = scored_or_not(given, task, partial(tables.column_names, table))
+        return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)
     if TASKS[task].finds_spans and is_json(path):
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
     if TASKS[task].tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
+
+
+def scored_or_not(given: Columns, task: Task, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
+    """Returns the columns of pairs by their keys, without that of the scores where nobody named it and the data have none.
+
+    Args:
+        given: What the recipe says.
+        task: The task.
+        available: Returns the names of the columns of the data.
+    """
+    named = given.named(task)
+    if given.label is None and "label" in named and named["label"] not in available():
+        del named["label"]
+    return named
 
 
 def _limit(config: DataConfig) -> Limit:
@@ -223,15 +246,22 @@ def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sourc
 
 
 def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
-    columns = config.columns.wanted(task)
+    named = config.columns.named(task)
+    columns = list(named.values())
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
         raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
-    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log)
+    unnamed = [str(named["label"])] if TASKS[task].needs_pairs and "label" in named and config.columns.label is None else []
+    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, unnamed)
     sources: Sources = {}
     for name, (rows, features) in found.items():
         if name not in SPLITS:
             log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
+            continue
+        if TASKS[task].needs_pairs:
+            read = {key: column for key, column in named.items() if column in features}
+            pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
+            sources.setdefault(SPLITS[name], []).append(pairs)
             continue
         feature = features[columns[-1]]
         names = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())  # of a list those of its members
@@ -258,6 +288,19 @@ def _read_rows(
         contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
         row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)
+    if not source.rows:
+        raise InputError(f"{name}: no rows; at least one is needed")
+    return source
+
+
+def _read_texts(name: str, cells: Iterator[tuple[int, Cells]], columns: Mapping[str, Column], unit: str) -> Source:
+    """Converts the cells of a table to pairs of texts, with their scores or negatives where there are such columns."""
+    source = Source(name, unit=unit, scored="label" in columns)
+    for number, found in cells:
+        cell, place = dict(zip(columns, found, strict=True)), f"{name} {unit} {number}"
+        source.add(row_of((cell["text"], cell["text_pair"]), "text", Path(), place), cell.get("label"), number)
+        if "negative" in cell:
+            source.negatives.append(str(row_of((cell["negative"],), "text", Path(), place)))
     if not source.rows:
         raise InputError(f"{name}: no rows; at least one is needed")
     return source

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from compress.core import zero_shot
 from compress.core.errors import InputError
-from compress.core.vectors import are_pairs
+from compress.core.forms import form_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
@@ -68,21 +67,16 @@ class Split:
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
     predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), int32 [n, 1 + G, W, 2] for
     windows of contexts (`compress.core.spans`), int32 [n, 2, 1 + T] for texts that are spoken (`compress.core.transcripts`), float32 [n, 2]
-    for texts of pairs (`compress.core.vectors`), [n, 2 + 2 k] for queries and documents (`compress.core.relevance`), or [n, 3] for images
-    and texts (`compress.core.zero_shot`)."""
+    for texts of pairs (`compress.core.vectors`), [n, 4] for those of pairs and triplets without scores (`compress.core.text_groups`),
+    [n, 2 + 2 k] for queries and documents (`compress.core.relevance`), or [n, 3] for images and texts (`compress.core.zero_shot`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def together(self) -> int:
-        """How many rows that follow each other belong together: 2 for texts of pairs, else 1."""
-        column = 0 if are_pairs(self.labels) else 2 if zero_shot.are_images_and_texts(self.labels) else None
-        if column is None or len(self) % 2:
-            return 1
-        numbers = self.labels[:, column]
-        pairs = bool((numbers[::2] == numbers[1::2]).all() and (numbers > zero_shot.NO_PAIR).all())
-        return 2 if pairs else 1
+        """How many rows that follow each other belong together: 2 for texts of pairs, 3 for those of triplets, else 1."""
+        return form_of(self.labels).together(self.labels)
 
     @cached_property
     def keys(self) -> list[bytes]:

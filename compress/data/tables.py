@@ -90,6 +90,34 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
         yield from readers[ending](table, stream)
 
 
+def column_names(table: Table) -> list[str]:
+    """Returns the names of the columns of a file: those of its header, its schema, or its first JSON object; none without a header.
+
+    Raises:
+        InputError: The file cannot be read in the format of its extension.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    ending = suffix(table.path)
+    if not table.header or ending not in TABLES:
+        return []
+    with opened(table) as stream:
+        if ending == ".parquet":
+            try:
+                return [str(name) for name in pyarrow.parquet.ParquetFile(io.BytesIO(stream.read())).schema_arrow.names]
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+        if ending == ".csv":
+            return next(_csv_records(table, stream))[1]
+        if ending in (".tsv", ".txt"):
+            return next(text_lines(table, stream)).removesuffix("\r").split("\t")
+        whole = ending == ".json"
+        rows = parse_json(str(table.path), "\n".join(text_lines(table, stream)) if whole else next(text_lines(table, stream)))
+        first = rows[0] if isinstance(rows, list) and rows else rows
+        return [str(name) for name in first] if isinstance(first, dict) else []
+
+
 def read_document(path: Path, limit: Limit | None = None) -> str:
     """Reads a text file as a single document, including its line ends.
 
@@ -305,7 +333,9 @@ def _check_columns(table: Table, names: Sequence[str], available: Sequence[str])
         raise InputError(*problems)
 
 
-def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callable[[str], None]) -> dict[str, tuple[list[Cells], Any]]:
+def read_hub(
+    path: str, subset: str | None, columns: Sequence[str], log: Callable[[str], None], optional: Sequence[str] = ()
+) -> dict[str, tuple[list[Cells], Any]]:
     """Reads the splits of a Hub data set.
 
     Args:
@@ -313,6 +343,7 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
         subset: Configuration of the data set.
         columns: The wanted columns.
         log: Receives a message that data may be downloaded.
+        optional: Those of them that a split may lack; its rows then have no cell for them.
 
     Returns:
         Split name -> rows of cells (images and sounds as encoded bytes), and the features of the columns.
@@ -331,16 +362,15 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
         raise InputError(f"{where}: cannot be loaded ({reason(error)}); {advice}") from error
     found: dict[str, tuple[list[Cells], Any]] = {}
     for name, split in splits.items():
-        absent = [
-            missing_column(f"{where} split {name}", column, split.column_names) for column in columns if column not in split.column_names
-        ]
+        own = [column for column in columns if column in split.column_names or column not in optional]
+        absent = [missing_column(f"{where} split {name}", column, split.column_names) for column in own if column not in split.column_names]
         if absent:
             raise InputError(*absent)
-        for column in columns:
+        for column in own:
             kind = type(split.features[column])
             if kind in (datasets.Image, datasets.Audio):  # we decode them ourselves: the server has to do it alike
                 split = split.cast_column(column, kind(decode=False))
-        wanted = split.select_columns(list(columns))
+        wanted = split.select_columns(own)
         batches = wanted.iter(batch_size=1000)
-        found[name] = ([cells for batch in batches for cells in zip(*(batch[column] for column in columns), strict=True)], split.features)
+        found[name] = ([cells for batch in batches for cells in zip(*(batch[column] for column in own), strict=True)], split.features)
     return found

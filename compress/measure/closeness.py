@@ -43,8 +43,8 @@ from torch import nn
 
 from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
-from compress.core import vectors, zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import form_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
@@ -299,14 +299,11 @@ def bound_of(before: float, floor: float) -> float:
 
 
 def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
-    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs, those of whole pairs; of images
-    and texts all texts (`compress.core.zero_shot.spread`)."""
-    if labels is not None and zero_shot.are_images_and_texts(labels):
-        return [rows[number] for number in zero_shot.spread(labels[list(rows)], count)]
-    if labels is None or not vectors.are_pairs(labels):
+    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, those of whole ones;
+    of images and texts all texts (`compress.core.zero_shot.spread`)."""
+    if labels is None:
         return spread(rows, count)
-    first, second = vectors.partners(labels[list(rows)])
-    return [rows[number] for pair in spread(list(zip(first, second, strict=True)), count // 2) for number in pair]
+    return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]
 
 
 def spread(rows: Sequence[T], count: int) -> list[T]:

@@ -1,7 +1,8 @@
 """The table of metrics, and the differences between the predictions of two models.
 
-To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`compress.core.tasks`). The first metric
-of a task is the primary one, which goals refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
+To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`compress.core.tasks`). Metrics that one
+form of labels alone has stand in its row instead (`compress.core.forms`). The first metric of a task is the primary one, which goals refer
+to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
 
@@ -15,7 +16,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none: `compress.core.spans`
     wer and cer, errors of words and characters in texts that are spoken: `compress.core.transcripts`
     perplexity and accuracy of the next token: `compress.core.next_token`
-    ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
+    ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.core.ranking`
     recall@1, @5 and @10 of images by their captions, and of captions by their images: `compress.core.captions`
 
 An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
@@ -29,10 +30,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, captions, correlation, label_sets, next_token, relevance, spans, tags, transcripts, vectors, zero_shot
+from compress.core import correlation, label_sets, next_token, spans, tags, transcripts
 from compress.core.errors import InputError
+from compress.core.forms import FORMS, form_of
 from compress.core.tasks import TASKS, Task
-from compress.measure import ranking
 from compress.measure.answers import Array
 
 TOP = 5
@@ -86,10 +87,9 @@ def primary(task: Task) -> Metric:
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, or of
-    images whose nearest class is theirs."""
-    if zero_shot.are_images_and_texts(labels):
-        answers, labels = zero_shot.similarities(answers, labels)
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, of
+    images whose nearest class is theirs, or of triplets whose positive is nearer than their negative."""
+    answers, labels = as_values(answers, labels)
     if labels.ndim == 2:
         return next_token.accuracy(answers, labels)
     return float(np.mean(answers.argmax(axis=1) == labels))
@@ -97,8 +97,7 @@ def accuracy(answers: Array, labels: Array) -> float:
 
 def top_5(answers: Array, labels: Array) -> float:
     """Returns the share of rows `[n, C]` whose label is among the five largest logits; of equal logits the label's counts last."""
-    if zero_shot.are_images_and_texts(labels):
-        answers, labels = zero_shot.similarities(answers, labels)
+    answers, labels = as_values(answers, labels)
     own = np.take_along_axis(answers, labels[:, None], axis=1)
     return float(np.mean((answers >= own).sum(axis=1) <= TOP))
 
@@ -138,28 +137,9 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
-    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; tags as the counts of entities of each row `[n, 3]`, windows of
-    contexts as the figures of each question `[q, 3]` (`compress.core.spans`), and texts that are spoken as the errors in each `[n, 4]`
-    (`compress.core.transcripts`), with zeros; those of images and texts as the cosines of images with classes `[m, k]` and the class of
-    each `[m]` (`compress.core.zero_shot`), or what is found of each image `[m, 7]` (`compress.core.captions`), with zeros; other
-    predictions and labels as they are."""
-    if captions.are_captions(labels):
-        found = captions.figures(answers, labels)
-        return found, np.zeros(len(found), np.float32)
-    if zero_shot.are_images_and_texts(labels):
-        return zero_shot.similarities(answers, labels)
-    if tags.are_tags(labels):
-        return tags.entity_counts(answers, labels), np.zeros(len(labels), np.float32)
-    if transcripts.are_transcripts(labels):
-        return transcripts.figures(answers, labels), np.zeros(len(labels), np.float32)
-    if spans.are_spans(labels):
-        found = spans.figures(answers, labels)
-        return found, np.zeros(len(found), np.float32)
-    if relevance.are_judged(labels) or candidates.are_candidates(labels):
-        found = ranking.figures(answers, labels)
-        return found, np.zeros(len(found), np.float32)
-    return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
+    """Returns what metrics are means over, `[m, ...]`, and the labels of that, `[m]`, by the form of the labels (`compress.core.forms`):
+    rows, pairs of texts, queries, or images. Predictions and labels of which nothing more is to be said are returned as they are."""
+    return form_of(labels).values(answers, labels)
 
 
 def _of_sets(figure: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
@@ -215,24 +195,13 @@ METRICS: Mapping[str, Metric] = {
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
-    **{name: Metric(ranking.column(name)) for name in ranking.FIGURES},
-    **{name: Metric(captions.column(name), is_share=True) for name in captions.FIGURES},
+    **{name: Metric(of, is_share=form.are_shares) for form in FORMS.values() for name, of in form.metrics.items()},
 }
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, judged queries, or images."""
-    if zero_shot.are_images_and_texts(labels):
-        return len(zero_shot.judged(labels))
-    if relevance.are_judged(labels):
-        return len(relevance.judged(labels).queries)
-    if candidates.are_candidates(labels):
-        return candidates.num_queries(labels)
-    if vectors.are_pairs(labels):
-        return vectors.num_pairs(labels)
-    if spans.are_spans(labels):
-        return spans.num_questions(labels)
-    return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 and not label_sets.are_sets(labels) else len(labels)
+    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, triplets, judged queries, or images."""
+    return form_of(labels).count(labels)
 
 
 def _f1_of(answered: Array, true: Array) -> float:

@@ -53,7 +53,8 @@ class ModelConfig(Config):
     head: Literal["keep", "new"] = "keep"
     """`new` replaces the classifier with a randomly initialized one for the labels of the data; `finetune` must then be the first stage."""
     embedding: EmbeddingConfig | None = None
-    """For sentence-embedding: how a vector is made of the tokens. Default: as the files of sentence-transformers in `path` say."""
+    """For sentence-embedding, sentence-triplets and retrieval: how a vector is made of the tokens. Default: as the files of
+    sentence-transformers in `path` say."""
     preprocessor: dict[str, Any] | None = None
     """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
     trust_remote_code: Literal[False] = False

@@ -133,7 +133,7 @@ def write_golden(run: Run, data: Data) -> None:
     """Writes `golden.safetensors`: 64 rows with their logits from every backend and served model; `verify` then needs no data set."""
     count = min(GOLDEN_ROWS, len(data.evaluation))
     chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
-    if zero_shot.are_images_and_texts(data.evaluation.labels):
+    if zero_shot.are_images_and_texts(data.evaluation.labels):  # others are golden by themselves
         chosen = np.array(zero_shot.spread(data.evaluation.labels, count), np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
     for evaluation in evaluations(run):

@@ -18,9 +18,10 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core import captions, relevance, vectors
+from compress.core import vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
+from compress.core.forms import form_of
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
@@ -165,7 +166,7 @@ def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[
         found[one.backend] = {
             "cosine": None if cosines is None else float(cosines.mean()),
             "lowest_cosine": None if cosines is None else float(cosines.min()),
-            "top10_overlap": _overlap(reference, one),
+            "top10_overlap": form_of(one.labels).overlap(reference.logits, one.logits, one.labels),
             "n": len(one.logits),
             "stored": _stored(task, reference, one),
         }
@@ -182,20 +183,11 @@ def _stored(task: Task, reference: Evaluation, one: Evaluation) -> dict[str, Any
         found[form] = {
             "value": metric.of(coded.logits, one.labels),
             **{key: change[key] for key in ("difference", "low", "high", "n")},
-            "top10_overlap": _overlap(reference, coded),
+            "top10_overlap": form_of(one.labels).overlap(reference.logits, coded.logits, one.labels),
             "bytes": stored_vectors.bytes_of(width, form),
             "scale": scale if form == "int8" else None,
         }
     return found
-
-
-def _overlap(reference: Evaluation, one: Evaluation) -> float:
-    """Returns the share of what is found for a text, for a query, or for an image and a caption, that is the same for both."""
-    if captions.are_captions(one.labels):
-        return captions.overlap(reference.logits, one.logits, one.labels)
-    if relevance.are_judged(one.labels):
-        return relevance.overlap(reference.logits, one.logits, one.labels)
-    return vectors.overlap(reference.logits, one.logits)
 
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:

@@ -185,7 +185,7 @@ class Distilled(nn.Module):
         hard, soft = 1 - self.soft_weight, self.soft_weight
         nothing = torch.zeros(len(logits_bC), device=logits_bC.device)  # what weighs nothing is not computed: it takes as much memory
         return {
-            self.losses.name: hard * self.losses.labelled(logits_bC, labels_b) if hard else nothing,
+            self.losses.named(labels_b): hard * self.losses.labelled(logits_bC, labels_b) if hard else nothing,
             "teacher": soft * self.losses.taught(logits_bC, target_bC, labels_b, self.temperature) if soft else nothing,
         }
 

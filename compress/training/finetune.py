@@ -28,10 +28,10 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.allowed import check_training
 from compress.training.lora import Lora
-from compress.training.losses.vector import ACROSS_ROWS, PairLoss
+from compress.training.losses.vector import PairLoss
 from compress.training.optimizers import Optimizer
 from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, supervised
+from compress.training.supervised import check_labelled, check_pair_loss, supervised
 from compress.training.thresholds import fit_null_threshold, fit_thresholds
 from compress.training.train import TrainConfig, Training, train
 
@@ -59,8 +59,9 @@ class Finetune(Stage):
     """Share of the target probability that is spread over all classes; 0 for regression."""
     loss: PairLoss | None = None
     """For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
-    for queries and documents): the first text of a pair with a high score has to be nearer to the second than to all other second texts of
-    the batch; triplet: nearer by a margin than to the nearest of them."""
+    for pairs without scores, triplets, and queries and documents): the first text of a pair, of those with scores one with a high score,
+    has to be nearer to the second than to all other second texts and all negatives of the batch. triplet: nearer by a margin than to the
+    negative of the triplet, or where there are none than to the nearest other second text."""
     thresholds: bool | None = None
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
     head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
@@ -88,20 +89,24 @@ class Finetune(Stage):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
-        key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].embeds
-        if self.loss is not None and not vectors:
-            raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
-        if self.loss is not None and TASKS[context.task].two_towers:
-            raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")
-        loss = "contrastive" if TASKS[context.task].two_towers else self.loss or TASKS[context.task].pair_loss
-        if vectors and loss in (*ACROSS_ROWS, "contrastive") and self.micro_batch_size is not None:
-            raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
+        key = f"stages.{self.id or self.NAME}"
+        if TASKS[context.task].two_towers:
+            self._check_two_towers(config, key)
+        check_pair_loss(context.task, context.data, key, self.micro_batch_size, self.loss)
         if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
             raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
+
+    def _check_two_towers(self, config: Any, key: str) -> None:
+        """Raises if a setting does not fit the loss of a model with two towers."""
+        if self.loss is not None:
+            raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")
+        if self.micro_batch_size is not None:
+            given = f"{key}.micro_batch_size: {self.micro_batch_size} given"
+            raise InputError(f"{given}; contrastive compares the rows of a batch: leave it out")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the trained checkpoint.

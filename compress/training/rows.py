@@ -144,18 +144,19 @@ class Rows:
         return min(-(-longest // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
 
 
-def plan_pairs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Like `plan_epoch`, for rows of which the first two, the next two, ... are pairs: both are in the same batch, one after the other.
+def plan_groups(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, together: int) -> list[NDArray[np.int64]]:
+    """Like `plan_epoch`, for rows of which the first few, the next few, ... belong together: all are in one batch, one after the other.
 
     Args:
-        lengths: Tokens of each row `[n]`, n even.
-        batch_size: Rows of a batch, even.
+        lengths: Tokens of each row `[n]`, n a multiple of `together`.
+        batch_size: Rows of a batch, a multiple of `together`.
         seed: Seed of the training.
         epoch: Index of the epoch, from 0.
+        together: Rows that belong together: 2 for pairs, 3 for triplets.
     """
-    assert batch_size % 2 == 0, batch_size
-    batches = plan_epoch(lengths.reshape(-1, 2).max(axis=1), batch_size // 2, seed, epoch)
-    return [np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1) for pairs in batches]
+    assert batch_size % together == 0, (batch_size, together)
+    batches = plan_epoch(lengths.reshape(-1, together).max(axis=1), batch_size // together, seed, epoch)
+    return [(together * groups[:, None] + np.arange(together)).reshape(-1) for groups in batches]
 
 
 def plan_epoch(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, window: int = WINDOW) -> list[NDArray[np.int64]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from compress.core import vectors
+from compress.core import text_groups
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data.splits import Data
 from compress.models.forward import forward
 from compress.training.losses.contrastive import contrastive_loss, scale_of
 from compress.training.losses.table import losses_of
-from compress.training.losses.vector import PairLoss
+from compress.training.losses.vector import PairLoss, chosen, compares_rows
 from compress.training.train import Batch, Objective
 
 
@@ -26,10 +26,35 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
     Raises:
         InputError: The train rows are documents, of which nobody said what they answer.
     """
-    if TASKS[task].searches and TASKS[task].embeds and not vectors.num_pairs(data.train.labels):
+    if TASKS[task].searches and TASKS[task].embeds and not text_groups.are_groups(data.train.labels):
         raise InputError(
             f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
         )
+
+
+def check_pair_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | None = None) -> None:
+    """Checks that the loss of vectors fits the rows, and that no micro-batches part what it compares.
+
+    Args:
+        task: The task.
+        data: The data of the run.
+        key: Key path of the settings of what learns from the labels, for messages.
+        micro_batch_size: Rows in memory at once; None: a whole batch.
+        loss: The loss that the recipe names; None: the usual one of the rows.
+
+    Raises:
+        InputError: It does not.
+    """
+    facts, labels = TASKS[task], data.train.labels
+    if loss is not None and not facts.embeds:
+        raise InputError(f"{key}.loss: {loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
+    if not facts.embeds or facts.two_towers:
+        return
+    if loss == "cosine" and text_groups.are_groups(labels):
+        raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
+    name = chosen(loss, labels)
+    if micro_batch_size is not None and compares_rows(name, labels):
+        raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
 
 
 def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None = None) -> Objective:
@@ -38,14 +63,14 @@ def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None 
     Args:
         task: The task.
         label_smoothing: Share of the target probability that is spread over all choices.
-        pairs: For vectors, the loss of pairs; None: that of the task.
+        pairs: For vectors, the loss of texts that belong together; None: the usual one of such labels.
     """
     if TASKS[task].two_towers:
         return _contrastive
     losses = losses_of(task, pairs)
 
     def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {losses.name: losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}
+        return {losses.named(batch.labels): losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}
 
     return learn
 

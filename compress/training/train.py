@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -40,7 +41,7 @@ from compress.models.forward import device_of, on_device
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from compress.training.allowed import check_pairs
+from compress.training.allowed import check_together, whole
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
@@ -51,7 +52,7 @@ from compress.training.optimizers import Optimizer, moments_of, optimizer_of
 from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
-from compress.training.rows import Rows, plan_epoch, plan_pairs
+from compress.training.rows import Rows, plan_epoch, plan_groups
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
 ROUNDING = 1e-9
@@ -187,7 +188,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        check_pairs(training.config, training.team.data_size, training.label)
+        check_together(training.config, training.split.together, training.team.data_size, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -243,9 +244,13 @@ class _Loop:
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
-        self.plan = plan_pairs if training.split.together > 1 else plan_epoch
-        share = -(-config.batch_size // team.data_size)
-        at_once = min(share, config.micro_batch_size or share)
+        together = training.split.together
+        self.plan = partial(plan_groups, together=together) if together > 1 else plan_epoch
+        self.batch_size, self.micro_batch_size = whole(config.batch_size, together), config.micro_batch_size
+        if self.micro_batch_size is not None:
+            self.micro_batch_size = whole(self.micro_batch_size, together)
+        share = -(-self.batch_size // team.data_size)
+        at_once = min(share, self.micro_batch_size or share)
         divides = team.pipeline > 1
         self.pipeline = pipelined(model, objective, self.rows, at_once, team, training.parallel, label) if divides else None
         self.division: Division | Pipeline = self.pipeline or divided(model, team, training.parallel, label)
@@ -262,7 +267,7 @@ class _Loop:
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
         self.masks = ZeroMasks(model)
-        self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
+        self.epoch_steps = -(-len(self.rows.lengths) // self.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.engine = Engine(objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
@@ -285,7 +290,7 @@ class _Loop:
             while self.history.steps < self.num_steps:
                 epoch, position = divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
-                    batches = self.plan(self.rows.lengths, self.config.batch_size, self.seed, epoch)
+                    batches = self.plan(self.rows.lengths, self.batch_size, self.seed, epoch)
                 with profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext():
                     self._step(batches[position])
                 self._look(epoch, progress)
@@ -328,9 +333,9 @@ class _Loop:
 
     def _gradients(self, indices: NDArray[np.int64], dtype: torch.dtype) -> Gradients:
         """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
-        team, config = self.team, self.config
+        team = self.team
         most = -(-len(indices) // team.data_size)  # rows of a process
-        size, own = config.micro_batch_size or most, team.share(indices)
+        size, own = self.micro_batch_size or most, team.share(indices)
         sums: dict[str, float] = {}
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, most, size):

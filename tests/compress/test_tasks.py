@@ -54,7 +54,7 @@ def test_a_row_names_what_exists(task: str) -> None:
     row = TASKS[task]
     assert set(row.metrics) <= set(METRICS)
     assert set(row.columns) <= set(Columns.model_fields)
-    assert row.columns[-1] == ("text" if row.captioned else "label") or not row.needs_labels
+    assert row.columns[-1] == ("text" if row.captioned else "negative" if row.needs_negatives else "label") or not row.needs_labels
     assert hasattr(transformers, row.auto_class)
 
 

@@ -10,20 +10,21 @@ from tests.docs.blocks import ROOT, blocks
 from triton_repo.service import Service
 
 
-def ask(page: str, server: Service, folder: Path) -> list[str]:
+def ask(page: str, server: Service, folder: Path, runner: str | None = None) -> list[str]:
     """Runs every block of a page that is a client (`<!-- run by: TEST -->`) against a server.
 
     Args:
         page: Path below the root.
         server: A running server; its addresses take the place of those that the page shows.
         folder: Where the clients run.
+        runner: The test whose blocks to run; None: all of the page.
 
     Returns:
         What each of them printed.
     """
     printed = []
     for block in blocks(ROOT / page):
-        if block.runner is None:
+        if block.runner is None or runner not in (None, block.runner):
             continue
         text = block.body.replace("127.0.0.1:8001", server.grpc_address).replace("127.0.0.1:8000", server.http_address)
         command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]

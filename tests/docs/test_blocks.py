@@ -48,7 +48,7 @@ def test_blocks_that_another_test_runs_are_run_by_it() -> None:
     run_elsewhere = [block for block in BLOCKS if block.runner is not None]
     assert run_elsewhere
     for block in run_elsewhere:
-        assert f'ask("{block.page}"' in (ROOT / str(block.runner)).read_text(encoding="utf-8"), f"{block}: {block.runner} does not run it"
+        assert f'"{block.page}"' in (ROOT / str(block.runner)).read_text(encoding="utf-8"), f"{block}: {block.runner} does not run it"
 
 
 def test_blocks_that_are_not_run_say_why_and_are_few() -> None:

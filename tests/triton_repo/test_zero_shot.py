@@ -11,6 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, pipeline
 
 from compress.core.errors import InputError
+from tests.docs.blocks import ROOT, blocks
 from tests.export import sentiment
 from triton_repo.zero_shot import zero_shot
 
@@ -44,7 +45,7 @@ def strings(tensor: Any) -> list[bytes]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("entailment")
-    words = [*sentiment.SPECIALS, *sentiment.WORDS, "this", "example", "is", ".", *LABELS]
+    words = [*sentiment.SPECIALS, *sentiment.WORDS, "this", "example", "is", ".", *LABELS, "text", "about", "music", "plot", "food"]
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(words)))
     tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
     config = BertConfig(
@@ -65,6 +66,26 @@ def test_scores_are_those_of_transformers(served: Served, several: bool) -> None
     assert [label for label, _ in found] == theirs["labels"]
     np.testing.assert_allclose([score for _, score in found], theirs["scores"], rtol=1e-4)
     assert several or sum(score for _, score in found) == pytest.approx(1)
+
+
+def test_the_example_of_the_documentation_prints_the_scores_of_transformers(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tritonclient import grpc
+
+    [example] = [block for block in blocks(ROOT / "docs/tutorials/multi-label.md") if block.runner == "tests/triton_repo/test_zero_shot.py"]
+    monkeypatch.setattr(grpc, "InferenceServerClient", lambda address: served)
+    exec(compile(example.body, str(example), "exec"), {})
+    numbered = ("contradiction", "entailment", "neutral")
+    config = BertConfig(**{**served.model.config.to_dict(), "id2label": dict(enumerate(numbered))})
+    monkeypatch.setattr(served.model, "config", config)
+    config.label2id = {name: index for index, name in enumerate(numbered)}
+    theirs = pipeline("zero-shot-classification", model=served.model, tokenizer=served.tokenizer)(
+        "the plot was dull, but I love the music", ["music", "plot", "food"], multi_label=True, hypothesis_template="This text is about {}."
+    )
+    printed = [f"{label} {score:.3f}" for label, score in zip(theirs["labels"], theirs["scores"], strict=True)]
+    assert capsys.readouterr().out.splitlines() == printed
+    assert len({line.split()[1] for line in printed}) == 3
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ normalized: the files hold a `Dense` module with the first rows of the identity 
 
 The pooler of BERT is left out: no vector depends on it. Padding is on the right (`compress.models.inputs.preprocessor` checks it).
 
+Vectors are trained and judged by their cosines. A model whose files say that dot products compare its vectors is taken where these are the
+same, which is where its vectors have the length 1; other similarities are refused, unless the recipe asks for cosines.
+
 Prompts with names, such as `query` and `document`, go from file to file, so that `encode_query` of sentence-transformers keeps its own,
 and searches are measured with them (`compress.data.judged_texts`).
 
@@ -39,6 +42,7 @@ from compress.artifacts.safetensors import MOST_JSON, parse_json, read_json
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.files import read_plain
+from compress.core.named import one_of
 from compress.core.shown import reason, shown
 from compress.models.files import fetched
 from compress.models.library import in_place_of
@@ -53,6 +57,9 @@ QUERY_NAMES, DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
 """Names of prompts that `encode_query` and `encode_document` of sentence-transformers look for, the first one found."""
 FILES = (MODULES, TRANSFORMER, PROMPTS)
 SMALLEST_NORM = 1e-12
+COSINE, DOT = "cosine", "dot"
+SIMILARITIES = (COSINE, DOT, "euclidean", "manhattan")
+"""What sentence-transformers compares vectors by."""
 Pooling = Literal["mean", "cls", "last", "weighted"]
 THEIR_NAMES: dict[Pooling, tuple[str, str]] = {
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -73,13 +80,16 @@ class EmbeddingConfig(Config):
     """Whether vectors get the length 1. Default: as the files say; without files true."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """Keeps the first numbers of each vector, before it is normalized; for models that were trained for it (Matryoshka). Default: all."""
+    similarity: Literal["cosine", "dot"] | None = None
+    """What vectors are compared by: the cosine, or the dot product, which has to be the cosine: of vectors of length 1. Default: as the
+    files say; without files cosine."""
     prompt: str | None = None
     """Text that is put before each text. Default: the default prompt of the files, if any."""
 
 
 def resolved(given: EmbeddingConfig | None, config: Any, folder: Path | None, path: str | None) -> dict[str, Any]:
     """Returns the settings of a model, complete: `pooling`, `normalize`, `dimensions` (None: all), `prompt`, `max_length` (None: unknown),
-    and `prompts`, where some have names.
+    `prompts`, where some have names, and `similarity`, where it is not the cosine.
 
     Args:
         given: What the recipe says.
@@ -88,7 +98,8 @@ def resolved(given: EmbeddingConfig | None, config: Any, folder: Path | None, pa
         path: `model.path` of the recipe.
 
     Raises:
-        InputError: Nothing says how tokens are pooled, the files need what is not supported, or `dimensions` exceeds the width.
+        InputError: Nothing says how tokens are pooled, the files need what is not supported, `dimensions` exceeds the width, or vectors
+            are not compared by cosine.
     """
     own = getattr(config, EMBEDDING_KEY, None)
     found = own or (_read(folder, path) if folder is not None and (folder / MODULES).is_file() else {})
@@ -101,7 +112,18 @@ def resolved(given: EmbeddingConfig | None, config: Any, folder: Path | None, pa
     width = config.hidden_size
     if settings["dimensions"] is not None and settings["dimensions"] > width:
         raise InputError(f"model.embedding.dimensions: {settings['dimensions']} given; the vectors of this model have {width} numbers")
-    return settings
+    similarity = settings.pop("similarity", COSINE)
+    _check_similarity(similarity, settings["normalize"])
+    return settings if similarity == COSINE else {**settings, "similarity": similarity}
+
+
+def _check_similarity(similarity: str, normalized: bool) -> None:
+    """Raises if vectors are compared by something else than their cosine."""
+    if similarity == COSINE or (similarity == DOT and normalized):
+        return
+    what = f"model.path: its vectors are compared by {similarity} (similarity_fn_name of {PROMPTS}), and are judged by cosine here"
+    same = "model.embedding: {normalize: true}, which makes both the same, or " if similarity == DOT else ""
+    raise InputError(f"{what}: give {same}model.embedding: {{similarity: {COSINE}}} if cosines are what you want")
 
 
 def pooling_file(folder: Path, path: str | None) -> Path | None:
@@ -142,14 +164,23 @@ def _read(folder: Path, path: str | None) -> dict[str, Any]:
     file = pooling_file(folder, path)
     if file is None or not file.is_file():
         raise InputError(f"model.path: {folder} has no config.json of its Pooling module; copy the whole folder of the model")
-    prompt, named = _prompt(folder), named_prompts(folder)
+    prompt, named, similarity = _prompt(folder), named_prompts(folder), _similarity(folder)
     return {
         "pooling": _pooling(file, prompt),
         "normalize": kinds[-1] == NORMALIZE,
         "prompt": prompt,
         "max_length": _max_length(folder),
         **({"prompts": named} if named else {}),
+        **({"similarity": similarity} if similarity != COSINE else {}),
     }
+
+
+def _similarity(folder: Path) -> str:
+    """Returns what the files of a model say that its vectors are compared by."""
+    said = read_json(folder / PROMPTS, "model.path").get("similarity_fn_name") if (folder / PROMPTS).is_file() else None
+    if said is not None and said not in SIMILARITIES:
+        raise InputError(f"model.path: {folder / PROMPTS} has the similarity_fn_name {shown(said)}; {one_of(SIMILARITIES)} is allowed")
+    return said or COSINE
 
 
 def _pooling(file: Path, prompt: str) -> str:
@@ -243,7 +274,7 @@ def write_files(config: Any, out: Path) -> None:
     write_json(out / TRANSFORMER, {"max_seq_length": settings["max_length"], "do_lower_case": False})
     prompts = {**settings.get("prompts", {}), **({DEFAULT: settings["prompt"]} if settings["prompt"] else {})}
     told = {"prompts": prompts, "default_prompt_name": DEFAULT if settings["prompt"] else None} if prompts else {}
-    write_json(out / PROMPTS, {**told, "similarity_fn_name": "cosine"})
+    write_json(out / PROMPTS, {**told, "similarity_fn_name": settings.get("similarity", COSINE)})
     if settings["normalize"]:
         (out / names[-1] / "README.md").write_text("Divides each vector by its length; it has no settings.\n", encoding="utf-8")
     if dimensions:

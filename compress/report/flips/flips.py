@@ -1,44 +1,31 @@
-"""Writes `flips.jsonl`: one line for each prediction that changed."""
+"""Writes `flips.jsonl`: one line for each prediction that changed.
+
+What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms`)."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
 import numpy as np
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
-from compress.core import candidates, relevance
 from compress.core.engines import REFERENCE
-from compress.core.tasks import TASKS
+from compress.core.forms import form_of
 from compress.data.splits import Data
 from compress.report.evaluations import evaluations
-from compress.report.flips.captions import CaptionFlips
-from compress.report.flips.classes import RowFlips
-from compress.report.flips.ordered import FirstFlips
-from compress.report.flips.searched import FoundFlips
-from compress.report.flips.sets import SetFlips
-from compress.report.flips.spans import SpanFlips
-from compress.report.flips.tags import TagFlips
-from compress.report.flips.tokens import TokenFlips
-from compress.report.flips.transcripts import TranscriptFlips
-from compress.report.flips.vectors import NeighbourFlips
-from compress.report.flips.zero_shot import NearestClassFlips
 
-Flips = (
-    RowFlips
-    | SetFlips
-    | TagFlips
-    | SpanFlips
-    | TranscriptFlips
-    | TokenFlips
-    | NeighbourFlips
-    | FoundFlips
-    | FirstFlips
-    | NearestClassFlips
-    | CaptionFlips
-)
+
+class Flips(Protocol):
+    """What a file in this room gives: `flips(run, data)` returns one of these."""
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns what is told of a flip at a place of `answers`, from one number to another."""
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -71,21 +58,5 @@ def write_flips(run: Run, data: Data) -> int:
 
 
 def _described(run: Run, data: Data) -> Flips:
-    facts = TASKS[run.recipe["model"]["task"]]
-    if facts.generates:
-        return TokenFlips(next(iter(run.variants.values())).path, data)
-    if facts.tags:
-        return TagFlips(data)
-    if facts.finds_spans:
-        return SpanFlips(data)
-    if facts.transcribes:
-        return TranscriptFlips(data)
-    if facts.several:
-        return SetFlips(data)
-    if candidates.are_candidates(data.evaluation.labels):
-        return FirstFlips(data)
-    if facts.two_towers:
-        return CaptionFlips(data) if facts.captioned else NearestClassFlips(data)
-    if facts.embeds:
-        return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
-    return RowFlips(data)
+    made: Flips = import_module(f"compress.report.flips.{form_of(data.evaluation.labels).flips}").flips(run, data)
+    return made

@@ -27,6 +27,10 @@ class AnswerLoss(ABC):
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether the loss against labels compares the rows of a batch."""
 
+    def named(self, labels: Tensor) -> str:
+        """Returns the name of the loss against these labels."""
+        return self.name
+
     @abstractmethod
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Returns the loss of each row against its labels, float32 `[b]`.

@@ -19,7 +19,7 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
 
     Args:
         task: The task.
-        pairs: For vectors, the loss of pairs; None: that of the task.
+        pairs: For vectors, the loss of texts that belong together; None: the usual one of such labels.
     """
     losses: dict[str, AnswerLoss] = {
         "class": ClassLoss(),
@@ -29,6 +29,6 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
         "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
-        "vector": VectorLoss(pairs or TASKS[task].pair_loss),
+        "vector": VectorLoss(pairs),
     }
     return losses[TASKS[task].answer]

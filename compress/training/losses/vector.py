@@ -1,5 +1,7 @@
 """Losses of vectors: of texts that come in pairs with a score, one value for each text, and the distance from another model's vectors.
 
+Texts that belong together without a score have losses of their own (`compress.training.losses.text_groups`).
+
 With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P pairs in a batch:
 
     cosine   loss_p = (cos(a_p, b_p) - s_p)^2                              CosineSimilarityLoss of sentence-transformers
@@ -16,21 +18,18 @@ gets 0. Second texts of pairs with a low score are candidates of `ranking` and `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from compress.core.text_groups import WIDTH, are_groups, num_triplets
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
+from compress.training.losses.text_groups import MARGIN, SCALE, group_loss
 
 PairLoss = Literal["cosine", "ranking", "triplet"]
-ACROSS_ROWS: tuple[PairLoss, ...] = ("ranking", "triplet")
-"""Losses that compare the rows of a batch."""
-SCALE = 20.0
-"""Inverse temperature of `ranking`."""
-MARGIN = 0.2
-"""How much further than the second text of its pair the nearest other one has to be, in squared distances; FaceNet's."""
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""
 
@@ -68,25 +67,38 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") 
     return losses_b.index_add(0, torch.cat([first, second]), torch.cat([loss_P, loss_P]))
 
 
+def chosen(loss: PairLoss | None, labels: Tensor | NDArray[Any]) -> PairLoss:
+    """Returns a loss, or where it is None the usual one of labels: `cosine` of pairs with a score `[n, 2]`, else `ranking`, `[n, 4]`."""
+    return loss or ("ranking" if labels.shape[1] == WIDTH else "cosine")
+
+
+def compares_rows(loss: PairLoss, labels: NDArray[Any]) -> bool:
+    """Whether a loss compares texts of a batch that belong to different groups; `triplet` with given negatives does not."""
+    return loss == "ranking" or (loss == "triplet" and not (are_groups(labels) and num_triplets(labels)))
+
+
 def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
     """Returns |v - t|^2 / |t|^2 of each text, float32 `[b]`; of vectors of length 1 that is 2 - 2 cos(v, t)."""
     return (vectors_bD - target_bD).square().sum(dim=1) / target_bD.square().sum(dim=1).clamp(min=1e-12)
 
 
 class VectorLoss(AnswerLoss):
-    """Vectors `[b, D]`, pairs float32 `[b, 2]`, or queries and documents `[b, 2 + 2 k]`.
+    """Vectors `[b, D]`, pairs with a score float32 `[b, 2]`, or texts that belong together without one `[b, 4]`.
 
     Args:
-        loss: The loss of pairs.
+        loss: The loss of the labels; None: the usual one of their kind, `cosine` of pairs with a score, `ranking` of others.
     """
 
-    def __init__(self, loss: PairLoss = "cosine") -> None:
-        self.loss: PairLoss = loss
-        self.name = loss
+    def __init__(self, loss: PairLoss | None = None) -> None:
+        self.loss = loss
+
+    def named(self, labels: Tensor) -> PairLoss:
+        """The loss that was chosen, or the usual one of these labels."""
+        return chosen(self.loss, labels)
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """The loss of the pair that a text belongs to."""
-        return pair_loss(logits, labels, self.loss)
+        """The loss of the pair or triplet that a text belongs to."""
+        return (group_loss if labels.shape[1] == WIDTH else pair_loss)(logits, labels, self.named(labels))
 
     def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """|v - t|^2 / |t|^2."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compress.answers.table import ANSWERS, answer_of
-from compress.core import captions, spans, tags, transcripts, vectors, zero_shot
+from compress.core import captions, spans, tags, text_groups, transcripts, vectors, zero_shot
 from compress.core.tasks import TASKS
 from compress.standalone.windows import Read
 from tests.compress.core import test_transcripts
@@ -78,6 +78,9 @@ def test_a_teacher_agrees_with_the_labels_made_of_its_answers(task: str) -> None
         labels = zero_shot.labels_of(np.arange(N) % 2, np.arange(N) // 2 % 3)
     if TASKS[task].captioned:
         labels[:, 2] = captions.CAPTION
+    if TASKS[task].needs_negatives:
+        labels = text_groups.labels_of([(f"{n}", f"{n}+", f"{n}-") for n in range(N // 3)])
+        answers = answers[: len(labels)]
     made = answer_of(task).as_labels(labels, answers)
     assert made.ndim == labels.ndim
     assert len(made) == len(labels)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import relevance, vectors
+from compress.core import relevance, text_groups, vectors
 from compress.core.errors import InputError
 from compress.data.config import DataConfig
 from compress.data.load import load_data
@@ -108,8 +108,8 @@ def test_train_judgements_become_pairs_and_dev_the_selection(tmp_path: Path) -> 
     folder = tiny_collection.folder(tmp_path / "data", train=30, dev=10, test=20)
     data, _ = loaded(folder)
     assert data.train.together == 2
-    assert vectors.num_pairs(data.train.labels) == 60  # two relevant documents a query; the third has grade 0
-    assert (data.train.labels[:, 1] == 1).all()
+    assert text_groups.num_groups(data.train.labels) == 60  # two relevant documents a query; the third has grade 0
+    assert data.train.labels[0, 3] == data.train.labels[2, 3] != data.train.labels[1, 3]  # the first two pairs have one query
     queries = [json.loads(line)["text"] for line in (folder / "queries.jsonl").read_text().splitlines()]
     corpus = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
     assert data.train.rows[:4] == [queries[0], corpus[0], queries[0], corpus[1]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from compress.core.errors import InputError
@@ -67,3 +70,162 @@ def test_data_without_a_second_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na,1\n")
     with pytest.raises(InputError, match="text_pair"):
         load_data(DataConfig(path=str(tmp_path)), TASK, None, print)
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    """Writes a table in the format of the ending of its name."""
+    ending = name.rpartition(".")[2]
+    if ending == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / name)
+    elif ending == "jsonl":
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif ending == "json":
+        (folder / name).write_text(json.dumps(rows))
+    else:
+        mark = "," if ending == "csv" else "\t"
+        (folder / name).write_text("\n".join(mark.join(map(str, row)) for row in [list(rows[0]), *(row.values() for row in rows)]) + "\n")
+
+
+def triplets(count: int) -> list[dict[str, Any]]:
+    return [{"anchor": f"a{n}", "positive": f"p{n % 7}", "negative": f"n{n}"} for n in range(count)]
+
+
+def scored(folder: Path, **more: Any) -> dict[str, Any]:
+    """Writes test and validation with scores, and returns `data.files` without train."""
+    for name, start in (("test", 0), ("validation", 30)):
+        write(folder, f"{name}.csv", [{"one": f"{name} x{n}", "two": f"y{n}", "score": n % 5} for n in range(start, start + 30)])
+    columns = {"text": "one", "text_pair": "two", "label": "score", **more}
+    return {name: {"file": f"{name}.csv", "columns": columns} for name in ("test", "validation")}
+
+
+def read(folder: Path, train: str, columns: dict[str, Any], task: str = TASK, **files: Any) -> Data:
+    given = {"train": {"file": train, "columns": columns}, **(files or scored(folder))}
+    return load_data(DataConfig.model_validate({"path": str(folder), "files": given}), task, None, print)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_a_file_without_a_column_of_scores_holds_pairs_without_them(ending: str, tmp_path: Path) -> None:
+    write(tmp_path, f"train.{ending}", triplets(40))
+    data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive"})
+    assert data.train.rows == [text for row in triplets(40) for text in (row["anchor"], row["positive"])]
+    assert data.train.together == 2
+    assert data.train.labels[:, 1].tolist() == [number for number in range(40) for _ in range(2)]
+    assert data.train.labels[1, 3] == data.train.labels[15, 3]  # p0 occurs in every seventh pair
+    assert data.evaluation.rows[:2] == ["test x0", "y0"]
+    assert data.evaluation.labels[:4].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]  # as they are given
+    assert data.selection.rows[:2] == ["validation x30", "y30"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_a_column_of_negatives_makes_triplets(ending: str, tmp_path: Path) -> None:
+    write(tmp_path, f"train.{ending}", triplets(40))
+    data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive", "negative": "negative"})
+    assert data.train.rows == [text for row in triplets(40) for text in row.values()]
+    assert data.train.together == 3
+    assert data.calibration(10).rows[:3] in [list(row.values()) for row in triplets(40)]
+    assert len(data.calibration(10)) == 9
+
+
+def test_a_file_without_a_header_is_read_by_positions(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("".join(f"a{n}\tp{n}\tn{n}\n" for n in range(20)))
+    for columns, together in (({"text": 0, "text_pair": 1}, 2), ({"text": 0, "text_pair": 1, "negative": 2}, 3)):
+        given = {"train": {"file": "train.tsv", "header": False, "columns": columns}, **scored(tmp_path)}
+        data = load_data(DataConfig.model_validate({"path": str(tmp_path), "files": given}), TASK, None, print)
+        assert data.train.together == together
+
+
+def test_a_negative_of_a_file_replaces_the_label_of_all() -> None:
+    base = Columns(text="one", text_pair="two", label="score")
+    assert Columns(text="anchor", negative="other").over(base).wanted(TASK) == ("anchor", "two", "other")
+    assert base.over(Columns(negative="other")).wanted(TASK) == ("one", "two", "score")
+    assert base.wanted(TASK) == ("one", "two", "score")
+    with pytest.raises(ValueError, match="label 'score' and negative 'other' given; triplets have no score: leave one of them out"):
+        Columns(label="score", negative="other")
+
+
+def test_a_pair_of_the_selection_is_not_trained_on_without_its_score(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", [*triplets(20), {"anchor": "validation x30", "positive": "y30", "negative": "z"}])
+    data = read(tmp_path, "train.csv", {"text": "anchor", "text_pair": "positive", "negative": "negative"})
+    assert len(data.train) == 60
+    assert "validation x30" not in data.train.rows
+
+
+PAIR = {"text": "anchor", "text_pair": "positive"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "files", "line"),
+    [
+        (
+            PAIR,
+            [],
+            {},
+            "pairs without scores to train on, which judge no model; test and validation splits of pairs with scores are needed",
+        ),
+        (PAIR, [], {"test": "test.csv"}, "test and validation splits of pairs with scores are needed: name both in data.files"),
+        ({**PAIR, "label": "grade"}, [], None, "train.csv: no column 'grade'; available: 'anchor', 'positive', 'negative'"),
+        ({**PAIR, "negative": "negativ"}, [], None, "train.csv: no column 'negativ'.*did you mean 'negative'"),
+        (
+            {**PAIR, "negative": "negative"},
+            [{"anchor": "a", "positive": "b", "negative": "b"}] * 2,
+            None,
+            r"line 42: positive and negative are the same text; remove the row \(and 1 more rows like this\)",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_on_or_judged_by_is_refused_in_one_line(
+    columns: dict[str, Any], rows: list[dict[str, Any]], files: Any, line: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "train.csv", [*triplets(40), *rows])
+    judged = scored(tmp_path)
+    given = judged if files is None else {name: judged[name] for name in files} or {"validation": judged["validation"]}
+    with pytest.raises(InputError, match=line) as caught:
+        read(tmp_path, "train.csv", columns, **given)
+    assert len(caught.value.problems) == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_holds_one_kind_of_rows_and_that_of_the_task_judges(tmp_path: Path) -> None:
+    write(tmp_path, "one.csv", triplets(20))
+    train = [{"file": "one.csv", "columns": PAIR}, {"file": "one.csv", "columns": {**PAIR, "negative": "negative"}}]
+    given = {"path": str(tmp_path), "files": {"train": train, **scored(tmp_path)}}
+    with pytest.raises(InputError, match=r"triplets, and .*one\.csv has pairs without scores; all files of a split need the same columns"):
+        load_data(DataConfig.model_validate(given), TASK, None, print)
+    with pytest.raises(InputError, match=r"pairs without scores given to judge models by; .* are needed: set data\.columns\.label of"):
+        read(tmp_path, "one.csv", PAIR, test={"file": "one.csv", "columns": PAIR})
+    triplet = {**PAIR, "negative": "negative"}
+    with pytest.raises(InputError, match=r"triplets given to judge models by; .* of this file, or model\.task to sentence-triplets"):
+        read(tmp_path, "one.csv", PAIR, test={"file": "one.csv", "columns": triplet})
+
+
+@pytest.mark.parametrize("cell", ["1", "null", '["x"]'])
+def test_a_negative_that_is_no_text_is_refused(cell: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", "negative": {cell}}}\n')
+    with pytest.raises(InputError, match=r"line 1: .* given as text; valid Unicode text is allowed"):
+        read(tmp_path, "train.jsonl", {**PAIR, "negative": "negative"})
+
+
+def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = triplets(30)
+    judged = [{"anchor": f"x{n}", "positive": f"y{n}", "label": n % 5} for n in range(30)]
+    splits = {"train": rows, "validation": judged[:15], "test": judged[15:]}
+    found = datasets.DatasetDict({name: datasets.Dataset.from_list(one) for name, one in splits.items()})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: found)
+    data = load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
+    assert data.train.rows[:2] == ["a0", "p0"]
+    assert data.train.together == 2
+    assert data.evaluation.labels[:, 1].tolist() == [float(n % 5) for n in range(15, 30) for _ in range(2)]
+    alone = datasets.DatasetDict({"train": found["train"], "test": datasets.Dataset.from_list(triplets(5))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: alone)
+    data = load_data(DataConfig(path="some/triplets", columns=Columns(**PAIR)), "sentence-triplets", None, print)
+    assert [split.together for split in (data.train, data.selection, data.evaluation)] == [3, 3, 3]
+    assert data.evaluation.rows == [text for row in triplets(5) for text in row.values()]
+    with pytest.raises(InputError, match="split test: pairs without scores given to judge models by"):
+        load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
+
+
+def test_train_rows_without_scores_never_become_the_selection(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", triplets(40))
+    test = scored(tmp_path)["test"]  # a validation split that is that of test leaves nothing to select by
+    with pytest.raises(InputError, match="pairs without scores to train on, which judge no model"):
+        read(tmp_path, "train.csv", PAIR, test=test, validation=test)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import captions, correlation, spans, tags, transcripts, zero_shot
+from compress.core import captions, correlation, spans, tags, text_groups, transcripts, zero_shot
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -86,6 +86,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
             cases["vector"] = np.eye(8, dtype=np.float32), zero_shot.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
         if TASKS[task].captioned:
             cases["vector"][1][:, 2] = captions.CAPTION
+        if TASKS[task].needs_negatives:
+            cases["vector"] = np.zeros((3, 3), np.float32), text_groups.labels_of([("a", "b", "c")])
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics

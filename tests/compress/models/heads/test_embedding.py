@@ -185,7 +185,7 @@ def test_more_dimensions_than_there_are_and_other_tasks_are_refused(tmp_path: Pa
     source = tiny_embedding.folder(tmp_path / "source")
     with pytest.raises(InputError, match=r"embedding\.dimensions: 33 given; the vectors of this model have 32 numbers"):
         check_model(named(source, embedding={"dimensions": 33}))
-    with pytest.raises(ValueError, match="embedding: given for text-regression; it is for sentence-embedding or retrieval: leave it out"):
+    with pytest.raises(ValueError, match=r"embedding: given for text-regression; it is for .*, retrieval or sentence-triplets: leave"):
         ModelConfig(path=str(source), task="text-regression", embedding={"pooling": "mean"})
 
 
@@ -257,3 +257,36 @@ def test_prompts_for_searching_that_pooling_leaves_out_or_that_are_no_texts_are_
         search_prompts(left_out)
     with pytest.raises(InputError, match=r"has the prompts \{'query': 1\}; names with texts are allowed"):
         check_model(named(with_prompts(tiny_embedding.folder(tmp_path / "two"), {"query": 1})))  # type: ignore[dict-item]
+
+
+def compared_by(folder: Path, similarity: Any) -> Path:
+    edited(folder, "config_sentence_transformers.json", lambda value: {**value, "similarity_fn_name": similarity})
+    return folder
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", None])
+def test_dot_products_of_vectors_of_length_one_are_cosines_and_stay_what_the_files_say(similarity: str | None, tmp_path: Path) -> None:
+    out = imported(compared_by(tiny_embedding.folder(tmp_path / "source"), similarity), tmp_path / "out")
+    assert json.loads((out / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == (similarity or "cosine")
+    kept = json.loads((out / "config.json").read_text())[EMBEDDING_KEY].get("similarity")
+    assert kept == ("dot" if similarity == "dot" else None)  # configs without it keep their digest
+    again = imported(out, tmp_path / "again", embedding={"similarity": "cosine"})
+    assert json.loads((again / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("similarity", "normalize", "advice"),
+    [("dot", False, "normalize: true"), ("euclidean", True, "similarity: cosine"), ("manhattan", False, "similarity: cosine")],
+)
+def test_vectors_that_are_not_compared_by_cosine_are_refused_unless_cosines_are_asked_for(
+    similarity: str, normalize: bool, advice: str, tmp_path: Path
+) -> None:
+    source = compared_by(tiny_embedding.folder(tmp_path / "source", normalize=normalize), similarity)
+    with pytest.raises(InputError, match=f"compared by {similarity} .*, and are judged by cosine here: give .*{advice}") as caught:
+        check_model(named(source))
+    assert len(caught.value.problems) == 1
+    check_model(named(source, embedding={"similarity": "cosine"}))
+    if similarity == "dot":
+        check_model(named(source, embedding={"normalize": True}))
+    with pytest.raises(InputError, match=r"has the similarity_fn_name 'maxsim'; cosine, dot, euclidean or manhattan is allowed"):
+        check_model(named(compared_by(source, "maxsim")))

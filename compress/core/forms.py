@@ -1,0 +1,165 @@
+"""The table of what labels can be: one row for each form. Other code asks the form of some labels, never which one it is.
+
+    form_of(labels).values(answers, labels)        not  if are_captions(labels): ... elif are_pairs(labels): ...
+
+To add a form, write a file in this room that makes, recognizes and judges its labels, add a row to `FORMS`, and a file to
+`compress.report.flips` that tells what a flip of it is. A reader makes such labels (`compress.data.load`) for the task that has them
+(`compress.core.tasks`). Forms exclude each other; labels of no form in the table are class ids or numbers.
+
+Uses only numpy, and pytrec_eval for what is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core import (
+    candidates,
+    captions,
+    label_sets,
+    next_token,
+    ranking,
+    relevance,
+    spans,
+    tags,
+    text_groups,
+    transcripts,
+    vectors,
+    zero_shot,
+)
+
+Array = NDArray[Any]
+Metric = Callable[[Array, Array], float]
+"""Function of predictions and labels; of the values of a form (`Form.values`) as well."""
+
+
+def _spread(number: int, count: int) -> list[int]:
+    """Returns `count` evenly spaced numbers of `number`, or all."""
+    return list(range(number)) if number <= count else [index * number // count for index in range(count)]
+
+
+def _alone(labels: Array, count: int) -> list[int]:
+    return _spread(len(labels), count)
+
+
+def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[int]]:
+    """Returns what chooses whole groups, given what returns the rows of their parts, `[g]` each."""
+
+    def chosen(labels: Array, count: int) -> list[int]:
+        parts = parts_of(labels)
+        groups = list(zip(*(rows.tolist() for rows in parts), strict=True))
+        return [row for group in _spread(len(groups), count // len(parts)) for row in groups[group]]
+
+    return chosen
+
+
+def _with_zeros(figures: Callable[[Array, Array], Array]) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """Returns figures as values, beside labels that say nothing more."""
+
+    def values(answers: Array, labels: Array) -> tuple[Array, Array]:
+        found = figures(answers, labels)
+        return found, np.zeros(len(found), np.float32)
+
+    return values
+
+
+@dataclass(frozen=True)
+class Form:
+    """What sets one form of labels apart."""
+
+    fits: Callable[[Array], bool]
+    """Whether labels have it."""
+    values: Callable[[Array, Array], tuple[Array, Array]] = lambda answers, labels: (answers, labels)
+    """Of predictions `[n, ...]` and labels what metrics are means over, `[m, ...]`, and the labels of that, `[m]`."""
+    count: Callable[[Array], int] = len
+    """How many predictions there are to evaluate."""
+    taught: Callable[[Array, Array], Array] | None = None
+    """Of labels and predictions the labels by which a model agrees most with these predictions; None: they follow from the answer alone."""
+    overlap: Callable[[Array, Array, Array], float] = lambda reference, answers, labels: vectors.overlap(reference, answers)
+    """Of vectors of two models and labels the share of what both find for a row."""
+    chosen: Callable[[Array, int], list[int]] = _alone
+    """Of labels and a number, about so many rows, evenly spread, that can be judged without the others."""
+    together: Callable[[Array], int] = lambda labels: 1
+    """How many rows that follow each other are learned together."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics that no other form has, by name."""
+    are_shares: bool = False
+    """Whether these are shares of the predictions, written in percent."""
+    flips: str = "classes"
+    """The file in `compress.report.flips` that tells its flips."""
+
+
+FORMS: Mapping[str, Form] = {
+    "captions": Form(
+        captions.are_captions,
+        values=_with_zeros(captions.figures),
+        count=lambda labels: len(captions.judged(labels)),
+        taught=captions.with_answers,
+        overlap=captions.overlap,
+        chosen=zero_shot.spread,
+        together=zero_shot.together,
+        metrics={name: captions.column(name) for name in captions.FIGURES},
+        are_shares=True,
+        flips="captions",
+    ),
+    "images and texts": Form(
+        zero_shot.are_images_and_texts,
+        values=zero_shot.similarities,
+        count=lambda labels: len(zero_shot.judged(labels)),
+        taught=zero_shot.with_answers,
+        chosen=zero_shot.spread,
+        together=zero_shot.together,
+        flips="zero_shot",
+    ),
+    "tags": Form(tags.are_tags, values=_with_zeros(tags.entity_counts), flips="tags"),
+    "transcripts": Form(transcripts.are_transcripts, values=_with_zeros(transcripts.figures), flips="transcripts"),
+    "spans": Form(spans.are_spans, values=_with_zeros(spans.figures), count=spans.num_questions, flips="spans"),
+    "queries and documents": Form(
+        relevance.are_judged,
+        values=_with_zeros(ranking.figures),
+        count=lambda labels: len(relevance.judged(labels).queries),
+        taught=relevance.with_answers,
+        overlap=relevance.overlap,
+        metrics={name: ranking.column(name) for name in ranking.FIGURES},
+        flips="searched",
+    ),
+    "candidates": Form(
+        candidates.are_candidates,
+        values=_with_zeros(ranking.figures),
+        count=candidates.num_queries,
+        taught=candidates.with_answers,
+        flips="ordered",
+    ),
+    "pairs and triplets": Form(
+        text_groups.are_groups,
+        values=text_groups.values,
+        count=text_groups.num_triplets,
+        taught=text_groups.with_answers,
+        chosen=_of_groups(lambda labels: text_groups.parts_of(labels, text_groups.TRIPLET)),
+        together=text_groups.size_of,
+        flips="vectors",
+    ),
+    "pairs": Form(
+        vectors.are_pairs,
+        values=vectors.similarities,
+        count=vectors.num_pairs,
+        taught=vectors.with_scores,
+        chosen=_of_groups(vectors.partners),
+        together=vectors.together,
+        flips="vectors",
+    ),
+    "sets": Form(label_sets.are_sets, flips="sets"),
+    "tokens": Form(next_token.are_tokens, count=lambda labels: int(np.sum(labels != next_token.IGNORED)), flips="tokens"),
+}
+SINGLE = Form(lambda labels: labels.ndim == 1)
+"""The form of class ids and of numbers."""
+
+
+def form_of(labels: Array) -> Form:
+    """Returns the form of labels, the first in the table that they fit."""
+    return next((form for form in FORMS.values() if form.fits(labels)), SINGLE)
