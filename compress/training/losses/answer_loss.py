@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ class AnswerLoss(ABC):
 
     name: str = "cross_entropy"
     """Name of the loss against labels."""
-    ACROSS_ROWS: ClassVar[bool] = False
-    """Whether the loss against labels compares the rows of a batch."""
 
     def named(self, labels: Tensor) -> str:
         """Returns the name of the loss against these labels."""
