@@ -7,8 +7,11 @@ A folder in the layout of BEIR (`compress.data.beir`) has what a first search fo
     evaluation  the judged queries of test (else dev), each with its first candidates
     selection   the same of dev; else the inverse cloze task (`compress.data.judged_texts`) on documents that are held out, each first
                 sentence with its own rest and the rests of 9 others
-    train       a query of train with each relevant document (1) and with 4 of its first candidates that are not (0); where train is missing
-                first sentences of documents with their own rest (1) and those of 4 others (0)
+    train       a query of train with each relevant document (1), and for each of those with 4 candidates that are not (0); where train is
+                missing first sentences of documents with their own rest (1) and those of 4 others (0)
+
+The candidates that are not relevant are evenly spread over those that a model will be asked about. The nearest ones alone would be nearer
+to their query than most relevant documents are, and teach that what is near is wrong.
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 """
@@ -64,7 +67,7 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
         selection = _asked(read, "dev", found["dev"], config.candidates or FIRST, seen)
         seen |= {row[0] for row in selection.rows if isinstance(row, tuple)}
     if found.get("train"):
-        train = _judged_pairs(read, found["train"], seen)
+        train = _judged_pairs(read, found["train"], config.candidates or FIRST, seen)
     if train is None or selection is None:
         rest, held_out = _openings(read)
         if not rest or not held_out:
@@ -104,15 +107,26 @@ def _asked(read: Collection, split: str, found: Found, count: int, seen: set[str
     return Split(rows, candidates.labels_of(numbers, grades, [list(judged.values()) for judged in known.values()]))
 
 
-def _judged_pairs(read: Collection, found: Found, seen: set[str]) -> Split | None:
+def _judged_pairs(read: Collection, found: Found, count: int, seen: set[str]) -> Split | None:
     """Returns relevant pairs of train, and candidates that are not relevant; None without a query that was not seen."""
     judgements, rows, values = read.judgements["train"], [], []
+    relevant: dict[str, list[str]] = {}
     for (query, document), grade in judgements.items():
         if grade > 0 and read.queries[query] not in seen:
-            wrong = [name for name in found.get(query, []) if judgements.get((query, name), 0) == 0][:WRONG]
-            rows += [(read.queries[query], read.documents[name]) for name in (document, *wrong)]
-            values += [1.0, *[0.0] * len(wrong)]
+            relevant.setdefault(query, []).append(document)
+    for query, right in relevant.items():
+        wrong = [name for name in found.get(query, [])[:count] if judgements.get((query, name), 0) == 0]
+        wrong = spread(wrong, WRONG * len(right))
+        for number, document in enumerate(right):
+            own = wrong[number :: len(right)]
+            rows += [(read.queries[query], read.documents[name]) for name in (document, *own)]
+            values += [1.0, *[0.0] * len(own)]
     return Split(list(rows), np.array(values, np.float32)) if rows else None
+
+
+def spread(names: Sequence[str], count: int) -> list[str]:
+    """Returns `count` evenly spaced names, or all where there are no more."""
+    return [names[place * len(names) // count] for place in range(count)] if len(names) > count else list(names)
 
 
 def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -56,14 +56,40 @@ def test_without_train_judgements_first_sentences_are_paired(tmp_path: Path) -> 
 
 def test_train_judgements_are_paired_with_candidates_that_are_not_relevant(tmp_path: Path) -> None:
     data = loaded(tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20))
-    assert len(data.train) == 20 * 2 * 5
-    assert data.train.labels.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0] * 40
+    assert len(data.train) == 20 * 8  # of 8 candidates two are relevant
+    assert data.train.labels.tolist() == [1.0, 0.0, 0.0, 0.0] * 40
     assert len(data.selection) == 10 * 8
     assert len(data.evaluation) == 20 * 8
     texts = [{query for query, _ in split.rows} for split in (data.train, data.selection, data.evaluation)]
     assert [len(some) for some in texts] == [20, 10, 20]
     assert not texts[0] & texts[1]
     assert not (texts[0] | texts[1]) & texts[2]
+
+
+@pytest.mark.parametrize(("given", "right", "wrong"), [(50, 3, 12), (20, 3, 12), (50, 20, 30), (8, 1, 4), (4, 1, 3)])
+def test_what_is_wrong_is_spread_over_the_candidates(given: int, right: int, wrong: int, tmp_path: Path) -> None:
+    documents = {f"d{number}": f"document {number} is here. It has a rest {number}." for number in range(60)}
+    judged = {("q1", f"d{2 * number}"): 1 for number in range(right)}  # every second one
+    folder = tiny_collection.write(tmp_path / "data", QUERIES, documents, train=judged, test={("q2", "d2"): 1})
+    (folder / "candidates").mkdir()
+    for split, query in (("train", "q1"), ("test", "q2")):
+        rows = "".join(f"{query}\td{number}\t{-number}\n" for number in range(50))
+        (folder / "candidates" / f"{split}.tsv").write_text(HEADER + rows)
+    train = loaded(folder, candidates=given).train
+    numbers = [int(document.split()[1]) for _, document in train.rows]
+    groups: list[list[int]] = []
+    for number, value in zip(numbers, train.labels, strict=True):
+        groups += [[]] if value == 1 else []
+        groups[-1].append(number)
+    assert [group[0] for group in groups] == [2 * number for number in range(right)]
+    found = sorted(number for group in groups for number in group[1:])
+    assert len(found) == len(set(found)) == wrong
+    assert not {("q1", f"d{number}") for number in found} & judged.keys()
+    assert max(found) < given
+    allowed = [number for number in range(given) if ("q1", f"d{number}") not in judged]
+    places = [allowed.index(number) for number in found]
+    assert max(np.diff([-1, *places, len(allowed)])) <= -(-len(allowed) // wrong)  # no gap is wider than evenly spread ones leave
+    assert all(len(group) - 1 in (wrong // right, -(-wrong // right)) for group in groups)
 
 
 def test_a_query_of_the_evaluation_is_in_no_other_split(tmp_path: Path) -> None:
