@@ -205,6 +205,13 @@ class Serving:
             "cpu_ms": {**cpu_ms, "generator": generator and round(generator, 4)},
         }
 
+    def load_behind(self, load: Load) -> dict[str, Any]:
+        """Sends a load to Triton itself, on the socket that the front asks it on; returns its figures."""
+        triton = self.service._triton
+        assert triton is not None, "it runs"
+        found = self.model.send(triton.grpc_address, load)
+        return {key: found[key] for key in SHOWN if key in found}
+
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Returns the processes of the server."""
         front, triton = self.service._front, self.service._triton

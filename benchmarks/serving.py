@@ -10,7 +10,7 @@ and shares its cores; what it takes is shown. Each figure is the median over the
     equal       all evaluation rows, one and 32 in a request, over gRPC and HTTP: logits, labels and scores are those of the engine
     saturation  rows per second at saturation with 32 rows and with one row in a request; the engine alone gets requests of 32 rows, and
                 of as many rows as the server puts into a batch
-    alone       p50 of one request after the other, one row in each
+    alone       p50 of one request after the other, one row in each: the engine, Triton asked on its own socket, and the whole server
     batching    rows per second with the dynamic batching of the run, and with batches of one row
     tuned       the settings that `tune` finds, and those of the run: rows per second within the same p99
     soak        80 % of the capacity for --minutes: errors, answers that change, and the resident memory of each process every 10 s
@@ -148,12 +148,20 @@ def saturation(bench: Bench) -> dict[str, Any]:
 def alone(bench: Bench) -> dict[str, Any]:
     """See above."""
     with bench.bare() as process, bench.model.serving() as serving:
-        found = in_turns({"engine": bench.alone(process, 1), "server": bench.served(serving, under_way=1)}, bench.turns)
-    for one in found["server"]:
-        one["p50_ms"] = one["latency_ms"]["p50"]
-    above = [round(own["p50_ms"] - other["p50_ms"], 3) for own, other in zip(found["server"], found["engine"], strict=True)]
-    medians = {name: median(some, "p50_ms") for name, some in found.items()}
-    return {"p50_ms": medians, "above_ms": {"median": float(np.median(above)), "turns": above}, "turns": found}
+        load = Load(concurrency=1, seconds=bench.seconds)
+        arms = {
+            "engine": bench.alone(process, 1),
+            "Triton without the front": lambda: serving.load_behind(load),
+            "server": bench.served(serving, under_way=1),
+        }
+        found = in_turns(arms, bench.turns)
+    above: dict[str, Any] = {}
+    for name in list(arms)[1:]:
+        for one in found[name]:
+            one["p50_ms"] = one["latency_ms"]["p50"]
+        turns = [round(own["p50_ms"] - other["p50_ms"], 3) for own, other in zip(found[name], found["engine"], strict=True)]
+        above[name] = {"median": float(np.median(turns)), "turns": turns}
+    return {"p50_ms": {name: median(some, "p50_ms") for name, some in found.items()}, "above_ms": above, "turns": found}
 
 
 def batching(bench: Bench) -> dict[str, Any]:
