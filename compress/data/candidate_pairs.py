@@ -10,8 +10,8 @@ A folder in the layout of BEIR (`compress.data.beir`) has what a first search fo
     train       a query of train with each relevant document (1), and for each of those with 4 candidates that are not (0); where train is
                 missing first sentences of documents with their own rest (1) and those of 4 others (0)
 
-The candidates that are not relevant are evenly spread over those that a model will be asked about. The nearest ones alone are nearer to their
-query than most relevant documents are, from which a model can learn that what is near is wrong.
+The candidates that are not relevant are evenly spread over those that a model will be asked about. The nearest ones alone are nearer to
+their query than most relevant documents are, from which a model can learn that what is near is wrong.
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 """
