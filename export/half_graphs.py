@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 import onnx
 from numpy.typing import NDArray
 
-from compress.measure.closeness import spread
+from compress.core.spread import spread
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor, Row
 from export.float_part import FloatPrecision

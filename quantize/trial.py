@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from compress.core.spread import spread
 from compress.measure import closeness
-from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced, spread
+from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced
 from compress.schemes.scales import Layer, Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]

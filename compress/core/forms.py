@@ -32,19 +32,15 @@ from compress.core import (
     vectors,
     zero_shot,
 )
+from compress.core.spread import spread
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
 """Function of predictions and labels; of the values of a form (`Form.values`) as well."""
 
 
-def _spread(number: int, count: int) -> list[int]:
-    """Returns `count` evenly spaced numbers of `number`, or all."""
-    return list(range(number)) if number <= count else [index * number // count for index in range(count)]
-
-
 def _alone(labels: Array, count: int) -> list[int]:
-    return _spread(len(labels), count)
+    return spread(range(len(labels)), count)
 
 
 def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[int]]:
@@ -53,7 +49,7 @@ def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[
     def chosen(labels: Array, count: int) -> list[int]:
         parts = parts_of(labels)
         groups = list(zip(*(rows.tolist() for rows in parts), strict=True))
-        return [row for group in _spread(len(groups), count // len(parts)) for row in groups[group]]
+        return [row for group in spread(groups, count // len(parts)) for row in group]
 
     return chosen
 

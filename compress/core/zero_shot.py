@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core import spread as evenly
 from compress.core.vectors import follow_each_other, of_length_one
 
 Array = NDArray[Any]
@@ -95,13 +96,9 @@ def spread(labels: Array, count: int) -> list[int]:
         labels: Labels of the rows, float32 `[n, 3]`.
         count: How many.
     """
-    texts, images = (np.flatnonzero(labels[:, 0] == side) for side in (TEXT, IMAGE))
-    texts = _spaced(texts, max(1, count // 2))
-    return sorted([*texts.tolist(), *_spaced(images, max(1, count - len(texts))).tolist()])
-
-
-def _spaced(rows: Array, count: int) -> Array:
-    return rows if len(rows) <= count else rows[np.arange(count) * len(rows) // count]
+    texts, images = (np.flatnonzero(labels[:, 0] == side).tolist() for side in (TEXT, IMAGE))
+    chosen = evenly.spread(texts, max(1, count // 2))
+    return sorted([*chosen, *evenly.spread(images, max(1, count - len(chosen)))])
 
 
 def read_by(modality: str, rows: Sequence[Any]) -> list[int]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from compress.core import candidates
 from compress.core.errors import InputError
+from compress.core.spread import spread
 from compress.core.tasks import SCORE, Task
 from compress.data.beir import CANDIDATES, Collection, read_candidates, read_collection
 from compress.data.config import DataConfig
@@ -122,11 +123,6 @@ def _judged_pairs(read: Collection, found: Found, count: int, seen: set[str]) ->
             rows += [(read.queries[query], read.documents[name]) for name in (document, *own)]
             values += [1.0, *[0.0] * len(own)]
     return Split(list(rows), np.array(values, np.float32)) if rows else None
-
-
-def spread(names: Sequence[str], count: int) -> list[str]:
-    """Returns `count` evenly spaced names, or all where there are no more."""
-    return [names[place * len(names) // count] for place in range(count)] if len(names) > count else list(names)
 
 
 def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -17,16 +17,14 @@ import numpy as np
 
 from compress.core import captions, zero_shot
 from compress.core.errors import InputError
-from compress.core.files import local
 from compress.core.shown import is_unicode, shown
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.prompted_images import MOST_PAIRS
 from compress.data.sources import Source, read_sources
-from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.splits import Data, Split, divide, with_test
 from compress.standalone.preprocess import Row
 
-HOLD_OUT_SHARE = 0.2
 SHOWN_PROBLEMS = 3
 Log = Callable[[str], None]
 Captions = Sequence[str]
@@ -53,9 +51,7 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
             problems += error.problems
     if problems:
         raise InputError(*problems)
-    if list(splits) == ["train"] and local(config.path, "data.path").is_file():
-        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        log(f"data: {config.path} is a single file; {len(splits['test'])} of its images, chosen by content hash, become the test split")
+    with_test(splits, config.path, log, "images")
     where = f"data.path {config.path}"
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log)
     parts = {name: _captions_of(getattr(data, name), known) for name in ("train", "selection", "evaluation")}

@@ -19,7 +19,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,17 @@ class Labelled(Protocol):
         """File and line of a row, for error messages."""
 
 
+class OfFile(Labelled, Protocol):
+    """The same, of a file with a name."""
+
+    @property
+    def name(self) -> str:
+        """The file or data set."""
+
+
+S = TypeVar("S", bound=OfFile)
+
+
 def text_of(label: Any) -> str:
     """Returns a class label as text, for comparison; empty if there is no label."""
     if isinstance(label, str):
@@ -59,6 +70,21 @@ def text_of(label: Any) -> str:
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
     return str(label).lower() if isinstance(label, bool) else str(label)
+
+
+def drop_unlabelled(sources: dict[str, list[S]], log: Callable[[str], None]) -> list[str]:
+    """Takes splits without labels out of the sources, in place; returns their names.
+
+    Raises:
+        InputError: Train is one of them.
+    """
+    unlabelled = [name for name, found in sources.items() if is_unlabelled(found)]
+    for name in unlabelled:
+        if name == "train":
+            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
+        log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
+        del sources[name]
+    return unlabelled
 
 
 def is_unlabelled(sources: Sequence[Labelled]) -> bool:

@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from compress.core.errors import InputError
-from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
@@ -28,7 +27,7 @@ from compress.data.prompted_images import TEMPLATES, with_prompts
 from compress.data.questions import load_questions
 from compress.data.sentence_pairs import load_texts
 from compress.data.sources import Source, read_sources
-from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.splits import Data, Split, divide, with_test
 from compress.data.tagged import load_tagged
 from compress.data.text_blocks import load_blocks
 from compress.data.text_pairs import load_pairs
@@ -36,8 +35,6 @@ from compress.data.transcripts import load_transcripts
 from compress.data.windowed import in_windows
 from compress.models.config import NO_TOKENIZER
 from compress.models.inputs.tokenizer import TrainTokenizer, train_bpe
-
-HOLD_OUT_SHARE = 0.2
 
 
 def load_data(
@@ -101,12 +98,7 @@ def load_data(
 
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
     sources = read_sources(config, task, log)
-    unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
-    for name in unlabelled:
-        if name == "train":
-            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
-        log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
-        del sources[name]
+    unlabelled = labels.drop_unlabelled(sources, log)
     names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
     if not predicts_values:
         found = label_sets.set_names if TASKS[task].several else labels.class_names
@@ -114,9 +106,8 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     ids = label_sets.set_ids if TASKS[task].several else labels.class_ids
     convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=label_names is not None)
     splits = _label(sources, convert)
-    if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
-        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
+    if not unlabelled:
+        with_test(splits, config.path, log)
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
     if not TASKS[task].two_towers:
         return data

@@ -23,15 +23,13 @@ import numpy as np
 
 from compress.core import text_groups, vectors
 from compress.core.errors import InputError
-from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import labels
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
-from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.splits import Data, Split, divide, with_test
 from compress.standalone.preprocess import Row
 
-HOLD_OUT_SHARE = 0.2
 Kind = Literal["pairs with scores", "pairs without scores", "triplets"]
 
 
@@ -62,14 +60,13 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
     """
     where = f"data.path {config.path}"
     sources = read_sources(config, task, log)
-    unlabelled = _dropped(sources, log)
+    unlabelled = labels.drop_unlabelled(sources, log)
     read = _read(sources)
     train, judged = read.kinds["train"], judged_kind(task)
     _check_judged(sources, read.kinds, judged)
     splits = read.splits
-    if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
-        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
+    if not unlabelled:
+        with_test(splits, config.path, log)
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log)
     if train != judged and bool(np.isin(data.selection.labels, read.splits["train"].labels).any()):
         raise InputError(_needs_both(where, train, judged))
@@ -97,17 +94,6 @@ def _told(train: Kind, low: float, high: float) -> str:
     if train == "pairs with scores":
         return f"the rows of train are pairs, their scores {low:g} to {high:g} are scaled to 0 to 1"
     return f"the rows of train are {train}"
-
-
-def _dropped(sources: dict[str, list[Source]], log: Callable[[str], None]) -> list[str]:
-    """Takes splits without labels out of the sources, and returns their names."""
-    unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
-    for name in unlabelled:
-        if name == "train":
-            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
-        log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
-        del sources[name]
-    return unlabelled
 
 
 def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from compress.core.errors import InputError
+from compress.core.files import local
 from compress.core.forms import form_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
@@ -55,6 +56,10 @@ def content_key(row: Row) -> bytes:
         return hashlib.blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=16, person=b"pair").digest()
     assert isinstance(row, str), type(row)
     return hashlib.blake2b(row.encode(), digest_size=16, person=b"text").digest()
+
+
+TEST_SHARE = 0.2
+"""Share of the rows of a single file that become the test split."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,20 @@ def hold_out(split: Split, share: float) -> tuple[Split, Split]:
     chosen = _by_hash(split, frozenset(), round(len(split) * share), b"hold out")
     rest = sorted(set(range(len(split))) - set(chosen))
     return split.take(rest), split.take(chosen)
+
+
+def with_test(splits: dict[str, Split], path: str, log: Callable[[str], None], rows: str = "rows") -> None:
+    """Makes some rows of train the test split, in place, where a single file is all that there is.
+
+    Args:
+        splits: The splits by name.
+        path: `data.path` of the recipe.
+        log: Receives a message about it.
+        rows: What they are called there.
+    """
+    if list(splits) == ["train"] and local(path, "data.path").is_file():
+        splits["train"], splits["test"] = hold_out(splits["train"], TEST_SHARE)
+        log(f"data: {path} is a single file; {len(splits['test'])} of its {rows}, chosen by content hash, become the test split")
 
 
 def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:

@@ -16,17 +16,15 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from compress.core.errors import InputError
-from compress.core.files import local
 from compress.core.shown import shown
 from compress.core.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
-from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.splits import Data, Split, divide, with_test
 from compress.models.config import NO_TOKENIZER
 from compress.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 
-HOLD_OUT_SHARE = 0.2
 CHUNK = 1024
 Log = Callable[[str], None]
 
@@ -58,10 +56,7 @@ def load_tagged(
     engine.no_padding()
     engine.enable_truncation(config.max_length)
     splits = {name: _split(name, found, names, engine, config.max_length, log) for name, found in sources.items()}
-    if list(splits) == ["train"] and local(config.path, "data.path").is_file():
-        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        count = len(splits["test"])
-        log(f"data: {config.path} is a single file; {count} of its sentences, chosen by content hash, become the test split")
+    with_test(splits, config.path, log, "sentences")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
     return replace(data, tokenizer=trained)
 

@@ -15,17 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compress.core.errors import InputError
-from compress.core.files import local
 from compress.core.shown import shown
 from compress.core.tasks import Task
 from compress.core.transcripts import labels_of
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
-from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.splits import Data, Split, divide, with_test
 from compress.models.heads.transcriber import vocabulary_of_texts
 from compress.standalone.response import DELIMITER
 
-HOLD_OUT_SHARE = 0.2
 MOST_UNKNOWN = 0.5
 MOST_CHARACTERS = 100_000
 """Of one text."""
@@ -51,9 +49,7 @@ def load_transcripts(config: DataConfig, task: Task, label_names: tuple[str, ...
         texts = _in_case(texts, names, log)
     origin = "the model" if label_names else "the train split"
     splits = {name: _split(name, sources[name], found, (names, origin), log) for name, found in texts.items()}
-    if list(splits) == ["train"] and local(config.path, "data.path").is_file():
-        splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
+    with_test(splits, config.path, log)
     return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
 
 

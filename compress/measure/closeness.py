@@ -45,6 +45,7 @@ from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
 from compress.core.errors import InputError
 from compress.core.forms import form_of
+from compress.core.spread import spread
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
@@ -62,7 +63,6 @@ LEAST_BLOCKS = 64
 """Fewest blocks of a language model that a choice rests on, if the split has them."""
 CONFIDENCE = 0.95
 Array = NDArray[Any]
-T = TypeVar("T")
 K = TypeVar("K")
 
 
@@ -304,11 +304,6 @@ def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[i
     if labels is None:
         return spread(rows, count)
     return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]
-
-
-def spread(rows: Sequence[T], count: int) -> list[T]:
-    """Returns `count` evenly spaced rows, or all rows if there are no more."""
-    return [rows[index * len(rows) // count] for index in range(count)] if len(rows) > count else list(rows)
 
 
 def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifacts.artifact import Artifact
+from compress.core.spread import spread
 from compress.core.target import Target
 from compress.data.splits import Split
-from compress.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval, spread
+from compress.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
