@@ -97,7 +97,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.allowed import check_training
-        from distill.losses.loss import check_processes, check_stacks
+        from distill.losses.loss import check_processes, check_same_tokens, check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -141,6 +141,7 @@ class Distill(DistillSettings):
                 tasks = tasks_with(lambda row: row.embeds)
                 raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
+            check_same_tokens(loss, loss.name, setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(
                     f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"
