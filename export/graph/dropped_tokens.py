@@ -58,7 +58,7 @@ def _move(graph: onnx.GraphProto, output: str) -> int:
     asked = ask(graph, {id(selection): TOKENS}, known, selectable)
     read = {(name, axis) for node in nodes for name, axis in zip(node.input, asked.get(id(node), ()), strict=False)}
     taken = [(name, axis) for name, axis in read if axis is not None and known.narrowed.get(name) != axis]
-    products = sum(node.op_type == "MatMul" for node in nodes if id(node) in asked)
+    products: int = sum(node.op_type == "MatMul" for node in nodes if id(node) in asked)
     if not products or not all(selectable(*tensor) for tensor in taken):
         return 0
     typed = {value.name: value for value in graph.value_info}

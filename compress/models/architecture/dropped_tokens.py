@@ -164,11 +164,11 @@ def significance(query_BLd: Tensor, key_BLd: Tensor, attention: Attention, added
         added_BL: What is added to the scores of padding; None: there is none.
     """
     heads, groups, dim = attention.heads, attention.key_value_heads, attention.head_dim
-    first_B1Hd = query_BLd[:, :1].unflatten(-1, (heads, dim))
-    key_BLHd = key_BLd.unflatten(-1, (groups, dim))
+    first_B1Hd = query_BLd[:, :1].reshape(query_BLd.shape[0], 1, heads, dim)
+    key_BLHd = key_BLd.reshape(*key_BLd.shape[:-1], groups, dim)
     if groups < heads:
         key_BLHd = key_BLHd.repeat_interleave(heads // groups, dim=2)
-    scores_BHL = (first_B1Hd * key_BLHd).sum(-1).mT * attention.scaling
+    scores_BHL: Tensor = (first_B1Hd * key_BLHd).sum(-1).mT * attention.scaling
     if added_BL is None:
         return scores_BHL.softmax(-1).mean(1)
     return (scores_BHL + added_BL[:, None]).softmax(-1).mean(1) + added_BL
