@@ -63,10 +63,13 @@ def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -
     """
     config: Any = model.config
     about = f"{key}.tokens: given"
-    if TASKS[task].per_token or TASKS[task].two_towers or len(structure.stacks) > 1:
+    if TASKS[task].per_token or TASKS[task].two_towers:
         raise InputError(f"{about}; {task} needs the states of all tokens: leave it out")
+    if len(structure.stacks) > 1:
+        raise InputError(f"{about}; the decoder of a {config.model_type} reads all tokens of its encoder: leave it out")
     if any(attention.transformed for attention in structure.attentions):
-        raise InputError(f"{about}; the layers of a {config.model_type} turn queries and keys by their position: leave it out")
+        why = "change queries or keys before they meet, as rotary positions do"
+        raise InputError(f"{about}; the layers of a {config.model_type} {why}: leave it out")
 
 
 def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:

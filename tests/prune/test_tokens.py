@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -86,10 +87,11 @@ def test_models_that_read_the_first_token_are_taken(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("modernbert", "turn queries and keys by their position"),
-        ("roformer", "turn queries and keys by their position"),
-        ("deberta-v2 (share_att_key)", "read where tokens stand|does not run without some tokens|turn queries"),
-        ("mpnet", "read where tokens stand|does not run without some tokens"),
+        ("modernbert", "change queries or keys before they meet"),
+        ("roformer", "change queries or keys before they meet"),
+        ("deberta-v2 (share_att_key)", "change queries or keys before they meet"),
+        ("mpnet", "does not run without some tokens"),
+        ("bart", "the decoder of a bart reads all tokens"),
         ("gpt2", "reads other tokens than the first"),
     ],
 )
@@ -102,6 +104,26 @@ def test_models_that_need_all_tokens_are_refused(name: str, told: str) -> None:
 
     with pytest.raises(InputError, match=told):
         check()
+
+
+class Counting(transformers.BertForSequenceClassification):
+    """A BERT whose second layer sees how far a token stands from the first one."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert.encoder.layer[1].register_forward_pre_hook(self.count)
+
+    @staticmethod
+    def count(block: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        states_BLD = args[0].clone()
+        states_BLD[..., 0] += torch.arange(states_BLD.shape[1])
+        return states_BLD, *args[1:]
+
+
+def test_a_layer_that_reads_where_tokens_stand_is_refused(make_model: Callable[..., Any]) -> None:
+    model = Counting(make_model("bert").config).eval()
+    with pytest.raises(InputError, match="the layers of this bert read where tokens stand"):
+        prove_tokens(model, {name: value % 20 for name, value in features(model).items()}, KEY)
 
 
 def test_a_task_with_an_answer_for_each_token_is_refused(make_model: Callable[..., Any]) -> None:
