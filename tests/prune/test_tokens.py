@@ -121,7 +121,9 @@ class Counting(transformers.BertForSequenceClassification):
 
 
 def test_a_layer_that_reads_where_tokens_stand_is_refused(make_model: Callable[..., Any]) -> None:
-    model = Counting(make_model("bert").config).eval()
+    drawn_model = make_model("bert")
+    model = Counting(drawn_model.config).eval()
+    model.load_state_dict(drawn_model.state_dict())
     with pytest.raises(InputError, match="the layers of this bert read where tokens stand"):
         prove_tokens(model, {name: value % 20 for name, value in features(model).items()}, KEY)
 
