@@ -125,4 +125,4 @@ def _only_first(block: nn.Module, args: Any, output: Any) -> Any:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / other.abs().max().clamp(min=1))
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-6))
