@@ -25,7 +25,7 @@ from compress.core.tasks import TASKS, Task, num_classes, tasks_with
 from compress.stage.context import Context
 from compress.stage.stage import teachers_named
 from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, check_pair_loss
+from compress.training.supervised import check_labelled, check_loss
 from distill.presets import PRESETS, Preset
 from distill.settings import DistillSettings
 
@@ -133,7 +133,7 @@ class Distill(DistillSettings):
         if not preset.losses:
             check_labelled(context.task, context.data, self.key)
         if preset.hard_weight != 0:
-            check_pair_loss(context.task, context.data, self.key, self.micro_batch_size)
+            check_loss(context.task, context.data, self.key, self.micro_batch_size)
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)

@@ -25,6 +25,7 @@ import numpy as np
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.forms import form_of
+from compress.core.runs import rows_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
@@ -79,9 +80,15 @@ class Split:
         return len(self.rows)
 
     @cached_property
-    def together(self) -> int:
-        """How many rows that follow each other belong together: 2 for texts of pairs, 3 for those of triplets, else 1."""
+    def runs(self) -> np.ndarray:
+        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 for those of triplets, those of the candidates
+        of a query, else 1 (`compress.core.runs`)."""
         return form_of(self.labels).together(self.labels)
+
+    @property
+    def together(self) -> int:
+        """Rows of the largest run of rows that belong together."""
+        return int(self.runs.max(initial=1))
 
     @cached_property
     def keys(self) -> list[bytes]:
@@ -153,13 +160,15 @@ class Data:
         return replace(self, evaluation=self.selection, hidden=self.evaluation)
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
-        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts."""
-        size = self.train.together
-        keys = [b"".join(self.train.keys[start : start + size]) for start in range(0, len(self.train), size)]
+        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts, of
+        candidates all that are learned together."""
+        sizes = self.train.runs
+        ends = np.cumsum(sizes)
+        keys = [b"".join(self.train.keys[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         salt = b"calibration %d" % seed
-        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[: num_rows // size]
-        return self.train.take([size * number + place for number in sorted(first[key] for key in chosen) for place in range(size)])
+        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[: num_rows // self.train.together]
+        return self.train.take(rows_of(sizes, sorted(first[key] for key in chosen)).tolist())
 
 
 def divide(
