@@ -119,6 +119,8 @@ class Distill(DistillSettings):
         if self.augment is not None and context.team.pipeline > 1:
             given = f"{self.key}.augment: given with parallel.pipeline: {context.team.pipeline}"
             raise InputError(f"{given}, whose stages read the rows before they are masked; give pipeline: 1, or remove augment")
+        if context.data.train.together > 1:
+            self._check_parted(context.task)
         if TASKS[context.task].embeds:
             self._check_vectors(context.task)
         self._check_rows(context)
@@ -178,6 +180,13 @@ class Distill(DistillSettings):
                 f"{self.key}.corpus: given, but {name} compares logits; a corpus needs losses on hidden states or attention: "
                 "give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
             )
+
+    def _check_parted(self, task: Task) -> None:
+        """Raises if rows of a task that are learned together would be parted."""
+        given = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
+        given += ["fraction"] if self.fraction != 1 and self.corpus is None else []
+        if given and not TASKS[task].embeds:
+            raise InputError(f"{self.key}.{given[0]}: given; the rows of {task} are candidates of queries, which it would part: remove {given[0]}")
 
     def _check_vectors(self, task: Task) -> None:
         """Raises if rows or losses do not support a task whose answers are vectors of texts that come in pairs."""
