@@ -3,6 +3,7 @@
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
     generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
+    reranking       one of the losses over the candidates of a query (`compress.training.losses.candidates`)
     image-text      the loss of the model itself (`compress.training.losses.contrastive`)
 
 with p = softmax of the logits z. The final weights are those with the best metric on the selection split, which is not trained on.

@@ -6,8 +6,8 @@ With the scores s and the grades y of the candidates of a query, the places r th
     loss = mean over the pairs of w_ij log(1 + exp(s_j - s_i))
 
 that is the sum of the pairs weighed by |delta NDCG|: Burges 2010, From RankNet to LambdaRank to LambdaMART (MSR-TR-2010-82), section 4.
-Wang et al. 2018 (The LambdaLoss Framework, https://doi.org/10.1145/3269206.3271784) show that it bounds a metric from above. The gain of a
-grade is the grade itself, as in the NDCG of the report; the papers take 2^y - 1. The weights take no gradient.
+It is one of the losses of the LambdaLoss framework (Wang et al. 2018, https://doi.org/10.1145/3269206.3271784). The gain of a grade is the
+grade itself, as in the NDCG of the report; the papers take 2^y - 1. The weights take no gradient.
 
 Of equal scores the worse candidate comes first, so that a model which tells nothing apart gets no place for nothing. NDCG is that of the
 candidates at hand, over all their places. A query whose candidates all have one grade has the loss 0.
