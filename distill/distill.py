@@ -186,7 +186,9 @@ class Distill(DistillSettings):
         given = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
         given += ["fraction"] if self.fraction != 1 and self.corpus is None else []
         if given and not TASKS[task].embeds:
-            raise InputError(f"{self.key}.{given[0]}: given; the rows of {task} are candidates of queries, which it would part: remove {given[0]}")
+            raise InputError(
+                f"{self.key}.{given[0]}: given; the rows of {task} are candidates of queries, which it would part: remove {given[0]}"
+            )
 
     def _check_vectors(self, task: Task) -> None:
         """Raises if rows or losses do not support a task whose answers are vectors of texts that come in pairs."""

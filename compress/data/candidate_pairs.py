@@ -140,7 +140,9 @@ def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, 
 def _opening_lists(parts: Sequence[tuple[str, str]]) -> Split:
     """Returns each first sentence with its own rest, and with those of the documents behind it."""
     wrong = min(WRONG, len(parts) - 1)
-    rows: list[Row] = [(first, parts[(number + step) % len(parts)][1]) for number, (first, _) in enumerate(parts) for step in range(wrong + 1)]
+    rows: list[Row] = [
+        (first, parts[(number + step) % len(parts)][1]) for number, (first, _) in enumerate(parts) for step in range(wrong + 1)
+    ]
     return _numbered(rows, [[1, *[0] * wrong]] * len(parts), [[1]] * len(parts))
 
 

@@ -167,7 +167,8 @@ class Data:
         keys = [b"".join(self.train.keys[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         salt = b"calibration %d" % seed
-        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[: num_rows // self.train.together]
+        order = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())
+        chosen = order[: num_rows // self.train.together]
         return self.train.take(rows_of(sizes, sorted(first[key] for key in chosen)).tolist())
 
 

@@ -2,8 +2,8 @@
 
 They are chosen so that nothing but reading both texts tells what is right:
 
-    near    A relevant document that the first search found stands beside wrong ones that it found, evenly spread over the candidates; one that
-            it missed stands beside others that it missed. If all wrong documents are near, a model learns that what is near is wrong.
+    near    A relevant document that the first search found stands beside wrong ones that it found, evenly spread over the candidates; one
+            that it missed beside others that it missed. If all wrong documents are near, a model learns that what is near is wrong.
     known   Wrong documents are relevant to other queries, as far as there are such. A model learns documents by heart that are never right:
             on Cranfield the order by how often a document was right in train has an NDCG@10 of 0.10 on the queries of dev, where the
             candidates as they were found have 0.39.

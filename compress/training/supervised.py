@@ -36,9 +36,7 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         )
 
 
-def check_loss(
-    task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None
-) -> None:
+def check_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
     """Checks that the loss fits the task and the rows, and that no micro-batches part what it compares.
 
     Args:

@@ -70,7 +70,9 @@ class MixKD(Loss):
             InputError: The rows are candidates of queries.
         """
         if TASKS[setting.task].orders:
-            raise InputError(f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse")
+            raise InputError(
+                f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
+            )
         return Wanted(), Wanted()
 
     def prepare(self, pair: Pair) -> None:

@@ -143,7 +143,10 @@ PLANS: Mapping[str, Plans] = {
         "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
-        "ddp": (USUAL, ("inside", "order", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso")),
+        "ddp": (
+            USUAL,
+            ("inside", "order", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso"),
+        ),
         "fsdp2": (SHARDED, ("inside", "order", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),

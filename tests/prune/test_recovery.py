@@ -120,7 +120,9 @@ def test_iterations_draw_whole_lists_of_candidates(seed: int, make_context: Call
         owners, ends = part.labels[:, 1].astype(int), np.cumsum(part.runs)
         for end, size in zip(ends, part.runs, strict=True):
             assert size == sizes[owners[end - 1]]
-            assert [int(row) for row in part.rows[end - size : end]] == [row for row, owner in enumerate(numbers) if owner == owners[end - 1]]
+            assert [int(row) for row in part.rows[end - size : end]] == [
+                row for row, owner in enumerate(numbers) if owner == owners[end - 1]
+            ]
 
 
 def test_whole_passes_have_all_rows(make_context: Callable[..., Context]) -> None:

@@ -13,7 +13,9 @@ from compress.data.wrong_candidates import WrongCandidates, turned
 
 NAMES = [f"d{number}" for number in range(30)]
 QUERIES = st.lists(
-    st.tuples(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 2), min_size=1, max_size=6), st.permutations(NAMES), st.integers(0, 20)),
+    st.tuples(
+        st.dictionaries(st.sampled_from(NAMES), st.integers(0, 2), min_size=1, max_size=6), st.permutations(NAMES), st.integers(0, 20)
+    ),
     min_size=1,
     max_size=5,
 )

@@ -117,8 +117,14 @@ def test_a_list_that_was_cut_would_not_add_up(model: Path, context: Context) -> 
     ("given", "line"),
     [
         ({"batch_size": 6}, r"finetune\.batch_size: 6 given; the 7 candidates of a query are rows of one batch: give at least 7"),
-        ({"micro_batch_size": 4}, r"finetune\.micro_batch_size: 4 given; the 7 candidates of a query are rows of one batch: give at least 7"),
-        ({"loss": "ranking"}, r"finetune\.loss: ranking given; it is for sentence-embedding, .*: give listwise, ranknet, lambdarank or pointwise"),
+        (
+            {"micro_batch_size": 4},
+            r"finetune\.micro_batch_size: 4 given; the 7 candidates of a query are rows of one batch: give at least 7",
+        ),
+        (
+            {"loss": "ranking"},
+            r"finetune\.loss: ranking given; it is for sentence-embedding, .*: give listwise, ranknet, lambdarank or pointwise",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(given: dict[str, Any], line: str, model: Path, context: Context) -> None:
@@ -138,5 +144,7 @@ def test_distillation_refuses_what_would_part_a_list(model: Path, context: Conte
     config = load(model).config
     for given in ({"fraction": 0.5}, {"augment": {}}, {"extra_text": {"path": "more.txt", "text": "a", "text_pair": "b"}}):
         (key,) = given
-        with pytest.raises(InputError, match=rf"distill\.{key}: given; the rows of reranking are candidates of queries, which it would part"):
+        with pytest.raises(
+            InputError, match=rf"distill\.{key}: given; the rows of reranking are candidates of queries, which it would part"
+        ):
             Distill(student={"layers": 1}, **given).check(config, config, context)

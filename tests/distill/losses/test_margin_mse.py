@@ -51,5 +51,7 @@ def test_it_is_for_candidates_and_mixtures_are_not() -> None:
     with pytest.raises(InputError, match=r"distill\.losses\[0\]: margin_mse given for text-regression; it is for reranking: give another"):
         MarginMSE().wants(Setting(ONE, ONE, "text-regression", "distill.losses[0]"))
     assert MarginMSE().wants(Setting(ONE, ONE, "reranking", "loss"))[0].logits
-    with pytest.raises(InputError, match=r"loss: mixkd given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"):
+    with pytest.raises(
+        InputError, match=r"loss: mixkd given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
+    ):
         MixKD().wants(Setting(ONE, ONE, "reranking", "loss"))

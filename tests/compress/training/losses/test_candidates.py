@@ -122,7 +122,11 @@ def test_nothing_is_learned_where_there_is_nothing_to_tell(name: OrderLoss) -> N
 @pytest.mark.parametrize("name", NAMES)
 @given(grades=st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(lambda grades: len(set(grades)) > 1))
 def test_following_the_gradient_orders_by_grade(name: OrderLoss, grades: list[int]) -> None:
-    scores, given_b, numbers = torch.zeros(len(grades), requires_grad=True), torch.tensor(grades, dtype=torch.float32), torch.zeros(len(grades))
+    scores, given_b, numbers = (
+        torch.zeros(len(grades), requires_grad=True),
+        torch.tensor(grades, dtype=torch.float32),
+        torch.zeros(len(grades)),
+    )
     optimizer = torch.optim.SGD([scores], lr=0.3)
     for _ in range(400):
         optimizer.zero_grad()
@@ -176,7 +180,9 @@ def test_pointwise_is_the_cross_entropy_of_the_share_of_the_largest_grade(lists:
     expected = [-share * math.log(p) - (1 - share) * math.log(1 - p) for p, share in zip(sigmoid, shares, strict=True)]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     labels[:, 2:] = 0  # nothing is relevant
-    assert CandidateLoss("pointwise").labelled(scores[:, None], labels).tolist() == pytest.approx([-math.log(1 - p) for p in sigmoid], abs=1e-5)
+    assert CandidateLoss("pointwise").labelled(scores[:, None], labels).tolist() == pytest.approx(
+        [-math.log(1 - p) for p in sigmoid], abs=1e-5
+    )
 
 
 @given(LISTS)
