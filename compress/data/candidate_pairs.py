@@ -35,7 +35,7 @@ from compress.standalone.preprocess import Row
 FIRST = 50
 """Candidates of a query, where the recipe does not say."""
 WRONG = 7
-"""Documents that are not relevant, in a list with one that is; lists of 8, as in https://arxiv.org/abs/2101.08751, section 4."""
+"""Documents that are not relevant, in a list with one that is."""
 CHOICES = 10
 """Candidates of a first sentence in the selection split."""
 Found = dict[str, list[str]]

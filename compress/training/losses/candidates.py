@@ -5,8 +5,9 @@
     lambdarank   the same, weighed by their places               `compress.training.losses.lambdarank`
     pointwise    each candidate for itself                       `compress.training.losses.pointwise`
 
-All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number are
-compared (`compress.core.candidates`), and these are never parted (`compress.training.dealing`): micro-batches and processes change nothing.
+All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number
+are compared (`compress.core.candidates`), and these are never parted (`compress.training.dealing`): micro-batches and processes change
+nothing.
 """
 
 from __future__ import annotations

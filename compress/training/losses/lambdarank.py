@@ -5,7 +5,7 @@ With the scores s and the grades y of the candidates of a query, the places r th
     w_ij = N |y_i - y_j| |1 / log2(1 + r_i) - 1 / log2(1 + r_j)| / DCG of the perfect order        N: the number of pairs
     loss = mean over the pairs of w_ij log(1 + exp(s_j - s_i))
 
-that is the sum of the pairs weighed by |delta NDCG|: Burges 2010, From RankNet to LambdaRank to LambdaMART (MSR-TR-2010-82), section 4.
+that is the sum of the pairs weighed by |delta NDCG|: Burges 2010, From RankNet to LambdaRank to LambdaMART (MSR-TR-2010-82).
 It is one of the losses of the LambdaLoss framework (Wang et al. 2018, https://doi.org/10.1145/3269206.3271784). The gain of a grade is the
 grade itself, as in the NDCG of the report; the papers take 2^y - 1. The weights take no gradient.
 

@@ -6,13 +6,12 @@ With the scores s and the grades y of the candidates of a query:
     loss = - sum_i t_i log softmax(s)_i
 
 Of one relevant candidate this is the localized contrastive estimation of Gao, Dai and Callan 2021 (Rethink Training of BERT Rerankers in
-Multi-Stage Retrieval Pipeline, https://arxiv.org/abs/2101.08751, eq. 4), of several the softmax cross entropy of Bruch et al. 2019
-(https://doi.org/10.1145/3341981.3344221), which bounds NDCG. It is the top-one loss of ListNet (Cao et al. 2007,
-https://www.microsoft.com/en-us/research/publication/learning-to-rank-from-pairwise-approach-to-listwise-approach/, section 4) with the share
-of the grades as target in place of their softmax, which leaves wrong candidates a part.
+Multi-Stage Retrieval Pipeline, https://arxiv.org/abs/2101.08751), of several the softmax cross entropy of Bruch et al. 2019
+(https://doi.org/10.1145/3341981.3344221). It is the top-one loss of ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513) with
+the shares of the grades as target in place of their softmax, which gives wrong candidates a share too.
 
-A query without a relevant candidate has the loss 0, and so has a single candidate. Candidates are told apart by the number of their query, so
-that their order and the sizes of the queries do not matter.
+A query without a relevant candidate has the loss 0, and so has a single candidate. Candidates are told apart by the number of their query,
+so that their order and the sizes of the queries do not matter.
 """
 
 from __future__ import annotations

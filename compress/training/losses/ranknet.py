@@ -4,8 +4,8 @@ With the scores s and the grades y of the candidates of a query, over the pairs 
 
     loss = 1 / |P| sum_(i, j) w_ij log(1 + exp(s_j - s_i))        w_ij = 1
 
-Burges et al. 2005, Learning to Rank using Gradient Descent (https://doi.org/10.1145/1102351.1102363), section 3, which sums; the mean makes
-long lists count as much as short ones. `compress.training.losses.lambdarank` weighs the pairs.
+Burges et al. 2005, Learning to Rank using Gradient Descent (https://doi.org/10.1145/1102351.1102363), who sum; the mean makes long
+lists count as much as short ones. `compress.training.losses.lambdarank` weighs the pairs.
 
 A query whose candidates all have one grade has the loss 0. Candidates are told apart by the number of their query, so that their order and
 the sizes of the queries do not matter.

@@ -48,7 +48,7 @@ def test_without_train_judgements_first_sentences_are_paired(tmp_path: Path) -> 
     assert data.train.labels[:, 2:5].tolist() == [[float(place == 0), 1, 0] for _ in range(10) for place in range(8)]
     for (first, rest), value in zip(data.train.rows, data.train.labels[:, 2], strict=True):
         assert (first.split()[1] == rest.split()[-1].removesuffix(".")) == (value == 1)
-    assert len({rows for rows in data.train.rows}) == 80
+    assert len(set(data.train.rows)) == 80
     assert candidates.are_candidates(data.selection.labels)
     assert len(data.selection) == 4
     assert [int(np.sum(data.selection.labels[2 * query : 2 * query + 2, 2])) for query in range(2)] == [1, 1]
