@@ -161,14 +161,14 @@ class Data:
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
         """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts, of
-        candidates all that are learned together."""
+        candidates whole lists, at least one."""
         sizes = self.train.runs
         ends = np.cumsum(sizes)
         keys = [b"".join(self.train.keys[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         salt = b"calibration %d" % seed
         order = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())
-        chosen = order[: num_rows // self.train.together]
+        chosen = order[: max(1, num_rows // self.train.together)]
         return self.train.take(rows_of(sizes, sorted(first[key] for key in chosen)).tolist())
 
 

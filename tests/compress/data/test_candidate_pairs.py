@@ -72,6 +72,15 @@ def test_train_judgements_become_lists_with_what_is_not_relevant(tmp_path: Path)
     assert not (texts[0] | texts[1]) & texts[2]
 
 
+@pytest.mark.parametrize(("rows", "lists"), [(70, 10), (20, 2), (3, 1)])
+def test_calibration_takes_whole_lists(rows: int, lists: int, tmp_path: Path) -> None:
+    data = loaded(tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20))
+    chosen = data.calibration(rows)
+    assert chosen.runs.tolist() == [7] * lists
+    assert chosen.labels[:, 2].astype(bool).tolist() == [place == 0 for _ in range(lists) for place in range(7)]
+    assert chosen.rows != data.calibration(rows, seed=1).rows
+
+
 def test_no_wrong_document_of_train_was_judged_relevant_or_is_beyond_the_first_candidates(tmp_path: Path) -> None:
     documents = {f"d{number}": f"document {number} is here. It has a rest {number}." for number in range(60)}
     judged = {("q1", f"d{2 * number}"): 1 for number in range(10)} | {("q1", "d3"): 0}
