@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,5 +72,3 @@ def test_rows_that_are_learned_one_by_one_are_dealt_round_robin(rows: int, batch
 def test_a_batch_has_as_many_runs_as_fit() -> None:
     one = Dealing(np.array([3, 2, 3, 1]), 8, 4, ALONE)
     assert (one.batch_size, one.micro_batch_size, one.epoch_steps) == (6, 3, 2)
-    with pytest.raises(AssertionError):
-        Dealing(np.array([3, 2]), 8, 4, ALONE).batches(np.ones(4, np.int64), 0, 0)

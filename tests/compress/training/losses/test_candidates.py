@@ -120,20 +120,18 @@ def test_nothing_is_learned_where_there_is_nothing_to_tell(name: OrderLoss) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(grades=st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(lambda grades: len(set(grades)) > 1))
+@pytest.mark.parametrize("grades", [[0, 1], [0, 0, 2, 0], [3, 0, 1, 0, 2], [1, 1, 0]])
 def test_following_the_gradient_orders_by_grade(name: OrderLoss, grades: list[int]) -> None:
     scores, given_b, numbers = (
         torch.zeros(len(grades), requires_grad=True),
         torch.tensor(grades, dtype=torch.float32),
         torch.zeros(len(grades)),
     )
-    optimizer = torch.optim.SGD([scores], lr=0.3)
-    for _ in range(400):
-        optimizer.zero_grad()
-        OVER_LISTS[name](scores, given_b, numbers).sum().backward()
-        optimizer.step()
-    found = scores.detach()
-    assert all(float(found[i]) > float(found[j]) for i in range(len(grades)) for j in range(len(grades)) if grades[i] > grades[j])
+    for _ in range(100):
+        (gradient,) = torch.autograd.grad(OVER_LISTS[name](scores, given_b, numbers).sum(), scores)
+        scores = (scores - 0.5 * gradient).detach().requires_grad_()
+    found = scores.tolist()
+    assert all(found[i] > found[j] for i in range(len(grades)) for j in range(len(grades)) if grades[i] > grades[j])
 
 
 @given(st.integers(2, 8), st.integers(0, 99))
@@ -200,7 +198,7 @@ def test_what_is_learned_best_is_the_default() -> None:
     assert loss_names("text-regression") == loss_names("image-text") == ()
 
 
-@pytest.mark.parametrize("name", loss_names("reranking"))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_better_order_is_a_lower_loss(name: OrderLoss) -> None:
     """Scores that tell what is relevant from what is not: the surer, the lower the loss, the better the NDCG."""
     draw = np.random.default_rng(0)
