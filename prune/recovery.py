@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from compress.core.config import as_given
 from compress.core.errors import InputError
-from compress.core.runs import rows_of
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
 from compress.models.architecture.blocks import between_blocks, blocks_of
@@ -154,11 +153,7 @@ def part_of(context: Context, epochs: float, number: int, iterations: int, batch
     first, last = places[0] // count, places[-1] // count
     orders = {one: np.random.default_rng([seed, one]).permutation(count) for one in range(first, last + 1)}
     drawn = [int(orders[place // count][place % count]) for place in places]
-    for place in range(1, size):  # where a new order starts with what the last one ended with, the two would be one run
-        if drawn[place] == drawn[place - 1]:
-            other = (place + 1) % size
-            drawn[place], drawn[other] = drawn[other], drawn[place]
-    part = split.take(rows_of(split.runs, drawn).tolist())
+    part = split.take_runs(drawn)
     return replace(context, data=replace(context.data, train=part)), 1.0
 
 

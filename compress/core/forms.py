@@ -88,6 +88,8 @@ class Form:
     """Of labels and a number, about so many rows, evenly spread, that can be judged without the others."""
     together: Callable[[Array], Array] = lambda labels: runs.equal(len(labels), 1)
     """Of labels the sizes of the runs of rows that are learned together (`compress.core.runs`), int64 `[r]`."""
+    told_apart: Callable[[Array, Array], Array] = lambda labels, sizes: labels
+    """Of labels and the sizes of the runs that they are of labels by which these stay apart, though they may be the same run again."""
     run: str = ""
     """What the rows of such a run are, for messages; empty: texts of a pair or triplet."""
     runs_apart: bool = False
@@ -140,6 +142,7 @@ FORMS: Mapping[str, Form] = {
         count=candidates.num_queries,
         taught=candidates.with_answers,
         together=lambda labels: runs.sizes_of(labels[:, 1]),
+        told_apart=candidates.numbered,
         run="candidates of a query",
         runs_apart=True,
         flips="ordered",

@@ -108,6 +108,11 @@ class Split:
         """Returns the rows at `indices`, in that order."""
         return Split([self.rows[i] for i in indices], self.labels[np.array(indices, dtype=np.int64)])
 
+    def take_runs(self, chosen: Sequence[int]) -> Split:
+        """Returns the rows of some runs (`runs`), by their numbers and in that order; one that is chosen twice becomes two."""
+        part = self.take(rows_of(self.runs, chosen).tolist())
+        return replace(part, labels=form_of(self.labels).told_apart(part.labels, self.runs[list(chosen)]))
+
 
 @dataclass(frozen=True)
 class Data:
@@ -169,7 +174,7 @@ class Data:
         salt = b"calibration %d" % seed
         order = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())
         chosen = order[: max(1, num_rows // self.train.together)]
-        return self.train.take(rows_of(sizes, sorted(first[key] for key in chosen)).tolist())
+        return self.train.take_runs(sorted(first[key] for key in chosen))
 
 
 def divide(

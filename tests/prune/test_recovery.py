@@ -109,7 +109,7 @@ def test_iterations_go_through_the_train_split_one_after_the_other(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_iterations_draw_whole_lists_of_candidates(seed: int, make_context: Callable[..., Context]) -> None:
-    """Of three lists orders follow each other quickly, and a list that ends one order and starts the next must stay a list of its own."""
+    """Of three lists orders follow each other quickly, and a list that ends one order and starts the next stays two lists."""
     sizes, context = (3, 1, 2), replace(make_context(), seed=seed)
     numbers = [number for number, size in enumerate(sizes) for _ in range(size)]
     labels = candidates.labels_of(numbers, [1] * len(numbers), [[1]] * len(sizes))
@@ -117,12 +117,9 @@ def test_iterations_draw_whole_lists_of_candidates(seed: int, make_context: Call
     parts = [part_of(context, 2, number, 3, 3)[0].data.train for number in range(1, 4)]
     assert [len(part.runs) for part in parts] == [2, 2, 2]
     for part in parts:
-        owners, ends = part.labels[:, 1].astype(int), np.cumsum(part.runs)
-        for end, size in zip(ends, part.runs, strict=True):
-            assert size == sizes[owners[end - 1]]
-            assert [int(row) for row in part.rows[end - size : end]] == [
-                row for row, owner in enumerate(numbers) if owner == owners[end - 1]
-            ]
+        assert part.labels[:, 1].tolist() == [float(run) for run, size in enumerate(part.runs) for _ in range(size)]
+        for end, size in zip(np.cumsum(part.runs), part.runs, strict=True):
+            assert [int(row) for row in part.rows[end - size : end]] == [row for row, owner in enumerate(numbers) if sizes[owner] == size]
 
 
 def test_whole_passes_have_all_rows(make_context: Callable[..., Context]) -> None:
