@@ -3,7 +3,7 @@
     python benchmarks/token_scores.py --model FOLDER --data SST2 [--rows 1500]
 
 FOLDER is a BERT-like classifier of SST-2, SST2 holds train.tsv.gz and dev.tsv. Every sentence of dev.tsv goes through the model on its own,
-without padding; behind each layer 1 + ceil(share (n - 1)) of its n tokens stay, the first one always. Scores:
+without padding; behind each layer ceil(share n) of its n tokens stay, the first one always. Scores:
 
     first row     attention of the first token, mean over the heads (EViT)
     all rows      attention of all tokens, summed (PoWER-BERT)

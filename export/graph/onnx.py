@@ -51,6 +51,7 @@ from compress.models.layers.conv1d import with_linears
 from compress.models.layers.experts import with_separate_experts
 from compress.models.layers.grids import put_on_grids
 from compress.models.library import one_line, quiet
+from compress.models.own_shape import SHAPE_KEY
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
 from export.graph.dropped_tokens import select_early
@@ -170,9 +171,9 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_to
         axes: tuple[str, ...] = ("batch",)
         if preprocessor.modality == "text":
             wrapper: nn.Module = _texts(model, preprocessor)
-            fixed = preprocessor.buckets[0] if two_towers and not wrapper.causal else EXAMPLE_LENGTH
-            example = _text_rows(preprocessor, _vocab_size(model), min(fixed, preprocessor.max_length))
-            axes = ("batch", "sequence") if fixed == EXAMPLE_LENGTH else ("batch",)
+            fixed = preprocessor.buckets[0] if two_towers and not wrapper.causal else None
+            example = _text_rows(preprocessor, _vocab_size(model), min(fixed or _example_length(model), preprocessor.max_length))
+            axes = ("batch",) if fixed else ("batch", "sequence")
         else:
             wrapper, example = _Numbers(model, preprocessor.input_names), _number_rows(preprocessor)
             axes = axes if preprocessor.shape else ("batch", "sequence")
@@ -243,6 +244,12 @@ def _texts(model: Any, preprocessor: Preprocessor) -> Any:
     if TASKS[preprocessor.task].two_towers:
         return _Texts(model, CAUSAL_TEXT[model.config.model_type])
     return _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
+
+
+def _example_length(model: Any) -> int:
+    """Returns the tokens of the rows that are traced: of which at least two stay behind every block, as one would become a constant."""
+    shares = (getattr(model.config, SHAPE_KEY, None) or {}).get("tokens", ())
+    return max(EXAMPLE_LENGTH, 2 * int(1 / min(shares, default=1.0)) + 1)
 
 
 def _vocab_size(model: Any) -> int:

@@ -6,9 +6,9 @@ vector of the block's own (as in Guan et al. 2022, Transkimmer, https://arxiv.or
 
     significance_j = x_j w                                    of tokens j = 1 ... n - 1; n without padding
 
-Of a row with n tokens, 1 + ceil(share (n - 1)) stay: the first one and the most significant others, in falling order. A row thus keeps the
-same tokens in whatever length it is padded to; of S places 1 + ceil(share (S - 1)) stay, and those that a shorter row does not fill are
-padding. `share` counts from the tokens that came in, so that shares fall from block to block.
+Of a row with n tokens, ceil(share n) stay: the first one and the most significant others, in falling order. A row thus keeps the same
+tokens in whatever length it is padded to; of S places ceil(share S) stay, and those that a shorter row does not fill are padding. `share`
+counts from the tokens that came in, so that shares fall from block to block.
 
 Blocks have to treat tokens alike wherever they stand: positions are added in front of the first one, and none are inside (no rotary ones,
 no distances). `prune.tokens` proves that and that the head reads nothing else, and fits w.
@@ -48,7 +48,7 @@ _MASKED: Final = -30000.0
 
 def staying(tokens: Any, share: float) -> Any:
     """Returns how many of `tokens` stay: an integer, or a symbol of `torch.export`."""
-    return 1 + ((tokens - 1) * _numerator(share) + DENOMINATOR - 1) // DENOMINATOR
+    return (tokens * _numerator(share) + DENOMINATOR - 1) // DENOMINATOR
 
 
 def _numerator(share: float) -> int:
@@ -61,8 +61,8 @@ class Passing:
 
     incoming: Any = 0
     """S."""
-    others_B1: Tensor | None = None
-    """Tokens of each row beside the first one, without padding, int64 `[B, 1]`; None if no row has padding."""
+    lengths_B1: Tensor | None = None
+    """Tokens of each row without padding, int64 `[B, 1]`; None if no row has padding."""
     mask: Tensor | None = None
     """Mask of the tokens that are left, in the form in which the model made its own."""
     added_BL: Tensor | None = None
@@ -109,16 +109,16 @@ class DroppedTokens:
     def _enter(self, states_BSD: Tensor, mask: Tensor | None) -> None:
         passing = self.passing
         passing.incoming, passing.mask, passing.changed = states_BSD.shape[1], mask, False
-        passing.added_BL = passing.others_B1 = None
+        passing.added_BL = passing.lengths_B1 = None
         if mask is not None:
             passing.added_BL = added_to_scores(mask)
-            passing.others_B1 = (passing.added_BL > _PADDING).sum(-1, keepdim=True) - 1
+            passing.lengths_B1 = (passing.added_BL > _PADDING).sum(-1, keepdim=True)
 
     def _selected(self, states_BLD: Tensor) -> Tensor:
         passing, kept_BK = self.passing, self.kept_BK
         assert kept_BK is not None, "chosen before the block"
-        if passing.mask is not None and passing.others_B1 is not None:
-            valid_BK = are_tokens(passing.others_B1, self.share, staying(passing.incoming, self.share))
+        if passing.mask is not None and passing.lengths_B1 is not None:
+            valid_BK = are_tokens(passing.lengths_B1, self.share, staying(passing.incoming, self.share))
             passing.added_BL = torch.where(valid_BK, 0.0, _MASKED)
             passing.mask = mask_like(passing.mask, valid_BK, passing.added_BL)
         passing.changed, self.kept_BK = True, None
@@ -151,13 +151,13 @@ def select_tokens(states_BLD: Tensor, kept_BK: Tensor) -> Tensor:
     return states_BLD[rows_B1, kept_BK]
 
 
-def are_tokens(others_B1: Tensor, share: float, count: Any) -> Tensor:
-    """Returns which of `count` places hold tokens of their row and not padding, bool `[B, K]`: j = 0, and j - 1 < share (n - 1).
+def are_tokens(lengths_B1: Tensor, share: float, count: Any) -> Tensor:
+    """Returns which of `count` places hold tokens of their row and not padding, bool `[B, K]`: j < share n.
 
-    Those are 1 + ceil(share (n - 1)), without a division of integers.
+    Those are ceil(share n), without a division of integers.
     """
-    place_K = torch.arange(count, device=others_B1.device)
-    return (place_K - 1) * DENOMINATOR < others_B1 * _numerator(share)
+    place_K = torch.arange(count, device=lengths_B1.device)
+    return place_K * DENOMINATOR < lengths_B1 * _numerator(share)
 
 
 def added_to_scores(mask: Tensor) -> Tensor:
