@@ -134,9 +134,9 @@ FORMS: Mapping[str, Form] = {
     "pairs and triplets": Form(
         text_groups.are_groups,
         values=text_groups.values,
-        count=text_groups.num_triplets,
+        count=text_groups.num_judged,
         taught=text_groups.with_answers,
-        chosen=_of_groups(lambda labels: text_groups.parts_of(labels, text_groups.TRIPLET)),
+        chosen=_of_groups(text_groups.judged),
         together=text_groups.size_of,
         flips="vectors",
     ),

@@ -6,7 +6,8 @@ A launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT s
 between CPUs, NCCL between GPUs (one GPU per process). Every process runs the same pipeline. Process 0 decides, writes and prints. The
 others take part in the stages that train in parallel and wait during all other stages, without a timeout and without spinning (gloo).
 
-    rows      each batch is dealt out round-robin; a process sums loss_b / B over its rows, where B is the number of rows of the whole batch
+    rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
+              number of rows of the whole batch. Losses that compare rows gather them (`compress.training.gathered`)
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
     dropout   independent in every process, seeded by (seed, rank)
 
@@ -179,9 +180,16 @@ class Team:
         dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
         return cast("T", box[0])
 
-    def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns this process's rows of a batch: every `data_size`-th, so that each process gets long and short rows."""
-        return indices[self.data_rank :: self.data_size]
+    def share(self, indices: NDArray[np.int64], together: int = 1) -> NDArray[np.int64]:
+        """Returns this process's rows of a batch: every `data_size`-th, so that each process gets long and short rows.
+
+        Args:
+            indices: The rows of the batch.
+            together: Rows that belong together, one after the other: all of them go to one process.
+        """
+        if together == 1:
+            return indices[self.data_rank :: self.data_size]
+        return indices.reshape(-1, together)[self.data_rank :: self.data_size].reshape(-1)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Returns the sum of each value over the shares of the rows; processes that hold one model together have the same values."""

@@ -27,6 +27,7 @@ LossName = Literal[
     "logit_standardization",
     "relational",
     "similarity",
+    "margin_mse",
     "projected",
 ]
 """Published combinations of losses; see `distill.presets`."""

@@ -18,9 +18,6 @@ from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
 from compress.training.recompute import check_recomputed
 
-_NAMES = {2: "pair", 3: "triplet"}
-"""What texts that belong together are called."""
-
 
 class Settings(Protocol):
     """The settings that all trainings share."""
@@ -67,7 +64,7 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
-        check_together(settings, context.data.train.together, context.team.data_size, key)
+        check_together(settings, context.data.train.together, key)
 
 
 def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
@@ -108,13 +105,12 @@ def check_pipeline(settings: Settings, config: Any, context: Context, key: str) 
     check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
-def check_together(settings: Settings, together: int, processes: int, key: str) -> None:
+def check_together(settings: Settings, together: int, key: str) -> None:
     """Checks that no batch takes texts without those that they belong to.
 
     Args:
-        settings: Settings of a training on pairs or triplets, whose texts are rows of one batch.
+        settings: Settings of a training on pairs, or on groups with negatives, whose texts are rows of one batch.
         together: Texts that belong together.
-        processes: Number of training processes, those that share each layer counted once.
         key: Key path of the settings, for messages.
 
     Raises:
@@ -124,13 +120,10 @@ def check_together(settings: Settings, together: int, processes: int, key: str) 
         if size is not None and together == 2 and size % 2:
             raise InputError(f"{key}.{name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
         if size is not None and size < together:
-            raise InputError(
-                f"{key}.{name}: {size} given; the {together} texts of a triplet are rows of one batch: give at least {together}"
-            )
-    if processes > 1:
-        raise InputError(f"{key}: {processes} processes would share the texts of a {_NAMES[together]}; run one process")
+            of = "triplet" if together == 3 else f"row with {together - 2} negatives"
+            raise InputError(f"{key}.{name}: {size} given; the {together} texts of a {of} are rows of one batch: give at least {together}")
 
 
 def whole(size: int, together: int) -> int:
-    """Returns how many rows of `size` are those of whole pairs or triplets."""
+    """Returns how many rows of `size` are those of whole pairs, triplets or larger groups."""
     return size - size % together

@@ -152,7 +152,7 @@ def plan_groups(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: i
         batch_size: Rows of a batch, a multiple of `together`.
         seed: Seed of the training.
         epoch: Index of the epoch, from 0.
-        together: Rows that belong together: 2 for pairs, 3 for triplets.
+        together: Rows that belong together: 2 for pairs, 3 for triplets, more with several negatives.
     """
     assert batch_size % together == 0, (batch_size, together)
     batches = plan_epoch(lengths.reshape(-1, together).max(axis=1), batch_size // together, seed, epoch)

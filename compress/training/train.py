@@ -45,6 +45,7 @@ from compress.training.allowed import check_together, whole
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
+from compress.training.gathered import NO_ROW
 from compress.training.history import History
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
@@ -188,7 +189,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        check_together(training.config, training.split.together, training.team.data_size, training.label)
+        check_together(training.config, training.split.together, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -244,7 +245,7 @@ class _Loop:
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
-        together = training.split.together
+        together = self.together = training.split.together
         self.plan = partial(plan_groups, together=together) if together > 1 else plan_epoch
         self.batch_size, self.micro_batch_size = whole(config.batch_size, together), config.micro_batch_size
         if self.micro_batch_size is not None:
@@ -334,15 +335,15 @@ class _Loop:
     def _gradients(self, indices: NDArray[np.int64], dtype: torch.dtype) -> Gradients:
         """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
         team = self.team
-        most = -(-len(indices) // team.data_size)  # rows of a process
-        size, own = self.micro_batch_size or most, team.share(indices)
+        most = self.together * -(-len(indices) // (self.together * team.data_size))  # rows of a process
+        size, own = self.micro_batch_size or most, team.share(indices, self.together)
         sums: dict[str, float] = {}
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, most, size):
             part = own[start : start + size]
             # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
             with self.engine.micro_batch(last=start + size >= most):
-                terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices), dtype)
+                terms = self._backward(part if len(part) else indices[: self.together], len(part) > 0, len(indices), dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = dict(zip(sums, team.total(list(sums.values())), strict=True))
@@ -364,7 +365,10 @@ class _Loop:
         num_counted = len(indices) if counts else 0
         indices = indices if self.pipeline is None else self.pipeline.filled(indices)
         features = on_device(self.rows.batch(indices), self.device)
-        batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
+        labels = self.labels[torch.from_numpy(indices)].to(self.device)
+        if not counts and labels.ndim == 2 and labels.is_floating_point():  # of vectors: others must not compare theirs with these
+            labels = torch.full_like(labels, NO_ROW)
+        batch = Batch(features, labels, indices, self.history.steps, self.num_steps)
         autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
             return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)
