@@ -180,16 +180,9 @@ class Team:
         dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
         return cast("T", box[0])
 
-    def share(self, indices: NDArray[np.int64], together: int = 1) -> NDArray[np.int64]:
-        """Returns this process's rows of a batch: every `data_size`-th, so that each process gets long and short rows.
-
-        Args:
-            indices: The rows of the batch.
-            together: Rows that belong together, one after the other: all of them go to one process.
-        """
-        if together == 1:
-            return indices[self.data_rank :: self.data_size]
-        return indices.reshape(-1, together)[self.data_rank :: self.data_size].reshape(-1)
+    def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns this process's rows of a batch: every `data_size`-th, so that each process gets long and short rows."""
+        return indices[self.data_rank :: self.data_size]
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Returns the sum of each value over the shares of the rows; processes that hold one model together have the same values."""

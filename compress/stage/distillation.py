@@ -27,8 +27,8 @@ LossName = Literal[
     "logit_standardization",
     "relational",
     "similarity",
-    "margin_mse",
     "projected",
+    "margin_mse",
 ]
 """Published combinations of losses; see `distill.presets`."""
 

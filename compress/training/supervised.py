@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
 
 from compress.core import text_groups
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task, tasks_with
+from compress.core.named import one_of
+from compress.core.tasks import TASKS, Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
 from compress.models.forward import forward
 from compress.models.heads.embedding import EMBEDDING_KEY
 from compress.stage.context import Context
 from compress.training.gathered import gathered
+from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
 from compress.training.losses.margin_mse import LARGEST
-from compress.training.losses.table import losses_of
+from compress.training.losses.table import loss_names, losses_of
 from compress.training.losses.vector import PairLoss, chosen, compares_rows
 from compress.training.train import Batch, Objective
 
@@ -41,8 +43,8 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         )
 
 
-def check_pair_loss(config: Any, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | None = None) -> None:
-    """Checks that the loss of vectors fits the rows and the model, and that no micro-batches part what it compares.
+def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
+    """Checks that the loss fits the task, the rows and the model, and that no micro-batches part what it compares.
 
     Args:
         config: Transformers config of the model.
@@ -54,9 +56,11 @@ def check_pair_loss(config: Any, context: Context, key: str, micro_batch_size: i
     Raises:
         InputError: It does not.
     """
-    facts, labels = TASKS[context.task], context.data.train.labels
-    if loss is not None and not facts.embeds:
-        raise InputError(f"{key}.loss: {loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
+    facts, labels, names = TASKS[context.task], context.data.train.labels, loss_names(context.task)
+    if loss is not None and loss not in names:
+        tasks = [name for name in TASKS if loss in loss_names(name)]
+        remedy = f"give {one_of(names)}" if names else "leave it out"
+        raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
     if not facts.embeds or facts.two_towers:
         return
     if loss == "cosine" and text_groups.are_groups(labels):
@@ -64,7 +68,7 @@ def check_pair_loss(config: Any, context: Context, key: str, micro_batch_size: i
     if loss == "margin_mse" and not text_groups.have_margins(labels):
         learns = "it learns margins between positives and negatives, and the train rows have none"
         raise InputError(f"{key}.loss: margin_mse given; {learns}: set data.columns.margin, or distill with it")
-    name = chosen(loss, labels)
+    name = chosen(cast("PairLoss | None", loss), labels)
     largest = float(np.abs(labels[:, 4]).max()) if name == "margin_mse" else 0.0
     if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
         reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as those of this model, have margins of at most"
@@ -73,18 +77,18 @@ def check_pair_loss(config: Any, context: Context, key: str, micro_batch_size: i
         raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
 
 
-def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None = None, team: Team = ALONE) -> Objective:
+def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> Objective:
     """Returns the objective of learning from labels alone.
 
     Args:
         task: The task.
         label_smoothing: Share of the target probability that is spread over all choices.
-        pairs: For vectors, the loss of texts that belong together; None: the usual one of such labels.
+        loss: The loss, for tasks that have several (`compress.training.losses.table.loss_names`); None: the usual one.
         team: For vectors, the processes that share the rows of a batch.
     """
     if TASKS[task].two_towers:
         return partial(_contrastive, team)
-    losses = losses_of(task, pairs, team)
+    losses = losses_of(task, loss, team)
 
     def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {losses.named(batch.labels): losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.core.text_groups import are_groups, num_judged
 from compress.machine.parallel import ALONE, Team
 from compress.models.heads.embedding import EMBEDDING_KEY, width_of
@@ -52,6 +52,8 @@ class Shape:
     """Whether attention is causal, if only in a decoder: a token attends only to tokens before it."""
     decoder_layers: int = 0
     """Layers of an encoder-decoder's decoder, beside the `layers` of its encoder; 0 for a model with one stack of layers."""
+    drops_tokens: bool = False
+    """Whether tokens leave the model behind some layer."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -64,7 +66,8 @@ class Shape:
             heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
         beside = (depths_of(config) or ())[1:]
         classes = width_of(config) if getattr(config, EMBEDDING_KEY, None) else config.num_labels
-        return cls(config.model_type, layers, hidden, heads, classes, inner, is_causal(config) or bool(beside), sum(beside))
+        causal, drops = is_causal(config) or bool(beside), bool(own and own.get("tokens"))
+        return cls(config.model_type, layers, hidden, heads, classes, inner, causal, sum(beside), drops)
 
     @property
     def attention(self) -> int:
@@ -137,7 +140,7 @@ class Loss(Config):
     GATHERS: ClassVar[bool] = False
     """Whether a loss that compares rows gathers those of all processes; others need a single process."""
     NEEDS_NEGATIVES: ClassVar[bool] = False
-    """Whether the loss compares an anchor with negatives, which the train rows have to give."""
+    """Whether of vectors the loss compares an anchor with negatives, which the train rows have to give."""
     BY_STACK: ClassVar[bool] = False
     """Whether the loss compares encoder with encoder and decoder with decoder; others that look inside take one stack of layers."""
 
@@ -212,14 +215,19 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
 
 
-def check_negatives(loss: Loss, name: str, setting: Setting, labels: NDArray[Any]) -> None:
-    """Checks that the train rows have negatives for a loss that compares with them.
+def check_compared(loss: Loss, name: str, setting: Setting, labels: NDArray[Any]) -> None:
+    """Checks that there is what a loss compares: all tokens in the layers of both models, and negatives in the train rows.
 
     Raises:
-        InputError: They have none.
+        InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
     """
-    if loss.NEEDS_NEGATIVES and not (are_groups(labels) and num_judged(labels)):
+    if loss.NEEDS_NEGATIVES and TASKS[setting.task].embeds and not (are_groups(labels) and num_judged(labels)):
         raise InputError(f"{setting.key}: {name} given; the train rows have no negatives: set data.columns.negative, or give similarity")
+    sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
+    if sides and not loss.ANSWERS_ONLY:
+        raise InputError(
+            f"{setting.key}: {name} given; it compares layers token by token, and tokens leave the {sides[0]} on the way: give soft_target"
+        )
 
 
 def check_processes(loss: Any, setting: Setting, team: Team) -> None:

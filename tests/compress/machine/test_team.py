@@ -25,16 +25,6 @@ def test_neighbours_share_layers_and_groups_of_them_the_rows(groups: int, tensor
     assert sorted(row for shares in taken.values() for row in shares[0]) == rows.tolist()
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 12))
-def test_rows_that_belong_together_go_to_one_process(processes: int, together: int, groups: int) -> None:
-    rows = np.arange(groups * together) + 7
-    shares = [Team(rank, processes).share(rows, together) for rank in range(processes)]
-    assert sorted(row for share in shares for row in share.tolist()) == rows.tolist()
-    assert max(map(len, shares)) == together * -(-groups // processes)
-    for share in shares:
-        assert all(part[0] % together == 7 % together and (np.diff(part) == 1).all() for part in share.reshape(-1, together))
-
-
 @pytest.mark.parametrize(
     ("strategy", "tensor", "shards"), [("ddp", 1, False), ("fsdp2", 1, True), ("ddp", 2, True), ("fsdp2", 2, True), ("fsdp2", 4, True)]
 )

@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
+from compress.core import text_groups
 from compress.core.errors import InputError
+from compress.core.runs import equal
 from compress.core.spread import spread
 from compress.core.vectors import labels_of
 from compress.data.splits import Data, Split
@@ -22,7 +24,7 @@ from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
 from compress.training.losses.table import losses_of
 from compress.training.losses.vector import pair_loss, vector_distance
-from compress.training.rows import plan_groups
+from compress.training.rows import plan_runs
 from compress.training.train import TrainConfig
 from prune.recovery import part_of
 from quantize.budget import loss
@@ -97,13 +99,13 @@ def test_the_distance_of_vectors_is_relative() -> None:
 
 def test_every_batch_holds_whole_pairs_and_an_epoch_every_row_once() -> None:
     lengths = np.random.default_rng(0).integers(3, 30, 42)
-    batches = plan_groups(lengths, 8, 0, 1, 2)
+    batches = plan_runs(lengths, 8, 0, 1, equal(42, 2))
     assert sorted(np.concatenate(batches).tolist()) == list(range(42))
     assert [len(part) for part in batches].count(8) == 5
     for part in batches:
         assert (part[::2] % 2 == 0).all()
         assert (part[1::2] == part[::2] + 1).all()
-    assert [part.tolist() for part in batches] != [part.tolist() for part in plan_groups(lengths, 8, 0, 2, 2)]
+    assert [part.tolist() for part in batches] != [part.tolist() for part in plan_runs(lengths, 8, 0, 2, equal(42, 2))]
 
 
 def test_rows_belong_together_only_as_whole_pairs() -> None:
@@ -136,14 +138,14 @@ def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_who
 
 
 def test_odd_batches_are_refused() -> None:
-    config = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7)
+    config, split = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7), Split(["a", "b"] * len(SCORES), labels_of(np.array(SCORES)))
     with pytest.raises(InputError, match=r"finetune\.batch_size: 7 given; the two texts of a pair .* give an even number"):
-        check_together(config, 2, "finetune")
-    with pytest.raises(
-        InputError, match=r"batch_size: 7 given; the 9 texts of a row with 7 negatives are rows of one batch: give at least 9"
-    ):
-        check_together(config, 9, "finetune")
-    check_together(config, 3, "finetune")
+        check_together(config, split, "finetune")
+    groups = [tuple(f"{part}" for part in range(9))]
+    several = Split([*groups[0]], text_groups.labels_of(groups))
+    with pytest.raises(InputError, match=r"size: 7 given; the 9 texts of a row with 7 negatives are rows of one batch: give at least 9"):
+        check_together(config, several, "finetune")
+    check_together(config.model_copy(update={"batch_size": 9}), several, "finetune")
 
 
 def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
