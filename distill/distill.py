@@ -97,7 +97,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.allowed import check_training
-        from distill.losses.loss import check_processes, check_same_tokens, check_stacks
+        from distill.losses.loss import check_compared, check_processes, check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -135,7 +135,7 @@ class Distill(DistillSettings):
         if not preset.losses:
             check_labelled(context.task, context.data, self.key)
         if preset.hard_weight != 0:
-            check_loss(context.task, context.data, self.key, self.micro_batch_size)
+            check_loss(after, context, self.key, self.micro_batch_size)
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)
@@ -143,7 +143,7 @@ class Distill(DistillSettings):
                 tasks = tasks_with(lambda row: row.embeds)
                 raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
-            check_same_tokens(loss, loss.name, setting)
+            check_compared(loss, loss.name, setting, context.data.train.labels)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(
                     f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"
@@ -200,7 +200,7 @@ class Distill(DistillSettings):
         unfit = [loss.name for loss in self.resolved().losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]
         if unfit:
             where = f"loss: {self.loss}" if self.loss else f"losses: {unfit[0]}"
-            remedy = "give soft_target, projected or similarity"
+            remedy = "give soft_target, projected, similarity or margin_mse"
             raise InputError(f"{self.key}.{where} given; {unfit[0]} compares logits of classes, {task} has vectors: {remedy}")
 
     def _check_tokens(self, task: Task, preset: Preset) -> None:

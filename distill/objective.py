@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
+from compress.machine.parallel import ALONE, Team
 from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 from distill.capture import Wanted
@@ -37,6 +38,7 @@ class Objective(nn.Module):
         hard_weight: Weight of the hard-target loss.
         seed: Seed for initializing projections.
         task: The task of the student.
+        team: The training processes, which share the rows of a batch.
 
     Raises:
         InputError: A loss does not fit the two models.
@@ -51,10 +53,11 @@ class Objective(nn.Module):
         hard_weight: float | Ramp,
         seed: int,
         task: Task,
+        team: Team = ALONE,
     ) -> None:
         super().__init__()
         self.losses, self.settings, self.pair = losses, settings, pair
-        self.temperature, self.hard_weight, self.answer = temperature, hard_weight, losses_of(task)
+        self.temperature, self.hard_weight, self.answer = temperature, hard_weight, losses_of(task, team=team)
         for loss in losses:
             loss.prepare(pair)
         self.wanted = [loss.wants(setting) for loss, setting in zip(losses, settings, strict=True)]

@@ -150,4 +150,5 @@ class DistillSettings(ModelStage):
         shapes = ours, ours if self.student_is_part else Shape.of(teacher)
         # one name per resolved loss: a corpus drops losses only from a preset, `losses` on logits are refused
         names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(self.resolved().losses)
-        return [Setting(*shapes, context.task, f"{self.key}.{name}", self.student_is_part) for name in names]
+        part, team = self.student_is_part, context.team
+        return [Setting(*shapes, context.task, f"{self.key}.{name}", part, team) for name in names]

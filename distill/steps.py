@@ -160,7 +160,9 @@ class Steps:
             on_policy=None if stage.on_policy is None else Sampling(stage.on_policy, context.seed),
         )
         settings = stage.loss_settings(student.config, teachers[0].config, context)
-        objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
+        objective = Objective(
+            preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task, context.team
+        )
         if self._can_cache_logits(objective, student.config, len(split)):
             self._cache_logits(adapted, split)
         return objective

@@ -197,7 +197,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     if not context.team.shards:  # with fsdp2, `train` moves the model to the device block by block
         model.to(device)
     student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
-    judged, objective = context, supervised(context.task)
+    judged, objective = context, supervised(context.task, team=context.team)
     finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or finetuned_elsewhere:
@@ -253,7 +253,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
     if not settings.distill:
         check_labelled(context.task, context.data, keys.key)
     if not settings.distill or (not settings.named and settings.soft_weight < 1):
-        check_loss(context.task, context.data, keys.key, settings.micro_batch_size)
+        check_loss(after, context, keys.key, settings.micro_batch_size)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 

@@ -86,7 +86,7 @@ class Quantize(QuantizeSettings):
             if not self.qat.distill:
                 check_labelled(context.task, context.data, setting_keys(self.title).key)
             if not self.qat.distill or (not self.qat.named and self.qat.soft_weight < 1):
-                check_loss(context.task, context.data, setting_keys(self.title).key, self.qat.micro_batch_size)
+                check_loss(config, context, setting_keys(self.title).key, self.qat.micro_batch_size)
         if self.mode != "ptq" and teacher is not None:
             check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 

@@ -218,6 +218,30 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     assert undocumented(report) == []
 
 
+@pytest.mark.whole
+def test_margins_of_several_negatives_are_trained_on(tmp_path: Path) -> None:
+    data = tiny_embedding.triplets(tmp_path / "data")
+    rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):  # one to three negatives
+        row["negative"] = [row["negative"], *(f"not {'not ' * step}{row['anchor']}" for step in range(number % 3))]
+        row["margin"] = [0.5] * len(row["negative"])
+    (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = tiny_embedding.recipe("tiny", tiny_embedding.folder(tmp_path / "source"), data)
+    raw["model"]["task"] = "sentence-triplets"
+    raw["data"]["columns"] = {"text": "anchor", "text_pair": "positive", "margin": "margin"}
+    stages = [
+        {"finetune": {"epochs": 2, "learning_rate": 1e-3, "keep": "last", "batch_size": 40, "micro_batch_size": 20}},
+        {"distill": {"student": {"layers": 1}, "loss": "margin_mse", "epochs": 0.5}},
+    ]
+    outcome = run(check({**raw, "target": TARGET, "stages": stages}), tmp_path / "run", progress=ConsoleProgress("silent"))
+    losses = [epoch["margin_mse"] for epoch in losses_of(outcome.folder, "finetune")]
+    assert losses[1] < losses[0]
+    manifest = json.loads(next(outcome.folder.glob("stages/finetune-*/manifest.json")).read_text())["metrics"]
+    assert manifest["steps"] == 2 * 38  # 300 rows of five texts, 8 in a batch
+    assert losses_of(outcome.folder, "distill")[0]["margin_mse"] < 1e-3  # of the same layers
+    assert [variant["accuracy"]["torch"]["n"] for variant in outcome.report["variants"]] == [40, 40]
+
+
 @pytest.mark.parametrize(
     ("columns", "stage", "line"),
     [
@@ -228,6 +252,16 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
         ),
         ({}, {"finetune": {"loss": "triplet", "micro_batch_size": 8}}, "finetune.micro_batch_size: 8 given; triplet compares the rows"),
         ({"negative": "negative"}, {"finetune": {"micro_batch_size": 9}}, "finetune.micro_batch_size: 9 given; ranking compares the rows"),
+        (
+            {"negative": "negative"},
+            {"finetune": {"loss": "margin_mse"}},
+            "finetune.loss: margin_mse given; it learns margins .*, and the train rows have none: set data.columns.margin, or distill",
+        ),
+        (
+            {},
+            {"distill": {"student": {"layers": 1}, "loss": "margin_mse"}},
+            "distill.loss: margin_mse given; the train rows have no neg",
+        ),
         ({"negative": "negative"}, {"finetune": {"batch_size": 2}}, "finetune.batch_size: 2 given; the 3 texts of a triplet .* at least 3"),
     ],
 )
@@ -236,6 +270,17 @@ def test_losses_that_do_not_fit_the_rows_are_refused_in_one_line(
 ) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(of_triplets(tmp_path, [stage], **columns), tmp_path / "run", progress=ConsoleProgress("silent"))
+    assert len(caught.value.problems) == 1
+
+
+def test_margins_that_vectors_of_length_1_cannot_have_are_refused(tmp_path: Path) -> None:
+    given = of_triplets(tmp_path, [{"finetune": {}}], negative="negative", margin="margin")
+    file = tmp_path / "data" / "train.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "margin": -7.5 if number == 3 else 1}) + "\n" for number, row in enumerate(rows)))
+    line = r"stages\.finetune\.loss: margin_mse given; data\.columns\.margin reaches 7\.5, and vectors of length 1, .* of at most 2: divide"
+    with pytest.raises(InputError, match=line) as caught:
+        run(given, tmp_path / "run", progress=ConsoleProgress("silent"))
     assert len(caught.value.problems) == 1
 
 

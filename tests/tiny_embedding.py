@@ -16,13 +16,22 @@ from tests.export import sentiment
 WIDTH = 32
 
 
-def folder(out: Path, layers: int = 1, *, mode: str = "mean_tokens", normalize: bool = True, prompt: str = "", **pooling: Any) -> Path:
+def folder(
+    out: Path,
+    layers: int = 1,
+    *,
+    mode: str = "mean_tokens",
+    normalize: bool = True,
+    prompt: str = "",
+    dropout: float = 0.1,
+    **pooling: Any,
+) -> Path:
     """Writes a folder as sentence-transformers does: BERT, a pooling, and the module Normalize if asked for."""
     shutil.copytree(sentiment.checkpoint(), out, ignore=shutil.ignore_patterns("config.json", "model.safetensors"))
     words = len(sentiment.SPECIALS + sentiment.WORDS)
     config = BertConfig(
         vocab_size=words, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=sentiment.LENGTH,
+        max_position_embeddings=sentiment.LENGTH, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     sentiment.drawn(BertModel, config).save_pretrained(out)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if normalize else {})}

@@ -130,6 +130,11 @@ class Facts:
         return "negative" in self.columns and "label" not in self.columns
 
     @property
+    def reads_negatives(self) -> bool:
+        """Whether rows to train on may have negatives: columns of theirs, or documents that a first search found."""
+        return "negative" in self.columns or (self.searches and self.embeds)
+
+    @property
     def several(self) -> bool:
         """Whether any number of labels may hold for a row."""
         return self.answer == "labels"

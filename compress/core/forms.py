@@ -93,7 +93,7 @@ class Form:
     run: str = ""
     """What the rows of such a run are, for messages; empty: texts of a pair or triplet."""
     runs_apart: bool = False
-    """Whether no run is compared with another one, so that micro-batches and processes may take some of a batch each."""
+    """Whether no run is compared with another one, so that a process need not know those of others."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics that no other form has, by name."""
     are_shares: bool = False
@@ -150,9 +150,9 @@ FORMS: Mapping[str, Form] = {
     "pairs and triplets": Form(
         text_groups.are_groups,
         values=text_groups.values,
-        count=text_groups.num_triplets,
+        count=text_groups.num_judged,
         taught=text_groups.with_answers,
-        chosen=_of_groups(lambda labels: text_groups.parts_of(labels, text_groups.TRIPLET)),
+        chosen=_of_groups(text_groups.judged),
         together=_equal(text_groups.size_of),
         flips="vectors",
     ),

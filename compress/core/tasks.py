@@ -22,10 +22,10 @@ The answers that there are:
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
                  (`compress.core.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`compress.core.vectors`); of pairs and triplets without scores [n, 4] (`compress.core.text_groups`); where documents
-                 are searched [n, 2 + 2 k]: query or document, and its judgements (`compress.core.relevance`); where images are found by
-                 words [n, 3]: image or text, and its class
-                 (`compress.core.zero_shot`) or the image that a caption belongs to (`compress.core.captions`)
+                 (`compress.core.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5] (`compress.core.text_groups`);
+                 where documents are searched [n, 2 + 2 k]: query or document, and its judgements (`compress.core.relevance`); where
+                 images are found by words [n, 3]: image or text, and its class (`compress.core.zero_shot`) or the image that a caption
+                 belongs to (`compress.core.captions`)
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ TASKS: Mapping[str, Facts] = {
     "sentence-embedding": Facts(
         modality="text",
         answer="vector",
-        columns=("text", "text_pair", "negative", "label"),
+        columns=("text", "text_pair", "negative", "margin", "label"),
         metrics=("spearman", "pearson"),
         auto_class="AutoModel",
         problem_type=None,
@@ -219,7 +219,7 @@ TASKS: Mapping[str, Facts] = {
     "sentence-triplets": Facts(
         modality="text",
         answer="vector",
-        columns=("text", "text_pair", "negative"),
+        columns=("text", "text_pair", "margin", "negative"),
         metrics=("accuracy",),
         auto_class="AutoModel",
         problem_type=None,

@@ -26,6 +26,8 @@ from compress.data.config import Columns, DataConfig, Prompts
 from compress.data.sources import row_of
 from compress.data.tables import Table, read_table
 
+FIRST = 50
+"""Candidates of a query that are read, where the recipe does not say."""
 CORPUS, QUERIES, QRELS, CANDIDATES = "corpus.jsonl", "queries.jsonl", "qrels", "candidates"
 SPLITS = ("train", "dev", "test")
 LARGEST_GRADE = 1000

@@ -25,15 +25,13 @@ import numpy as np
 from compress.core import candidates
 from compress.core.errors import InputError
 from compress.core.tasks import SCORE, Task
-from compress.data.beir import CANDIDATES, Collection, read_candidates, read_collection
+from compress.data.beir import CANDIDATES, FIRST, Collection, read_candidates, read_collection
 from compress.data.config import DataConfig
 from compress.data.judged_texts import opening
 from compress.data.splits import Data, Split, hold_out, selection_rows
 from compress.data.wrong_candidates import WrongCandidates
 from compress.standalone.preprocess import Row
 
-FIRST = 50
-"""Candidates of a query, where the recipe does not say."""
 WRONG = 7
 """Documents that are not relevant, in a list with one that is."""
 CHOICES = 10

@@ -22,9 +22,13 @@ class Columns(Config):
     text_pair: ColumnName | None = None
     """Column of the second text of a pair; leave it out for single texts. For sentence-embedding and sentence-triplets, which read pairs
     and triplets, by default `text_pair`."""
-    negative: ColumnName | None = None
-    """Of triplets, column of a text that does not say what the other two say. For sentence-triplets by default `negative`. For
-    sentence-embedding rows are triplets, without a score, where it is given; leave it out for pairs."""
+    negative: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)] | None = None
+    """Of triplets, column of a text that does not say what the other two say, or of a list of such texts; or a list of columns, where empty
+    cells are left out. For sentence-triplets by default `negative`. For sentence-embedding rows are triplets, without a score, where it is
+    given; leave it out for pairs."""
+    margin: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)] | None = None
+    """Of triplets to train on with `margin_mse`, column of the margin of each negative, a number or a list of numbers, or a list of
+    columns: how much higher a teacher scores the positive than this negative. Default: none."""
     tokens: ColumnName | None = None
     """Column of the words of a sentence, a list; by default `tokens`. CoNLL files have no named columns: the word comes first in a line,
     its tag last."""
@@ -52,29 +56,43 @@ class Columns(Config):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Columns:
+        for name in ("negative", "margin"):
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(set(given)) < len(given):
+                raise ValueError(f"{name}: {[*given]} given; a column can be named once: leave out the others")
         if self.negative is not None and self.label is not None:
             raise ValueError(f"label {self.label!r} and negative {self.negative!r} given; triplets have no score: leave one of them out")
         return self
 
     def over(self, base: Columns) -> Columns:
-        """Returns these columns, with missing ones taken from `base`; a negative in either replaces a label in the other."""
+        """Returns these columns, with missing ones taken from `base`; a negative in either replaces a label in the other, and back."""
         given = self.model_dump(exclude_none=True)
-        replaced = {"negative": "label", "label": "negative"}
-        return base.model_copy(update={**{replaced[name]: None for name in given if name in replaced}, **given})
+        replaced = {"negative": ("label",), "label": ("negative", "margin")}
+        others = dict.fromkeys(other for name in given for other in replaced.get(name, ()))
+        return base.model_copy(update={**others, **given})
 
     def named(self, task: Task) -> dict[str, Column]:
-        """Returns the columns that a task reads by their keys, the label, if any, last; one that is not given is named after its key."""
+        """Returns the columns that a task reads by their keys, the label, if any, last; one that is not given is named after its key.
+
+        Of several negatives the keys are `negative`, `negative 2`, `negative 3`, ..., and of their margins alike.
+        """
         given, facts = {name: getattr(self, name) for name in TASKS[task].columns}, TASKS[task]
-        left_out = {*(() if facts.needs_pairs else ("text_pair",)), *(() if facts.needs_negatives else ("negative",))}
+        left_out = {"margin", *(() if facts.needs_pairs else ("text_pair",)), *(() if facts.needs_negatives else ("negative",))}
         if given.get("negative") is not None:
             left_out.add("label")
         unnamed = {"label": facts.label_column}
         names = {name: unnamed.get(name, name) if column is None else column for name, column in given.items()}
-        return {name: column for name, column in names.items() if given[name] is not None or name not in left_out}
+        found = {name: column for name, column in names.items() if given[name] is not None or name not in left_out}
+        return {key: column for name, columns in found.items() for key, column in _by_key(name, columns)}
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
         """Returns the columns that a task reads, the label, if any, last."""
         return tuple(self.named(task).values())
+
+
+def _by_key(name: str, columns: Column | tuple[Column, ...]) -> list[tuple[str, Column]]:
+    several = columns if isinstance(columns, tuple) else (columns,)
+    return [(f"{name} {number}" if number > 1 else name, column) for number, column in enumerate(several, 1)]
 
 
 class FileConfig(Config):
@@ -153,7 +171,7 @@ class DataConfig(Config):
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, negative, tokens, question, context, source, target, image, audio and
+    """Columns of text, text pair, negative, margin, tokens, question, context, source, target, image, audio and
     label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
@@ -164,6 +182,10 @@ class DataConfig(Config):
     texts with `{}` where the name of a class goes; a class is the mean of their vectors. Default there: `a photo of a {}`."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
+    negatives: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """How many negatives a row is trained with, at most. For sentence-embedding and sentence-triplets the first ones of each row; default:
+    all. For retrieval documents that are not relevant, evenly spread over the first 50 that candidates/train.tsv has for a query; default:
+    none."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of
     tokens per block, for text-to-text the maximum of source and of target. Ignored for images and sounds."""

@@ -2,7 +2,8 @@
 
     evaluation  the judged queries of test (else dev), and all documents
     selection   the judged queries of dev, else a part of those of train, with the documents they were judged on and at most 2,000 others
-    train       pairs of a query of train and a document that is relevant to it
+    train       pairs of a query of train and a document that is relevant to it; with `data.negatives` also documents that are not, of those
+                that a first search found (candidates/train.tsv)
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 
@@ -10,21 +11,25 @@ Without judgements of train, training and calibration read documents: those of t
 no query. Selection, where dev is missing as well, is then the inverse cloze task (https://arxiv.org/abs/1906.00300) on documents that are
 held out: the first sentence of each is a query, the rest the document that has to be found.
 
+Negatives are evenly spread over the first 50 documents that were found, and those of a query with several relevant documents are dealt out
+to these. The nearest ones alone are often relevant, and were not judged.
+
 Where the recipe gives no prompts, those of the model count: without them a model that was trained with prompts finds less.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from compress.core import relevance, text_groups
 from compress.core.errors import InputError
 from compress.core.shown import shown
+from compress.core.spread import spread
 from compress.core.tasks import SCORE, Task
-from compress.data.beir import Collection, Judgements, read_collection
+from compress.data.beir import CANDIDATES, FIRST, Collection, Judgements, read_candidates, read_collection
 from compress.data.config import DataConfig, Prompts
 from compress.data.splits import Data, Split, hold_out, selection_rows
 from compress.models.files import find
@@ -57,7 +62,8 @@ def load_judged(config: DataConfig, task: Task, log: Callable[[str], None], mode
     if train and not dev:
         dev = _part(found, train)
         log(f"data: {len(_texts(found, dev))} train queries, chosen by content hash, are set aside for selection")
-    rows, selection = _pairs(found, _without(found, train, _texts(found, dev)) if dev else {}), _selection(found, dev)
+    asked_for = _without(found, train, _texts(found, dev)) if dev else {}
+    rows, selection = _pairs(found, asked_for, _negatives(found, asked_for, config), log), _selection(found, dev)
     if not len(rows):
         log(f"data: {found.folder} has no queries to train on: training and calibration read its documents alone")
         rows = _documents(list(found.documents.values()))
@@ -124,13 +130,50 @@ def _selection(found: Collection, dev: Judgements) -> Split:
     return _asked(found, dev, [*known, *others] if dev else [])
 
 
-def _pairs(found: Collection, train: Judgements) -> Split:
-    """Returns the texts of all pairs of a query and a relevant document, one after the other."""
-    relevant = [(found.queries[query], found.documents[document]) for (query, document), grade in train.items() if grade > 0]
-    if 2 * len(relevant) > text_groups.MOST_TEXTS:
-        raise InputError(f"{found.folder}: {len(relevant)} train pairs; at most {text_groups.MOST_TEXTS // 2} are allowed")
-    rows: list[Row] = [text for pair in relevant for text in pair]
-    return Split(rows, text_groups.labels_of(relevant))
+def _negatives(found: Collection, train: Judgements, config: DataConfig) -> dict[tuple[str, str], list[str]]:
+    """Returns for query and relevant document the ids of documents that are not relevant; none where the recipe asks for none.
+
+    Raises:
+        InputError: There is no candidates/train.tsv, or it has a wrong row.
+    """
+    if config.negatives is None:
+        return {}
+    given = f"data.negatives: {config.negatives} given"
+    if not train:
+        raise InputError(f"{given}; {found.folder} has no queries to train on: add qrels/train.tsv, or leave it out")
+    known = read_candidates(found, "train", config)
+    if not known:
+        file = found.folder / CANDIDATES / "train.tsv"
+        raise InputError(f"{given}; {file} says which documents a first search found: add it (query-id, corpus-id, score), or leave it out")
+    relevant: dict[str, list[str]] = {}
+    for (query, document), grade in train.items():
+        if grade > 0:
+            relevant.setdefault(query, []).append(document)
+    negatives: dict[tuple[str, str], list[str]] = {}
+    for query, right in relevant.items():
+        texts = {found.documents[document] for document in right}
+        wrong = [name for name in known.get(query, [])[:FIRST] if train.get((query, name), 0) == 0 and found.documents[name] not in texts]
+        chosen = spread(wrong, config.negatives * len(right))
+        negatives |= {(query, document): chosen[number :: len(right)] for number, document in enumerate(right)}
+    return negatives
+
+
+def _pairs(found: Collection, train: Judgements, negatives: Mapping[tuple[str, str], list[str]], log: Callable[[str], None]) -> Split:
+    """Returns the texts of all pairs of a query and a relevant document, each with its negatives, one after the other."""
+    groups: list[tuple[str, ...]] = []
+    for (query, document), grade in train.items():
+        if grade > 0:
+            wrong = dict.fromkeys(found.documents[name] for name in negatives.get((query, document), []))
+            groups.append((found.queries[query], found.documents[document], *wrong))
+    rows: list[Row] = [text for group in text_groups.filled(groups) for text in group]
+    if len(rows) > text_groups.MOST_TEXTS:
+        raise InputError(f"{found.folder}: {len(groups)} train pairs, {len(rows)} texts; at most {text_groups.MOST_TEXTS} are allowed")
+    if negatives and groups:
+        most = max(map(len, groups))
+        fewer = sum(len(group) < most for group in groups)
+        told = f"{len(groups)} pairs of query and document to train on, with up to {most - text_groups.PAIR} negatives"
+        log(f"data: {told}; {fewer} have fewer, and take the time of as many texts")
+    return Split(rows, text_groups.labels_of(groups))
 
 
 def _documents(rows: Sequence[Row]) -> Split:

@@ -69,6 +69,9 @@ def load_data(
     if config.candidates is not None and not TASKS[task].orders:
         tasks = tasks_with(lambda row: row.orders)
         raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
+    if config.negatives is not None and not TASKS[task].reads_negatives:
+        tasks = tasks_with(lambda row: row.reads_negatives)
+        raise InputError(f"data.negatives: {config.negatives} given for {task}; it is for {tasks}: leave it out")
     if config.stride is not None and not TASKS[task].finds_spans:
         tasks = tasks_with(lambda row: row.finds_spans)
         raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")

@@ -4,8 +4,11 @@
                                                                       (`compress.core.vectors`)
     pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.text_groups`)
     triplets               (a, p, n)         texts a, p, n    the same
+      of several negatives (a, p, n, m, ...) texts a, p, ...  the same; rows with fewer negatives than others are filled up
+                                                              (`compress.core.text_groups.filled`)
+      with margins                                            the same, and the margin of each negative, on the train split
 
-A file is of the first kind where it has a column of scores, of the last where the recipe names one of negatives. All files of a split are
+A file is of the first kind where it has a column of scores, of the last where the recipe names some of negatives. All files of a split are
 of one kind. Rows to train on may be of any; what a model is judged by is that of the task, for evaluation and for selection.
 
 Texts are cut apart after rows were divided into splits: those of a row are always in the same one. Rows are told apart by their first two
@@ -43,8 +46,16 @@ class _Read:
     """What each split holds."""
     scores: np.ndarray
     """Score of each row by its number, float32; 0 without one."""
-    negatives: list[str]
-    """Negative of each row; empty without one."""
+    negatives: list[tuple[str, ...]]
+    """Negatives of each row by its number; empty without."""
+    margins: list[tuple[float, ...]]
+    """Margins of these negatives; empty without."""
+
+    def groups(self, split: Split, most: int | None = None) -> list[tuple[str, ...]]:
+        """Returns the texts of each row: an anchor, a positive, and negatives, if any, the first `most` of them."""
+        pairs = [row for row in split.rows if isinstance(row, tuple)]
+        assert len(pairs) == len(split), "the columns of the task make pairs"
+        return [(*pair, *self.negatives[number][:most]) for pair, number in zip(pairs, split.labels.astype(np.int64), strict=True)]
 
 
 def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Data:
@@ -71,12 +82,12 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
     if train != judged and bool(np.isin(data.selection.labels, read.splits["train"].labels).any()):
         raise InputError(_needs_both(where, train, judged))
     low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)
-    log(f"data: each text is a row of its own; {_told(train, low, high)}")
+    log(f"data: each text is a row of its own; {_told(train, low, high, read.groups(data.train, config.negatives))}")
     return replace(
         data,
-        train=_texts(data.train, train, read, low, high, where),
-        selection=_texts(data.selection, judged, read, low, high, where),
-        evaluation=_texts(data.evaluation, judged, read, low, high, where),
+        train=_scored(data.train, read, low, high, where) if train == "pairs with scores" else _grouped(data.train, read, config, where),
+        selection=_judged(data.selection, judged, read, low, high, where),
+        evaluation=_judged(data.evaluation, judged, read, low, high, where),
     )
 
 
@@ -90,10 +101,23 @@ def _task_of(kind: Kind) -> str:
     return tasks_with(lambda row: row.needs_pairs and row.needs_negatives == (kind == "triplets"))
 
 
-def _told(train: Kind, low: float, high: float) -> str:
+def _told(train: Kind, low: float, high: float, groups: Sequence[tuple[str, ...]]) -> str:
     if train == "pairs with scores":
         return f"the rows of train are pairs, their scores {low:g} to {high:g} are scaled to 0 to 1"
-    return f"the rows of train are {train}"
+    most = max(map(len, groups))
+    several = f" with up to {most - text_groups.PAIR} negatives" if most > text_groups.TRIPLET else ""
+    fewer = sum(len(group) < most for group in groups)
+    rest = f"; {fewer} of {len(groups)} have fewer, and take the time of as many texts" if fewer else ""
+    return f"the rows of train are {train}{several}{rest}"
+
+
+def _margins(found: Sequence[Source]) -> list[tuple[float, ...]]:
+    """Returns the margins of the rows of a split; empty ones without."""
+    for source in found:
+        if bool(source.margins) != bool(found[0].margins):
+            names = (source, found[0]) if source.margins else (found[0], source)
+            raise InputError(f"{names[0].name}: margins, and {names[1].name} has none; all files of a split need the same columns")
+    return [margins for source in found for margins in source.margins or [()] * len(source.rows)]
 
 
 def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
@@ -102,7 +126,8 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
     splits: dict[str, Split] = {}
     kinds: dict[str, Kind] = {}
     scores: list[np.ndarray] = []
-    negatives: list[str] = []
+    negatives: list[tuple[str, ...]] = []
+    margins: list[tuple[float, ...]] = []
     start = 0
     for name, found in sources.items():
         rows = [row for source in found for row in source.rows]
@@ -111,13 +136,14 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
         try:
             kinds[name] = _kind_of(found)
             _check_triplets(found)
+            margins += _margins(found)
             scores.append(labels.values(found) if kinds[name] == "pairs with scores" else np.zeros(len(rows), np.float32))
         except InputError as error:
             problems += error.problems
-        negatives += [text for source in found for text in source.negatives or [""] * len(source.rows)]
+        negatives += [texts for source in found for texts in source.negatives or [()] * len(source.rows)]
     if problems:
         raise InputError(*problems)
-    return _Read(splits, kinds, np.concatenate(scores), negatives)
+    return _Read(splits, kinds, np.concatenate(scores), negatives, margins)
 
 
 def _kind_of(found: Sequence[Source]) -> Kind:
@@ -134,8 +160,8 @@ def _check_triplets(found: Sequence[Source]) -> None:
     both = [
         source.place(index)
         for source in found
-        for index, (row, negative) in enumerate(zip(source.rows, source.negatives, strict=False))
-        if isinstance(row, tuple) and row[1] == negative
+        for index, (row, negatives) in enumerate(zip(source.rows, source.negatives, strict=False))
+        if isinstance(row, tuple) and row[1] in negatives
     ]
     if both:
         more = f" (and {len(both) - 1} more rows like this)" if len(both) > 1 else ""
@@ -171,20 +197,27 @@ def _scale(train: Split, read: _Read, where: str) -> tuple[float, float]:
     return low, high
 
 
-def _texts(split: Split, kind: Kind, read: _Read, low: float, high: float, where: str) -> Split:
-    """Returns a split with a row for each text."""
-    numbers = split.labels.astype(np.int64)
-    pairs = [row for row in split.rows if isinstance(row, tuple)]
-    assert len(pairs) == len(split), "the columns of the task make pairs"
-    if kind == "pairs with scores":
-        if len(split) > vectors.MOST_PAIRS:
-            raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
-        scores = (read.scores[numbers].astype(np.float64) - low) / (high - low)
-        return Split([text for pair in pairs for text in pair], vectors.labels_of(scores))
-    groups: list[tuple[str, ...]] = [
-        (*pair, read.negatives[number]) if kind == "triplets" else pair for pair, number in zip(pairs, numbers, strict=True)
-    ]
-    rows: list[Row] = [text for group in groups for text in group]
+def _judged(split: Split, kind: Kind, read: _Read, low: float, high: float, where: str) -> Split:
+    """Returns a split that models are judged by, with a row for each text."""
+    return _scored(split, read, low, high, where) if kind == "pairs with scores" else _rows_of(read.groups(split), [], where)
+
+
+def _scored(split: Split, read: _Read, low: float, high: float, where: str) -> Split:
+    """Returns a split of pairs with scores, with a row for each text."""
+    if len(split) > vectors.MOST_PAIRS:
+        raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
+    scores = (read.scores[split.labels.astype(np.int64)].astype(np.float64) - low) / (high - low)
+    return Split([text for pair in read.groups(split) for text in pair], vectors.labels_of(scores))
+
+
+def _grouped(train: Split, read: _Read, config: DataConfig, where: str) -> Split:
+    """Returns the train split of pairs without scores, or of triplets, with a row for each text."""
+    margins = [read.margins[number][: config.negatives] for number in train.labels.astype(np.int64)] if any(read.margins) else []
+    return _rows_of(read.groups(train, config.negatives), margins, where)
+
+
+def _rows_of(groups: Sequence[tuple[str, ...]], margins: Sequence[tuple[float, ...]], where: str) -> Split:
+    rows: list[Row] = [text for group in text_groups.filled(groups) for text in group]
     if len(rows) > text_groups.MOST_TEXTS:
         raise InputError(f"{where}: {len(rows)} texts in a split; at most {text_groups.MOST_TEXTS} are allowed")
-    return Split(rows, text_groups.labels_of(groups))
+    return Split(rows, text_groups.labels_of(groups, margins))

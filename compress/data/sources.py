@@ -8,6 +8,7 @@ Not supported: tables that contain several splits; downloads from anywhere but t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,8 +53,10 @@ class Source:
     """What a number in `places` counts: line or row."""
     label_names: tuple[str, ...] = ()
     """Class names by id, as given by the data set."""
-    negatives: list[str] = field(default_factory=list)
-    """Of triplets the third text of each row, whose first two are the row; else empty."""
+    negatives: list[tuple[str, ...]] = field(default_factory=list)
+    """Of triplets the negatives of each row, one or several, whose first two texts are the row; else empty."""
+    margins: list[tuple[float, ...]] = field(default_factory=list)
+    """Of triplets to train on, the margin of each negative of each row, where the data give them; else empty."""
     scored: bool = True
     """Whether pairs have labels; False for pairs without scores and for triplets."""
 
@@ -188,7 +191,7 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = Table(path, columns, entry.header, _limit(config))
     if TASKS[task].needs_pairs:
-        named = scored_or_not(given, task, partial(tables.column_names, table))
+        named = scored_or_not(given, task, split, partial(tables.column_names, table))
         return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)
     if TASKS[task].finds_spans and is_json(path):
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
@@ -197,18 +200,33 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
 
 
-def scored_or_not(given: Columns, task: Task, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
+def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
     """Returns the columns of pairs by their keys, without that of the scores where nobody named it and the data have none.
 
     Args:
         given: What the recipe says.
         task: The task.
+        split: The split; margins are read to train on alone.
         available: Returns the names of the columns of the data.
+
+    Raises:
+        InputError: Margins are given without negatives.
     """
-    named = given.named(task)
+    named = _without_margins(given.named(task), split)
     if given.label is None and "label" in named and named["label"] not in available():
         del named["label"]
     return named
+
+
+def _without_margins(named: Mapping[str, Column], split: str) -> dict[str, Column]:
+    """Returns columns by their keys, margins among them only where they are trained on; raises if there they have no negatives."""
+    margins = [key for key in named if key.startswith("margin")]
+    if split != "train":
+        return {key: column for key, column in named.items() if key not in margins}
+    if margins and "negative" not in named:
+        given = f"data.columns.margin: {named[margins[0]]!r} given without data.columns.negative"
+        raise InputError(f"{given}; a margin is that of a negative: give both, or leave it out")
+    return dict(named)
 
 
 def _limit(config: DataConfig) -> Limit:
@@ -252,13 +270,18 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
     if positions:
         raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
     unnamed = [str(named["label"])] if TASKS[task].needs_pairs and "label" in named and config.columns.label is None else []
-    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, unnamed)
+    elsewhere = _without_margins(named, "test")
+    margins = [str(column) for key, column in _without_margins(named, "train").items() if key not in elsewhere]
+    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, [*unnamed, *margins])
     sources: Sources = {}
     for name, (rows, features) in found.items():
         if name not in SPLITS:
             log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
             continue
         if TASKS[task].needs_pairs:
+            absent = [column for column in margins if column not in features and SPLITS[name] == "train"]
+            if absent:
+                raise InputError(tables.missing_column(f"data.path {config.path} split {name}", absent[0], features))
             read = {key: column for key, column in named.items() if column in features}
             pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
             sources.setdefault(SPLITS[name], []).append(pairs)
@@ -294,16 +317,54 @@ def _read_rows(
 
 
 def _read_texts(name: str, cells: Iterator[tuple[int, Cells]], columns: Mapping[str, Column], unit: str) -> Source:
-    """Converts the cells of a table to pairs of texts, with their scores or negatives where there are such columns."""
+    """Converts the cells of a table to pairs of texts, with their scores, or negatives and their margins, where there are such columns."""
     source = Source(name, unit=unit, scored="label" in columns)
     for number, found in cells:
         cell, place = dict(zip(columns, found, strict=True)), f"{name} {unit} {number}"
         source.add(row_of((cell["text"], cell["text_pair"]), "text", Path(), place), cell.get("label"), number)
         if "negative" in cell:
-            source.negatives.append(str(row_of((cell["negative"],), "text", Path(), place)))
+            negatives, margins = ([cell[key] for key in columns if key.startswith(name)] for name in ("negative", "margin"))
+            texts = [row_of((text,), "text", Path(), place) for text in _listed(negatives, place)]
+            source.negatives.append(tuple(dict.fromkeys(map(str, texts))))
+            if margins:
+                source.margins.append(_margins(margins, texts, place))
     if not source.rows:
         raise InputError(f"{name}: no rows; at least one is needed")
     return source
+
+
+def _listed(cells: Sequence[Any], place: str) -> list[Any]:
+    """Returns what the columns of negatives hold; a cell is a text or a list of texts, and of several columns one may be empty."""
+    found: list[Any] = []
+    for cell in cells:
+        if isinstance(cell, list):
+            found += cell
+        elif len(cells) == 1 or cell not in (None, ""):
+            found.append(cell)
+    if not found:
+        raise InputError(f"{place}: no negative given; at least one text is needed: add one, or remove the row")
+    return found
+
+
+def _margins(cells: Sequence[Any], texts: Sequence[Row], place: str) -> tuple[float, ...]:
+    """Returns the margins of the negatives of a row; of equal texts that of the first one."""
+    given = [one for cell in cells for one in (cell if isinstance(cell, list) else [cell]) if len(cells) == 1 or one not in (None, "")]
+    if len(given) != len(texts):
+        raise InputError(f"{place}: {len(given)} margin(s) given for {len(texts)} negative(s); one for each negative is needed")
+    found: dict[Row, float] = {}
+    for text, value in zip(texts, given, strict=True):
+        number = math.nan if isinstance(value, bool) else _number(value)
+        if not math.isfinite(number):
+            raise InputError(f"{place}: margin {value!a:.60} given; a finite number is allowed")
+        found.setdefault(text, number)
+    return tuple(found.values())
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:

@@ -73,16 +73,17 @@ class Split:
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
     predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), int32 [n, 1 + G, W, 2] for
     windows of contexts (`compress.core.spans`), int32 [n, 2, 1 + T] for texts that are spoken (`compress.core.transcripts`), float32 [n, 2]
-    for texts of pairs (`compress.core.vectors`), [n, 4] for those of pairs and triplets without scores (`compress.core.text_groups`),
-    [n, 2 + 2 k] for queries and documents (`compress.core.relevance`), or [n, 3] for images and texts (`compress.core.zero_shot`)."""
+    for texts of pairs (`compress.core.vectors`), [n, 4] or [n, 5] for those of pairs and triplets without scores
+    (`compress.core.text_groups`), [n, 2 + 2 k] for queries and documents (`compress.core.relevance`), or [n, 3] for images and texts
+    (`compress.core.zero_shot`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def runs(self) -> np.ndarray:
-        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 for those of triplets, those of the candidates
-        of a query, else 1 (`compress.core.runs`)."""
+        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 or more for those with negatives, those of the
+        candidates of a query, else 1 (`compress.core.runs`)."""
         return form_of(self.labels).together(self.labels)
 
     @property

@@ -6,7 +6,8 @@ A launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT s
 between CPUs, NCCL between GPUs (one GPU per process). Every process runs the same pipeline. Process 0 decides, writes and prints. The
 others take part in the stages that train in parallel and wait during all other stages, without a timeout and without spinning (gloo).
 
-    rows      each batch is dealt out round-robin; a process sums loss_b / B over its rows, where B is the number of rows of the whole batch
+    rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
+              number of rows of the whole batch. Losses that compare rows gather them (`compress.training.gathered`)
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
     dropout   independent in every process, seeded by (seed, rank)
 

@@ -69,7 +69,7 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
-        check_together(settings, context.data.train, context.team.data_size, key)
+        check_together(settings, context.data.train, key)
 
 
 def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
@@ -110,24 +110,21 @@ def check_pipeline(settings: Settings, config: Any, context: Context, key: str) 
     check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
-def check_together(settings: Settings, split: Split, processes: int, key: str) -> None:
+def check_together(settings: Settings, split: Split, key: str) -> None:
     """Checks that no batch takes rows without those that they belong to.
 
     Args:
         settings: Settings of a training on runs of rows that belong together (`compress.core.runs`).
         split: The training rows.
-        processes: Number of training processes, those that share each layer counted once.
         key: Key path of the settings, for messages.
 
     Raises:
         InputError: A batch would.
     """
     form, most = form_of(split.labels), split.together
-    name = form.run or _NAMES[most]
+    name = form.run or _NAMES.get(most, f"texts of a row with {most - 2} negatives")
     for setting, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
         if size is not None and most == 2 and size % 2 and not form.run:
             raise InputError(f"{key}.{setting}: {size} given; the two {name} are rows of one batch: give an even number")
         if size is not None and size < most:
             raise InputError(f"{key}.{setting}: {size} given; the {most} {name} are rows of one batch: give at least {most}")
-    if processes > 1 and not form.runs_apart:
-        raise InputError(f"{key}: {processes} processes would share the {name}; run one process")

@@ -4,7 +4,8 @@
     process      every P-th row of a batch, or every P-th run
     micro-batch  micro_batch_size of these rows, or as many runs as fit
 
-A run is never cut, so that a loss that compares the rows of a run is the same however a batch is divided.
+A run is never cut, so that a loss that compares the rows of a run is the same however a batch is divided. Losses that compare those of
+different runs gather them from all processes (`compress.training.gathered`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Dealing:
         if not len(self.run_of):
             return plan_epoch(lengths, self.batch_size, seed, epoch)
         return plan_runs(lengths, self.batch_size, seed, epoch, self.sizes)
+
+    def first(self, indices: Rows) -> Rows:
+        """Returns the first run of a batch, rows int64 `[m]`: what a process runs for its collectives alone where it has none of them."""
+        return indices[: sizes_of(self.run_of[indices])[0] if len(self.run_of) else 1]
 
     def parts(self, indices: Rows) -> list[Rows]:
         """Returns the micro-batches that this process takes of a batch, rows int64 `[m]` each.

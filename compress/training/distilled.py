@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
 from compress.machine.parallel import without_gradients
 from compress.models.architecture.split import check_split
@@ -28,6 +28,7 @@ from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
 from compress.training.division import divided
+from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
 from compress.training.teacher_logits import teacher_logits
@@ -82,7 +83,8 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         logits = teacher_logits(distillation.teacher.eval(), inputs, identity, context, distillation.keys.stage)
     elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read those of the first one
         cached = 0
-    return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own, logits)
+    losses = losses_of(context.task, team=context.team)
+    return Distilled(distillation.teacher, losses, len(rows), cached, temperature, settings.soft_weight, own, logits)
 
 
 def _fits(num_rows: int, num_logits: int) -> bool:
@@ -147,7 +149,7 @@ class Distilled(nn.Module):
 
     Args:
         teacher: The teacher; neither trained nor saved.
-        task: The task.
+        losses: The losses of the task.
         num_rows: Number of training rows.
         num_logits: Number of logits of a row; 0 if they are too many to cache (an answer for every token).
         temperature: Temperature of both softmaxes.
@@ -161,7 +163,7 @@ class Distilled(nn.Module):
     def __init__(
         self,
         teacher: nn.Module,
-        task: Task,
+        losses: AnswerLoss,
         num_rows: int,
         num_logits: int,
         temperature: float,
@@ -171,7 +173,7 @@ class Distilled(nn.Module):
     ) -> None:
         super().__init__()
         self.teacher = (freeze(teacher),)  # in a tuple, so that it is not a submodule
-        self.losses, self.temperature, self.soft_weight, self.rows = losses_of(task), temperature, soft_weight, rows
+        self.losses, self.temperature, self.soft_weight, self.rows = losses, temperature, soft_weight, rows
         # a buffer, so that a resumed training reads the same logits: recomputed in another batch they differ in the last bits
         unknown = torch.full((num_rows, num_logits), torch.nan) if logits is None and _fits(num_rows, num_logits) else None
         self.register_buffer("logits", unknown if logits is None else logits, persistent=logits is None)

@@ -65,7 +65,8 @@ class Finetune(Stage):
     For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
     for pairs without scores, triplets, and queries and documents): the first text of a pair, of those with scores one with a high score,
     has to be nearer to the second than to all other second texts and all negatives of the batch. triplet: nearer by a margin than to the
-    negative of the triplet, or where there are none than to the nearest other second text."""
+    negatives of its row, or where there are none than to the nearest other second text. margin_mse (the default where there are margins):
+    how much nearer it is to the second text than to each negative has to be the margin."""
     thresholds: bool | None = None
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
     head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
@@ -96,7 +97,7 @@ class Finetune(Stage):
         key = f"stages.{self.id or self.NAME}"
         if TASKS[context.task].two_towers:
             self._check_two_towers(config, key)
-        check_loss(context.task, context.data, key, self.micro_batch_size, self.loss)
+        check_loss(config, context, key, self.micro_batch_size, self.loss)
         if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
             raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
@@ -133,7 +134,7 @@ class Finetune(Stage):
             select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
-        history = train(model, supervised(context.task, self.label_smoothing, self.loss), training)
+        history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team), training)
         fits = fit_thresholds if TASKS[context.task].several else fit_null_threshold
         moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
         if context.team.is_first:

@@ -155,7 +155,7 @@ def plan_runs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int
         batch_size: Most rows of a batch, at least those of the longest run.
         seed: Seed of the training.
         epoch: Index of the epoch, from 0.
-        sizes: Rows of each run `[r]` (`compress.core.runs`): 2 for pairs, 3 for triplets.
+        sizes: Rows of each run `[r]` (`compress.core.runs`): 2 for pairs, 3 for triplets, more with several negatives.
     """
     longest = int(sizes.max())
     assert batch_size >= longest, (batch_size, longest)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, nn
 
 from compress.core import text_groups
@@ -11,9 +13,14 @@ from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS, Task
 from compress.data.splits import Data
+from compress.machine.parallel import ALONE, Team
 from compress.models.forward import forward
+from compress.models.heads.embedding import EMBEDDING_KEY
+from compress.stage.context import Context
+from compress.training.gathered import gathered
 from compress.training.losses.candidates import OrderLoss
-from compress.training.losses.contrastive import contrastive_loss, scale_of
+from compress.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
+from compress.training.losses.margin_mse import LARGEST
 from compress.training.losses.table import loss_names, losses_of
 from compress.training.losses.vector import PairLoss, chosen, compares_rows
 from compress.training.train import Batch, Objective
@@ -36,12 +43,12 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         )
 
 
-def check_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
-    """Checks that the loss fits the task and the rows, and that no micro-batches part what it compares.
+def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
+    """Checks that the loss fits the task, the rows and the model, and that no micro-batches part what it compares.
 
     Args:
-        task: The task.
-        data: The data of the run.
+        config: Transformers config of the model.
+        context: Task and data.
         key: Key path of the settings of what learns from the labels, for messages.
         micro_batch_size: Rows in memory at once; None: a whole batch.
         loss: The loss that the recipe names; None: the usual one of the rows.
@@ -49,7 +56,7 @@ def check_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, l
     Raises:
         InputError: It does not.
     """
-    facts, labels, names = TASKS[task], data.train.labels, loss_names(task)
+    facts, labels, names = TASKS[context.task], context.data.train.labels, loss_names(context.task)
     if loss is not None and loss not in names:
         tasks = [name for name in TASKS if loss in loss_names(name)]
         remedy = f"give {one_of(names)}" if names else "leave it out"
@@ -58,22 +65,30 @@ def check_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, l
         return
     if loss == "cosine" and text_groups.are_groups(labels):
         raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
+    if loss == "margin_mse" and not text_groups.have_margins(labels):
+        learns = "it learns margins between positives and negatives, and the train rows have none"
+        raise InputError(f"{key}.loss: margin_mse given; {learns}: set data.columns.margin, or distill with it")
     name = chosen(cast("PairLoss | None", loss), labels)
+    largest = float(np.abs(labels[:, 4]).max()) if name == "margin_mse" else 0.0
+    if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
+        reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as those of this model, have margins of at most"
+        raise InputError(f"{key}.loss: margin_mse given; {reach} {LARGEST:g}: divide the margins by a number that is large enough")
     if micro_batch_size is not None and compares_rows(name, labels):
         raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
 
 
-def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None) -> Objective:
+def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> Objective:
     """Returns the objective of learning from labels alone.
 
     Args:
         task: The task.
         label_smoothing: Share of the target probability that is spread over all choices.
         loss: The loss, for tasks that have several (`compress.training.losses.table.loss_names`); None: the usual one.
+        team: For vectors, the processes that share the rows of a batch.
     """
     if TASKS[task].two_towers:
-        return _contrastive
-    losses = losses_of(task, loss)
+        return partial(_contrastive, team)
+    losses = losses_of(task, loss, team)
 
     def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {losses.named(batch.labels): losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}
@@ -81,8 +96,12 @@ def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderL
     return learn
 
 
-def _contrastive(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def _contrastive(team: Team, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """The objective of two towers: their loss has a scale, and of SigLIP a bias, that are weights of the model."""
-    vectors_nD = forward(model, batch.features)
-    loss_n = contrastive_loss(vectors_nD, batch.labels, scale_of(model), getattr(model, "logit_bias", None))
-    return {"contrastive": loss_n}
+    vectors_nD, labels_n3 = forward(model, batch.features), batch.labels
+    scale, bias = scale_of(model), getattr(model, "logit_bias", None)
+    if team.data_size == 1:
+        return {"contrastive": contrastive_loss(vectors_nD, labels_n3, scale, bias)}
+    every = gathered(in_order_of_rows(vectors_nD, batch.labels), batch.labels, team)
+    loss_n = contrastive_loss(images_first(every.vectors_nD, every.labels_nk), every.labels_nk, scale, bias, every.own_n)
+    return {"contrastive": every.own(loss_n)}

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
+from compress.core.forms import form_of
 from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split
@@ -45,6 +46,7 @@ from compress.training.dealing import Dealing
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
+from compress.training.gathered import NO_ROW
 from compress.training.history import History
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
@@ -188,7 +190,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        check_together(training.config, training.split, training.team.data_size, training.label)
+        check_together(training.config, training.split, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -244,6 +246,7 @@ class _Loop:
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
+        self.compares_runs = self.labels.ndim == 2 and self.labels.is_floating_point() and not form_of(training.split.labels).runs_apart
         self.dealing = Dealing(training.split.runs, config.batch_size, config.micro_batch_size, team)
         share = -(-self.dealing.batch_size // team.data_size)
         at_once = min(share, self.dealing.micro_batch_size or share)
@@ -335,7 +338,8 @@ class _Loop:
         for number, part in enumerate(parts, 1):
             # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
             with self.engine.micro_batch(last=number == len(parts)):
-                terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices), dtype)
+                counted = part if len(part) else self.dealing.first(indices)
+                terms = self._backward(counted, len(part) > 0, len(indices), dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = dict(zip(sums, team.total(list(sums.values())), strict=True))
@@ -357,7 +361,10 @@ class _Loop:
         num_counted = len(indices) if counts else 0
         indices = indices if self.pipeline is None else self.pipeline.filled(indices)
         features = on_device(self.rows.batch(indices), self.device)
-        batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
+        labels = self.labels[torch.from_numpy(indices)].to(self.device)
+        if not counts and self.compares_runs:  # other processes must not compare theirs with these
+            labels = torch.full_like(labels, NO_ROW)
+        batch = Batch(features, labels, indices, self.history.steps, self.num_steps)
         autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
             return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)

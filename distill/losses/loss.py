@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.core.tasks import Task
-from compress.machine.parallel import Team
+from compress.core.tasks import TASKS, Task
+from compress.core.text_groups import are_groups, num_judged
+from compress.machine.parallel import ALONE, Team
 from compress.models.heads.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
@@ -90,6 +92,8 @@ class Setting:
     student_is_part: bool = False
     """Whether the student is a pruned copy of the teacher. Only the matching part of the teacher is then captured, so that every student
     head has its counterpart."""
+    team: Team = ALONE
+    """The training processes, which share the rows of a batch."""
 
     @property
     def same_heads(self) -> bool:
@@ -133,7 +137,10 @@ class Loss(Config):
     """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether the loss compares the rows of a batch with each other, so that the batch cannot be split into micro-batches."""
-
+    GATHERS: ClassVar[bool] = False
+    """Whether a loss that compares rows gathers those of all processes; others need a single process."""
+    NEEDS_NEGATIVES: ClassVar[bool] = False
+    """Whether of vectors the loss compares an anchor with negatives, which the train rows have to give."""
     BY_STACK: ClassVar[bool] = False
     """Whether the loss compares encoder with encoder and decoder with decoder; others that look inside take one stack of layers."""
 
@@ -208,12 +215,14 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
 
 
-def check_same_tokens(loss: Loss, name: str, setting: Setting) -> None:
-    """Checks that both models have all tokens in the layers that a loss compares.
+def check_compared(loss: Loss, name: str, setting: Setting, labels: NDArray[Any]) -> None:
+    """Checks that there is what a loss compares: all tokens in the layers of both models, and negatives in the train rows.
 
     Raises:
-        InputError: It looks inside, and tokens leave one of the models on the way.
+        InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
     """
+    if loss.NEEDS_NEGATIVES and TASKS[setting.task].embeds and not (are_groups(labels) and num_judged(labels)):
+        raise InputError(f"{setting.key}: {name} given; the train rows have no negatives: set data.columns.negative, or give similarity")
     sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
     if sides and not loss.ANSWERS_ONLY:
         raise InputError(
@@ -227,7 +236,7 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
     Raises:
         InputError: It compares rows or heads that are in different processes, or needs weights that are divided.
     """
-    if loss.ACROSS_ROWS and team.data_size > 1:
+    if loss.ACROSS_ROWS and not loss.GATHERS and team.data_size > 1:
         raise InputError(
             f"{setting.key}: {loss.name} compares the rows of a batch, which {team.data_size} processes split: run one process"
         )

@@ -1,4 +1,4 @@
-"""Margin-MSE: the scores of two candidates of a query differ as much for the student as for the teacher.
+"""Margin-MSE: the scores of two candidates of a query, or of a positive and a negative, differ as much for the student as for the teacher.
 
 With the scores s of the student and t of the teacher, over all pairs (i, j) of candidates of a query:
 
@@ -10,6 +10,10 @@ tells of two wrong ones counts too. Where scores lie is not learned, only how fa
 student which is too small for the scores of its teacher need not spend anything on their level.
 
 A single candidate has the loss 0. All candidates of a query get its loss.
+
+Of models of vectors the scores are the dot products of an anchor with its positive and with each of its negatives, and the pairs are those
+of the positive with a negative (`compress.training.losses.margin_mse`). Where vectors point is not learned, so that both models may have
+different widths. Margins of a cross-encoder are a column of the data, and a loss of the labels.
 """
 
 from __future__ import annotations
@@ -21,36 +25,46 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.facts import Facts
 from compress.core.tasks import TASKS, tasks_with
+from compress.training.losses.margin_mse import margin_mse_of
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
 
 class MarginMSE(Loss):
-    """Differences between the scores of the candidates of a query."""
+    """Differences between the scores of the candidates of a query, or of a positive and its negatives."""
 
     ANSWERS_ONLY: ClassVar[bool] = True
     COMPARES_ANSWERS: ClassVar[bool] = True
+    TAKES_VECTORS: ClassVar[bool] = True
     ONE_ANSWER: ClassVar[bool] = True
+    NEEDS_NEGATIVES: ClassVar[bool] = True
 
     name: Literal["margin_mse"] = "margin_mse"
-    """Differences between the scores of the candidates of a query, for reranking."""
+    """Differences between the scores of the candidates of a query, for reranking; of a positive and its negatives, for vectors."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The scores of both models.
+        """The scores, or vectors, of both models.
 
         Raises:
-            InputError: The task has no candidates.
+            InputError: The task has neither candidates nor negatives.
         """
-        if not TASKS[setting.task].orders:
-            tasks = tasks_with(lambda row: row.orders)
+        if not _compares(TASKS[setting.task]):
+            tasks = tasks_with(_compares)
             raise InputError(f"{setting.key}: {self.name} given for {setting.task}; it is for {tasks}: give another loss")
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `margin_mse`."""
         student, teacher = inputs.student.logits, inputs.teacher.logits
+        if TASKS[inputs.setting.task].embeds:
+            return {"margin_mse": margin_mse_of(student, teacher, inputs.batch.labels)}
         return {"margin_mse": margin_mse(student[:, 0], teacher[:, 0], inputs.batch.labels[:, 1])}
+
+
+def _compares(row: Facts) -> bool:
+    return row.orders or row.reads_negatives
 
 
 def margin_mse(student_b: Tensor, teacher_b: Tensor, numbers_b: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
 
 It says nothing of where the vectors point, only of the angles between them, so that the vectors of student and teacher may have different
 widths, and an index of the teacher's vectors is of no use to the student. The paper compares activations of layers and divides each row of
-the matrix by its length; cosines are what is searched with. A batch of a single text contributes nothing.
+the matrix by its length; cosines are what is searched with. A batch of a single text contributes nothing. Several processes gather the
+vectors of a batch (`compress.training.gathered`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.training.gathered import gathered
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
@@ -30,6 +32,7 @@ class Similarity(Loss):
     VECTORS_ALONE: ClassVar[bool] = True
     ONE_ANSWER: ClassVar[bool] = True
     ACROSS_ROWS: ClassVar[bool] = True
+    GATHERS: ClassVar[bool] = True
 
     name: Literal["similarity"] = "similarity"
     """Cosines between the vectors of a batch, for sentence-embedding; cannot be combined with `micro_batch_size`."""
@@ -40,20 +43,27 @@ class Similarity(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `similarity`."""
-        return {"similarity": similarity_loss(inputs.student.logits, inputs.teacher.logits)}
+        student_bD, teacher_bE, team = inputs.student.logits, inputs.teacher.logits, inputs.setting.team
+        if team.data_size == 1:
+            return {"similarity": similarity_loss(student_bD, teacher_bE)}
+        every = gathered(student_bD, torch.cat([inputs.batch.labels[:, :1], teacher_bE.float()], dim=1), team)
+        return {"similarity": every.own(similarity_loss(every.vectors_nD, every.labels_nk[:, 1:], every.own_n))}
 
 
-def similarity_loss(student_bD: Tensor, teacher_bD: Tensor) -> Tensor:
+def similarity_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
     """Returns the mean squared difference of the cosines with all other rows, float32 `[b]`; zeros for a single row.
 
     Args:
         student_bD: Vectors, float32 `[b, D_s]`.
         teacher_bD: Vectors, float32 `[b, D_t]`; detached.
+        own_b: The rows whose loss is asked for, bool; others get 0. None: all.
     """
     rows = len(student_bD)
     if rows < 2:
         return student_bD.sum(dim=1) * 0
     with torch.autocast(student_bD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
         unit = [functional.normalize(vectors.float(), dim=1) for vectors in (student_bD, teacher_bD)]
-        ours_bb, theirs_bb = (vectors @ vectors.T for vectors in unit)
-        return (ours_bb - theirs_bb).square().sum(dim=1) / (rows - 1)  # the diagonal contributes 0
+        asked_m = torch.arange(rows, device=student_bD.device) if own_b is None else torch.nonzero(own_b)[:, 0]
+        ours_mb, theirs_mb = (vectors[asked_m] @ vectors.T for vectors in unit)
+        loss_m = (ours_mb - theirs_mb).square().sum(dim=1) / (rows - 1)  # the diagonal contributes 0
+        return torch.zeros(rows, device=loss_m.device).index_add(0, asked_m, loss_m)

@@ -30,7 +30,9 @@ from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from tests import tiny_language_models
+from tests.distill import rows_together
 from tests.distill.conftest import LABELS, sentences
+from tests.export import sentiment
 from tests.told import Told
 
 RECIPE = """
@@ -111,6 +113,28 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
     "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
     **{
+        name: (kind, Finetune(**{**STEADY, "batch_size": rows_together.BATCH[kind], **given}))
+        for name, kind, given in (
+            ("negatives", "mined", {}),
+            ("given negatives", "mined", {"loss": "triplet", "micro_batch_size": 4}),
+            ("pairs", "pairs", {}),
+            ("hardest", "pairs", {"loss": "triplet"}),
+            ("scored", "scored", {}),
+            ("ranked", "scored", {"loss": "ranking"}),
+            ("towers", "towers", {}),
+        )
+    },
+    "taught pairs": (
+        "pairs",
+        Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="soft_target", hard_weight=0.5),  # type: ignore[arg-type]
+    ),
+    "similar": ("scored", Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="similarity")),  # type: ignore[arg-type]
+    "margins": ("mined", Distill(**{**STEADY, "batch_size": 12}, student={"layers": 1}, loss="margin_mse")),  # type: ignore[arg-type]
+    "int8 pairs": (
+        "pairs",
+        Quantize(mode="qat", qat={**STEADY, "batch_size": 6, "learning_rate": 1e-5, "soft_weight": 0.5, "keep": "last"}),  # type: ignore[arg-type]
+    ),
+    **{
         name: ("still", Prune(method=method, sparsity=sparsity, granularity=of, **LEARNING))  # type: ignore[arg-type]
         for name, method, sparsity, of in (
             ("joint", "joint", 0.1, ["heads", "ffn"]),
@@ -136,7 +160,7 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros", "moved units")),
+        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros", "moved units", "negatives")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
@@ -167,6 +191,20 @@ PLANS: Mapping[str, Plans] = {
         "pipeline, interleaved": (INTERLEAVED, ("finetune", "fused", "grouped")),
         "pipeline, little memory": (Parallel(pipeline=2, checkpointing="full"), ("fused",)),
     },
+    "groups": {
+        "ddp": (
+            USUAL,
+            (
+                *("given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
+                *("taught pairs", "similar", "margins", "int8 pairs"),
+            ),
+        ),
+        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar")),
+    },
+    "groups in four": {
+        "ddp of four": (USUAL, ("negatives", "towers", "similar")),
+        "tensor and ddp": (SHARED, ("negatives", "pairs")),
+    },
     "tokens": {
         "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
         "tensor with sequence, little memory": (Parallel(tensor=2, sequence=True, checkpointing="full"), ("finetune", "grouped")),
@@ -192,6 +230,7 @@ CUT = (
     "int8",
     "int8 low rank",
     "int8 fused",
+    "int8 pairs",
     "pruned with adapters",
     "pruned",
     "pruned in steps",
@@ -208,13 +247,20 @@ KILLED: Mapping[str, Stage] = {
     "adapters": Finetune(**{**STEADY, "epochs": 1}, lora={"rank": 4, "dropout": 0.3}),  # type: ignore[arg-type]
     "eight bits": Finetune(**{**STEADY, "epochs": 1}, optimizer={"name": "adamw8bit"}),  # type: ignore[arg-type]
     "masks": Prune(method="joint", sparsity=0.1, **{**LEARNING, "recover": {**GENTLE, "epochs": 1}}),  # type: ignore[arg-type]
+    "negatives": Finetune(**{**STEADY, "epochs": 1, "batch_size": 12}),  # type: ignore[arg-type]
 }
 """Stages on a model with dropout, of ten steps each; masks have ten more before."""
+KILLED_ON: Mapping[str, str] = {"negatives": "mined dropping"}
+"""What they are trained on where it is not `dropping`."""
 KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8")]
 KILLED_IN += [("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
-KILLED_IN += [("slow", "tensor", name) for name in KILLED] + [("slow", "fsdp2", "eight bits"), ("slow", "ddp", "masks")]
+KILLED_IN += [("groups", plan, "negatives") for plan in ("ddp", "fsdp2")]
+KILLED_IN += [("slow", "tensor", name) for name in KILLED if name not in KILLED_ON] + [
+    ("slow", "fsdp2", "eight bits"),
+    ("slow", "ddp", "masks"),
+]
 KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, interleaved")]
-KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED]
+KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED if name not in KILLED_ON]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
 KILLED_IN += [("tokens in four", "tensor with sequence and fsdp2", "distilled")]
@@ -235,16 +281,18 @@ class Killed(Exception):
 
 def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel) -> Context:
     """The context of a stage on one of the checkpoints in `folder`."""
-    words, ordered = kind in WRITES, kind == "ordered"
+    words, ordered, vectors = kind in WRITES, kind == "ordered", kind in rows_together.KINDS
     made = of_lengths if words else pairs_in_order if ordered else sentences
     splits = [made(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
     data = Data(splits[0], splits[1], splits[2], () if words else LABELS[1 if ordered else 2])
+    data = rows_together.data_of(kind) if vectors else data
     baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
     mine = scratch if team.is_first else scratch.with_name(f"{scratch.name}.{team.rank}")
     target = Target(sequence_lengths=(8,))
     told, known = Told(), {"baseline": baseline}
     task: Task = "text-generation" if words else "reranking" if ordered else "text-classification"
     length = tiny_language_models.LENGTH if words else LENGTHS.get(kind, 16)
+    task, length = (rows_together.task_of(kind), sentiment.LENGTH) if vectors else (task, length)
     return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected())
 
 
@@ -349,11 +397,12 @@ def together(folder: Path, part: str) -> None:
                 results[f"{plan} {name}"] = ran(*CASES[name], name, folder / plan / f"{name}-scratch")
             for name in (name for at, of, name in KILLED_IN if (at, of) == (part, plan)):
                 stage, scratch = KILLED[name], folder / plan / f"killed-{name}-scratch"
-                ran("dropping", stage, f"whole-{name}", folder / plan / f"whole-{name}-scratch")
+                kind = KILLED_ON.get(name, "dropping")
+                ran(kind, stage, f"whole-{name}", folder / plan / f"whole-{name}-scratch")
                 with dying(4), contextlib.suppress(Killed):
-                    ran("dropping", stage, f"killed-{name}", scratch)
+                    ran(kind, stage, f"killed-{name}", scratch)
                 torch.manual_seed(99 + first.rank)  # new processes have other generators
-                results[f"{plan} resumed {name}"] = ran("dropping", stage, f"resumed-{name}", scratch)
+                results[f"{plan} resumed {name}"] = ran(kind, stage, f"resumed-{name}", scratch)
             if (part, plan) in MOVED_IN:
                 with dying(4), contextlib.suppress(Killed):
                     ran("still", MOVED, "killed-moved", folder / f"from several {plan}")
@@ -362,6 +411,12 @@ def together(folder: Path, part: str) -> None:
         results["ranks"] = [float(value) for value in drawn]
         if first.is_first:
             (folder / "results.json").write_text(json.dumps(results))
+
+
+def kinds_of(part: str) -> set[str]:
+    """What the trainings of a part are trained on."""
+    trained = {CASES[name][0] for _, names in PLANS[part].values() for name in names}
+    return trained | {KILLED_ON.get(name, "dropping") for at, _, name in KILLED_IN if at == part}
 
 
 def killed_alone(folder: Path, part: str) -> None:

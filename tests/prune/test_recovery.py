@@ -19,6 +19,7 @@ from compress.models.architecture.origin import Origin
 from compress.models.architecture.structure import Structure
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 from prune.recovery import Recover, RecoveryObjective, check_hidden, hidden_loss, part_of
 from prune.surgery import KeptUnits, shrink
@@ -59,7 +60,7 @@ def test_a_model_that_lost_nothing_has_nothing_to_learn(make_model: Callable[...
     structure = Structure.of(model, KEY)
     kept = replace(KeptUnits.everything(structure.sizes), hidden=range(0, 16, 2))
     batch = Batch(features, torch.tensor([0, 1, 0]), np.arange(3), 0, 1)
-    answers = Distilled(make_model("bert"), "text-classification", 3, 2, 2.0, 1.0)
+    answers = Distilled(make_model("bert"), losses_of("text-classification"), 3, 2, 2.0, 1.0)
     same = RecoveryObjective(answers, Origin.whole(3, 16), 2.0)(model, batch)
     assert float(same["hidden"].detach().abs().max()) < 1e-10
     assert float(same["teacher"].detach().abs().max()) < 1e-6
@@ -155,7 +156,7 @@ def test_a_model_without_the_last_blocks_has_nothing_to_learn_from_the_states_be
     structure = Structure.of(model, KEY)
     labels = torch.tensor([0, 1, 0]) if kind == "bert" else features["input_ids"].roll(-1, dims=1)[:, :-1].int()
     batch = Batch(features, labels, np.arange(3), 0, 1)
-    answers = Distilled(make_model(kind), "text-classification" if kind == "bert" else "text-generation", 3, 0, 2.0, 0.9)
+    answers = Distilled(make_model(kind), losses_of("text-classification" if kind == "bert" else "text-generation"), 3, 0, 2.0, 0.9)
     for layers in ((0, 1), (0,), (0, 1, 2)):
         small = shrink(model, structure, replace(KeptUnits.everything(structure.sizes), layers=layers), KEY)
         parts = RecoveryObjective(

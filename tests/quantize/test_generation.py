@@ -22,6 +22,7 @@ from compress.models.forward import forward
 from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 from quantize.budget import Budget
 from quantize.quantize import Quantize
@@ -124,7 +125,7 @@ def test_learning_in_int8_keeps_no_logits_of_all_rows(context: Context) -> None:
     model = load(tiny_gpt.checkpoint())
     blocks = context.data.train.rows[:4]
     ids = torch.from_numpy(np.stack(blocks).astype(np.int64))  # type: ignore[arg-type]
-    objective = Distilled(load(tiny_gpt.checkpoint()), "text-generation", 10**6, 0, 2.0, 0.9)
+    objective = Distilled(load(tiny_gpt.checkpoint()), losses_of("text-generation"), 10**6, 0, 2.0, 0.9)
     assert objective.logits is None
     batch = Batch({"input_ids": ids}, torch.from_numpy(context.data.train.labels[:4]), np.arange(4), 0, 1)
     parts = objective(model, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from compress.core.tasks import TASKS, Task
+from compress.machine.parallel import ALONE, Team
 from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.losses.candidates import CandidateLoss, OrderLoss
 from compress.training.losses.classes import ClassLoss
@@ -17,12 +18,13 @@ from compress.training.losses.value import ValueLoss
 from compress.training.losses.vector import PairLoss, VectorLoss
 
 
-def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None) -> AnswerLoss:
+def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> AnswerLoss:
     """Returns the losses of a task.
 
     Args:
         task: The task.
         loss: The loss against labels, for tasks that have several (`loss_names`); None: the usual one.
+        team: For vectors, the processes that share the rows of a batch.
     """
     if TASKS[task].orders:
         assert loss is None or loss in loss_names(task), (task, loss)
@@ -35,7 +37,7 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None) -> AnswerLos
         "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
-        "vector": VectorLoss(cast("PairLoss | None", loss)),
+        "vector": VectorLoss(cast("PairLoss | None", loss), team),
     }
     return losses[TASKS[task].answer]
 

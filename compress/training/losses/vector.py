@@ -12,7 +12,8 @@ With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P
                                                                            (https://arxiv.org/abs/1703.07737)
 
 Both texts of a pair get the loss of the pair, so that the mean over texts is the mean over pairs; a text whose partner is not in the batch
-gets 0. Second texts of pairs with a low score are candidates of `ranking` and `triplet` too, but never right.
+gets 0. Second texts of pairs with a low score are candidates of `ranking` and `triplet` too, but never right. Several processes gather what
+these two compare (`compress.training.gathered`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.text_groups import WIDTH, are_groups, num_triplets
+from compress.core.text_groups import WITH_MARGINS, are_groups, num_judged
+from compress.machine.parallel import ALONE, Team
+from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
+from compress.training.losses.margin_mse import margin_mse
 from compress.training.losses.text_groups import MARGIN, SCALE, group_loss
 
-PairLoss = Literal["cosine", "ranking", "triplet"]
+PairLoss = Literal["cosine", "ranking", "triplet", "margin_mse"]
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""
+SCORED = 2
+"""Columns of the labels of pairs with a score."""
 
 
 def partners(labels_b2: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,39 +48,46 @@ def partners(labels_b2: Tensor) -> tuple[Tensor, Tensor]:
     return order[first], order[first + 1]
 
 
-def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") -> Tensor:
+def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine", own_b: Tensor | None = None) -> Tensor:
     """Returns the loss of each text, float32 `[b]`.
 
     Args:
         vectors_bD: Vectors, float32.
         labels_b2: Number of the pair and score of each text, float32 (`compress.core.vectors`).
         loss: Which.
+        own_b: The rows whose loss is asked for, bool; the pairs of others are candidates, and may get 0. None: all.
     """
-    first, second = partners(labels_b2)
-    unit_bD, score_P = functional.normalize(vectors_bD.float(), dim=1), labels_b2[first, 1]
+    first_P, second_P = partners(labels_b2)
+    asked_M = torch.arange(len(first_P), device=first_P.device)
+    if own_b is not None:
+        asked_M = torch.nonzero(own_b[first_P] | own_b[second_P])[:, 0]
+    first_M, second_M = first_P[asked_M], second_P[asked_M]
+    unit_bD, right_M = functional.normalize(vectors_bD.float(), dim=1), labels_b2[first_M, 1] >= POSITIVE
     if loss == "cosine":
-        loss_P = ((unit_bD[first] * unit_bD[second]).sum(dim=1) - score_P).square()
+        loss_M = ((unit_bD[first_M] * unit_bD[second_M]).sum(dim=1) - labels_b2[first_M, 1]).square()
     elif loss == "triplet":
-        apart_PP = 2 - 2 * unit_bD[first] @ unit_bD[second].T
-        own_PP = torch.eye(len(first), dtype=torch.bool, device=apart_PP.device)
-        other_P = apart_PP.masked_fill(own_PP, torch.inf).min(dim=1).values if len(first) else apart_PP.sum(dim=1)
-        loss_P = (apart_PP.diagonal() - other_P + MARGIN).clamp(min=0) * (score_P >= POSITIVE)
+        apart_MP = (2 - 2 * unit_bD[first_M] @ unit_bD[second_P].T).float()  # bfloat16 under autocast
+        own_MP = asked_M[:, None] == torch.arange(len(first_P), device=first_P.device)[None, :]
+        other_M = apart_MP.masked_fill(own_MP, torch.inf).min(dim=1).values if len(first_M) else apart_MP.sum(dim=1)
+        loss_M = (apart_MP.gather(1, asked_M[:, None])[:, 0] - other_M + MARGIN).clamp(min=0) * right_M
     else:
-        logits_PP = SCALE * unit_bD[first] @ unit_bD[second].T
-        right_P = torch.arange(len(first), device=logits_PP.device)
-        loss_P = functional.cross_entropy(logits_PP, right_P, reduction="none") * (score_P >= POSITIVE)
+        logits_MP = SCALE * unit_bD[first_M] @ unit_bD[second_P].T
+        loss_M = functional.cross_entropy(logits_MP, asked_M, reduction="none") * right_M
     losses_b = torch.zeros_like(unit_bD[:, 0])
-    return losses_b.index_add(0, torch.cat([first, second]), torch.cat([loss_P, loss_P]))
+    return losses_b.index_add(0, torch.cat([first_M, second_M]), torch.cat([loss_M, loss_M]))
 
 
 def chosen(loss: PairLoss | None, labels: Tensor | NDArray[Any]) -> PairLoss:
-    """Returns a loss, or where it is None the usual one of labels: `cosine` of pairs with a score `[n, 2]`, else `ranking`, `[n, 4]`."""
-    return loss or ("ranking" if labels.shape[1] == WIDTH else "cosine")
+    """Returns a loss, or where it is None the usual one of labels.
+
+    That is `cosine` of pairs with a score `[n, 2]`, `margin_mse` of rows with margins `[n, 5]`, and `ranking` of others `[n, 4]`.
+    """
+    return loss or ("cosine" if labels.shape[1] == SCORED else "margin_mse" if labels.shape[1] == WITH_MARGINS else "ranking")
 
 
 def compares_rows(loss: PairLoss, labels: NDArray[Any]) -> bool:
     """Whether a loss compares texts of a batch that belong to different groups; `triplet` with given negatives does not."""
-    return loss == "ranking" or (loss == "triplet" and not (are_groups(labels) and num_triplets(labels)))
+    return loss == "ranking" or (loss == "triplet" and not (are_groups(labels) and num_judged(labels)))
 
 
 def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
@@ -83,14 +96,15 @@ def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
 
 
 class VectorLoss(AnswerLoss):
-    """Vectors `[b, D]`, pairs with a score float32 `[b, 2]`, or texts that belong together without one `[b, 4]`.
+    """Vectors `[b, D]`; pairs with a score float32 `[b, 2]`, or texts that belong together without one `[b, 4]`, with margins `[b, 5]`.
 
     Args:
-        loss: The loss of the labels; None: the usual one of their kind, `cosine` of pairs with a score, `ranking` of others.
+        loss: The loss of the labels; None: the usual one of their kind.
+        team: The training processes, which share the rows of a batch.
     """
 
-    def __init__(self, loss: PairLoss | None = None) -> None:
-        self.loss = loss
+    def __init__(self, loss: PairLoss | None = None, team: Team = ALONE) -> None:
+        self.loss, self.team = loss, team
 
     def named(self, labels: Tensor) -> PairLoss:
         """The loss that was chosen, or the usual one of these labels."""
@@ -98,7 +112,14 @@ class VectorLoss(AnswerLoss):
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The loss of the pair or triplet that a text belongs to."""
-        return (group_loss if labels.shape[1] == WIDTH else pair_loss)(logits, labels, self.named(labels))
+        name, compute = self.named(labels), pair_loss if labels.shape[1] == SCORED else group_loss
+        if name == "margin_mse":
+            return margin_mse(logits, labels)
+        if self.team.data_size == 1 or name == "cosine":
+            return compute(logits, labels, name)
+        # whether a loss compares rows may depend on the batch, and a collective needs all processes: both that may do gather
+        every = gathered(logits, labels, self.team)
+        return every.own(compute(every.vectors_nD, every.labels_nk, name, every.own_n))
 
     def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """|v - t|^2 / |t|^2."""

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
 
 from compress.core import candidates, relevance, text_groups, vectors, zero_shot
 from compress.data.splits import Split
@@ -14,6 +15,8 @@ from compress.measure.metrics import METRICS, accuracy, metrics, num_predictions
 from compress.report.intervals import paired, single
 from tests.tiny_embedding import vectors as drawn
 
+RIGHT = 1
+"""Column of the positive of a triplet."""
 TRIPLETS = [("a", "p", "n"), ("b", "a", "m"), ("a", "q", "p"), ("c", "r", "n")]
 
 
@@ -53,8 +56,8 @@ def test_rows_belong_together_only_as_whole_groups() -> None:
         assert split.take([*range(size, 2 * size), *range(size)]).together == size
         assert split.take(range(1, size + 1)).together == 1
         assert split.take([0]).together == 1
-    assert text_groups.num_triplets(pairs) == 0
-    assert text_groups.num_groups(pairs) == text_groups.num_triplets(triplets) == 4
+    assert text_groups.num_judged(pairs) == 0
+    assert text_groups.num_groups(pairs) == text_groups.num_judged(triplets) == 4
 
 
 def test_triplets_are_found_in_any_order_and_what_is_left_of_others_is_left_out() -> None:
@@ -63,14 +66,14 @@ def test_triplets_are_found_in_any_order_and_what_is_left_of_others_is_left_out(
     found = text_groups.similarities(texts[order], labels[order])
     expected = [[cosine(texts[row], texts[row + other]) for other in (2, 1)] for row in (3, 9)]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
-    assert text_groups.num_triplets(labels[order]) == 2
+    assert text_groups.num_judged(labels[order]) == 2
     assert text_groups.num_groups(labels[order]) == 3
 
 
 def test_equally_near_is_wrong_and_answers_swap_the_parts() -> None:
     labels, texts = text_groups.labels_of(TRIPLETS), drawn(12)
     texts[2] = texts[1]
-    found = [bool(one == text_groups.RIGHT) for one in text_groups.similarities(texts, labels).argmax(axis=1)]
+    found = [bool(one == RIGHT) for one in text_groups.similarities(texts, labels).argmax(axis=1)]
     assert found == [cosine(texts[row], texts[row + 1]) > cosine(texts[row], texts[row + 2]) and row > 0 for row in (0, 3, 6, 9)]
     assert len(set(found)) == 2
     changed = text_groups.with_answers(labels, texts)
@@ -92,3 +95,50 @@ def test_a_choice_of_rows_keeps_whole_triplets() -> None:
     chosen = spread_rows(range(60), 16, labels)
     assert len(chosen) == 15
     assert all(row % 3 == 0 and rest == [row + 1, row + 2] for row, *rest in (chosen[at : at + 3] for at in range(0, 15, 3)))
+
+
+GROUPS = strategies.lists(strategies.lists(strategies.sampled_from("abcdef"), min_size=2, max_size=6).map(tuple), min_size=1, max_size=6)
+
+
+@given(GROUPS)
+def test_groups_of_several_negatives_are_filled_up_and_fillers_say_so(groups: list[tuple[str, ...]]) -> None:
+    size = max(len(group) for group in groups)
+    filled, labels = text_groups.filled(groups), text_groups.labels_of(groups)
+    assert [group[: len(given)] for group, given in zip(filled, groups, strict=True)] == groups
+    assert {len(group) for group in filled} == {size}
+    assert text_groups.are_groups(labels)
+    assert text_groups.size_of(labels) == size == Split([text for group in filled for text in group], labels).together
+    assert labels[:, 1].tolist() == [number for number in range(len(groups)) for _ in range(size)]
+    expected = [part if part < len(group) else -part for group in groups for part in range(size)]
+    assert labels[:, 2].tolist() == expected
+    texts = [text for group in filled for text in group]
+    for one, name in zip(labels[:, 3], texts, strict=True):
+        assert [bool(one == other) for other in labels[:, 3]] == [name == other for other in texts]
+
+
+@given(GROUPS.filter(lambda groups: max(map(len, groups)) > 2), strategies.integers(0, 9))
+def test_a_group_is_right_where_the_positive_is_nearer_than_every_negative(groups: list[tuple[str, ...]], seed: int) -> None:
+    size, labels = max(len(group) for group in groups), text_groups.labels_of(groups)
+    texts = drawn(size * len(groups), seed=seed)
+    found, right = text_groups.values(texts, labels)
+    assert right.tolist() == [size - 2] * len(groups)
+    for number, group in enumerate(groups):
+        rows = texts[size * number : size * (number + 1)]
+        own = [cosine(rows[0], rows[part]) for part in range(1, len(group))]
+        assert bool(found[number].argmax() == size - 2) == all(own[0] > other for other in own[1:])
+    changed = text_groups.with_answers(labels, texts)
+    assert text_groups.size_of(changed) == size
+    again, right = text_groups.values(texts, changed)
+    assert (again.argmax(axis=1) == right).all()  # by the answers of a model itself it is right
+    assert (np.sort(np.abs(changed[:, 2]).reshape(-1, size)) == np.arange(size)).all()
+    assert (changed[labels[:, 2] < 0] == labels[labels[:, 2] < 0]).all()  # a filler answers nothing
+    assert num_predictions(labels) == len(groups)
+
+
+def test_a_choice_of_rows_keeps_groups_of_several_negatives_whole() -> None:
+    labels = text_groups.labels_of([tuple(f"{n}{part}" for part in range(2 + n % 4)) for n in range(20)])
+    chosen = spread_rows(range(100), 26, labels)
+    assert len(chosen) == 25
+    assert all(
+        row % 5 == 0 and rest == [row + 1, row + 2, row + 3, row + 4] for row, *rest in (chosen[at : at + 5] for at in range(0, 25, 5))
+    )

@@ -118,6 +118,68 @@ def test_train_judgements_become_pairs_and_dev_the_selection(tmp_path: Path) -> 
     assert {query for query, _ in judged_of(data, "evaluation")} == set(queries[40:])
 
 
+def negatives_of(data: Data) -> dict[tuple[Any, Any], list[Any]]:
+    """Returns the negatives of each pair of a query and a document to train on, without fillers."""
+    size, rows, parts = data.train.together, data.train.rows, data.train.labels[:, 2]
+    return {
+        (rows[start], rows[start + 1]): [rows[row] for row in range(start + 2, start + size) if parts[row] > 0]
+        for start in range(0, len(rows), size)
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_negatives_are_candidates_that_nobody_judged_relevant(count: int, tmp_path: Path) -> None:
+    folder = tiny_collection.folder(tmp_path / "data", train=30, dev=10, test=20)
+    data, told = loaded(folder, negatives=count)
+    queries = [json.loads(line)["text"] for line in (folder / "queries.jsonl").read_text().splitlines()]
+    corpus = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    found = negatives_of(data)
+    assert len(found) == 60
+    for number in range(30):  # candidates are the documents from -3 to 4 behind that of the query, 0 and 1 are relevant
+        wrong = {corpus[(number + step) % 120] for step in (-3, -2, -1, 2, 3, 4)}
+        first, second = (found[queries[number], corpus[(number + step) % 120]] for step in (0, 1))
+        assert [len(first), len(second)] == [min(count, 3)] * 2  # six candidates for two documents
+        assert {*first, *second} <= wrong
+        assert not {*first} & {*second}
+    assert data.train.together == 2 + min(count, 3)
+    assert any(f"60 pairs of query and document to train on, with up to {min(count, 3)} negatives; 0 have fewer" in line for line in told)
+
+
+def test_a_query_without_candidates_has_a_pair_of_its_own(tmp_path: Path) -> None:
+    folder = tiny_collection.folder(tmp_path / "data", train=30, dev=10, test=20)
+    file = folder / "candidates" / "train.tsv"
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if not line.startswith("q3\t")))
+    data, told = loaded(folder, negatives=2)
+    assert sorted(len(texts) for texts in negatives_of(data).values()) == [0, 0, *[2] * 58]
+    assert text_groups.num_groups(data.train.labels) == 60
+    assert any("2 have fewer" in line for line in told)
+
+
+def test_candidates_change_nothing_where_no_negatives_are_asked_for(tmp_path: Path) -> None:
+    folder = tiny_collection.folder(tmp_path / "data", train=30, dev=10, test=20)
+    with_file = loaded(folder)[0].digest
+    (folder / "candidates" / "train.tsv").unlink()
+    assert loaded(folder)[0].digest == with_file
+
+
+@pytest.mark.parametrize(
+    ("train", "change", "line"),
+    [
+        (30, lambda file: file.unlink(), r"data\.negatives: 2 given; .*train\.tsv says which documents a first search found: add it"),
+        (30, lambda file: file.write_text("query-id\tcorpus-id\tscore\nq0\tnone\t1\n"), r"train\.tsv line 2: corpus-id 'none' is no _id"),
+        (0, lambda file: None, r"data\.negatives: 2 given; .* has no queries to train on: add qrels/train\.tsv, or leave it out"),
+    ],
+)
+def test_negatives_that_are_not_there_are_refused_in_one_line(train: int, change: Any, line: str, tmp_path: Path) -> None:
+    folder = tiny_collection.folder(tmp_path / "data", train=train, dev=10 if train else 0, test=20)
+    change(folder / "candidates" / "train.tsv")
+    with pytest.raises(InputError, match=line) as caught:
+        loaded(folder, negatives=2)
+    assert len(caught.value.problems) == 1
+    with pytest.raises(InputError, match=r"data\.negatives: 2 given for reranking; it is for sentence-embedding, .*: leave it out"):
+        load_data(DataConfig(path=str(folder), negatives=2), "reranking", None, print)
+
+
 def test_without_dev_a_part_of_the_train_queries_is_the_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.data.judged_texts.OTHER_DOCUMENTS", 5)
     data, told = loaded(tiny_collection.folder(tmp_path / "data", train=30, test=20))

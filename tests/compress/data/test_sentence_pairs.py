@@ -126,9 +126,122 @@ def test_a_column_of_negatives_makes_triplets(ending: str, tmp_path: Path) -> No
     assert len(data.calibration(10)) == 9
 
 
+def mined(count: int) -> list[dict[str, Any]]:
+    """Rows of one to four negatives, the first of them twice."""
+    return [
+        {"anchor": f"a{n}", "positive": f"p{n}", "negatives": [f"n{n}", *(f"n{n}-{k}" for k in range(n % 4)), f"n{n}"]}
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+def test_a_column_may_hold_lists_of_negatives(ending: str, tmp_path: Path) -> None:
+    write(tmp_path, f"train.{ending}", mined(40))
+    data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive", "negative": "negatives"})
+    assert data.train.together == 6
+    groups = [data.train.rows[start : start + 6] for start in range(0, 240, 6)]
+    assert groups[0] == ["a0", "p0", "n0", "n0", "n0", "n0"]
+    assert groups[3] == ["a3", "p3", "n3", "n3-0", "n3-1", "n3-2"]
+    assert data.train.labels[:6, 2].tolist() == [0, 1, 2, -3, -4, -5]
+    assert data.train.labels[18:24, 2].tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(data.calibration(20)) == 18
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_several_columns_of_negatives_leave_out_empty_cells(ending: str, tmp_path: Path) -> None:
+    rows = [{"anchor": f"a{n}", "positive": f"p{n}", "one": "" if n == 1 else f"n{n}", "two": f"m{n}", "three": ""} for n in range(30)]
+    write(tmp_path, f"train.{ending}", rows)
+    data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive", "negative": ["one", "two", "three"]})
+    assert data.train.together == 4
+    assert data.train.rows[:8] == ["a0", "p0", "n0", "m0", "a1", "p1", "m1", "m1"]
+    assert data.train.labels[:8, 2].tolist() == [0, 1, 2, 3, 0, 1, 2, -3]
+
+
+def test_rows_with_fewer_negatives_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", mined(40))
+    given = {"train": {"file": "train.jsonl", "columns": {**PAIR, "negative": "negatives"}}, **scored(tmp_path)}
+    lines: list[str] = []
+    load_data(DataConfig.model_validate({"path": str(tmp_path), "files": given}), TASK, None, lines.append)
+    assert any("triplets with up to 4 negatives; 30 of 40 have fewer, and take the time of as many texts" in line for line in lines)
+
+
+def test_the_first_negatives_of_each_row_are_taken(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", mined(40))
+    given = {"train": {"file": "train.jsonl", "columns": {**PAIR, "negative": "negatives"}}, **scored(tmp_path)}
+    data = load_data(DataConfig.model_validate({"path": str(tmp_path), "negatives": 2, "files": given}), TASK, None, print)
+    assert data.train.together == 4
+    assert data.train.rows[:16] == ["a0", "p0", "n0", "n0", "a1", "p1", "n1", "n1-0", "a2", "p2", "n2", "n2-0", "a3", "p3", "n3", "n3-0"]
+    assert data.train.labels[:16, 2].tolist() == [0, 1, 2, -3, *[0, 1, 2, 3] * 3]
+
+
+def with_margins(count: int, ending: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows with margins, and the columns of train: of tables one negative, of JSON one to four."""
+    if ending in ("csv", "tsv"):
+        return [{**row, "margin": n / 8} for n, row in enumerate(triplets(count))], {**PAIR, "negative": "negative", "margin": "margin"}
+    rows = [{**row, "margin": [n / 8 + k for k, _ in enumerate(row["negatives"])]} for n, row in enumerate(mined(count))]
+    return rows, {**PAIR, "negative": "negatives", "margin": "margin"}
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_margins_stand_at_their_negatives(ending: str, tmp_path: Path) -> None:
+    rows, columns = with_margins(40, ending)
+    write(tmp_path, f"train.{ending}", rows)
+    labels = read(tmp_path, f"train.{ending}", columns).train.labels
+    assert labels.shape[1] == 5
+    if ending in ("csv", "tsv"):
+        assert labels[:, 4].reshape(-1, 3).tolist() == [[0, 0, n / 8] for n in range(40)]
+        return
+    assert labels[:12, 4].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0.125, 1.125, 0, 0]  # the last negative equals the first
+    assert labels[18:24, 4].tolist() == [0, 0, 0.375, 1.375, 2.375, 3.375]
+
+
+def test_rows_that_judge_need_no_margins(tmp_path: Path) -> None:
+    rows, columns = with_margins(60, "csv")
+    write(tmp_path, "train.csv", rows)
+    write(tmp_path, "test.csv", triplets(10))
+    given = {"path": str(tmp_path), "columns": columns}
+    data = load_data(DataConfig.model_validate(given), "sentence-triplets", None, print)
+    assert [split.labels.shape[1] for split in (data.train, data.selection, data.evaluation)] == [5, 4, 4]
+    place = {text: n / 8 for n, text in enumerate(row["anchor"] for row in rows)}
+    assert data.train.labels[2::3, 4].tolist() == [place[str(text)] for text in data.train.rows[::3]]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "line"),
+    [
+        ({"n": "x", "m": "much"}, {"negative": "n", "margin": "m"}, r"line 1: margin 'much' given; a finite number is allowed"),
+        ({"n": "x", "m": True}, {"negative": "n", "margin": "m"}, r"line 1: margin True given; a finite number is allowed"),
+        ({"n": "x", "m": None}, {"negative": "n", "margin": "m"}, r"line 1: margin None given; a finite number is allowed"),
+        ({"n": ["x", "y"], "m": [1]}, {"negative": "n", "margin": "m"}, r"line 1: 1 margin\(s\) given for 2 negative\(s\); one for each"),
+        ({"m": 1}, {"margin": "m"}, r"data\.columns\.margin: 'm' given without data\.columns\.negative; a margin is that of a negative"),
+        ({"n": "x"}, {"negative": "n", "margin": "m"}, r"train\.jsonl line 1: no column 'm'; available"),
+    ],
+)
+def test_margins_that_are_none_are_refused_in_one_line(row: dict[str, Any], columns: dict[str, Any], line: str, tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", [{"anchor": "a", "positive": "p", **row}])
+    with pytest.raises(InputError, match=line) as caught:
+        read(tmp_path, "train.jsonl", {**PAIR, **columns})
+    assert len(caught.value.problems) == 1
+
+
+def test_files_of_train_have_margins_or_none(tmp_path: Path) -> None:
+    rows, columns = with_margins(20, "csv")
+    write(tmp_path, "one.csv", rows)
+    write(tmp_path, "two.csv", triplets(20))
+    train = [{"file": "one.csv", "columns": columns}, {"file": "two.csv", "columns": {**PAIR, "negative": "negative"}}]
+    with pytest.raises(InputError, match=r"one\.csv: margins, and .*two\.csv has none; all files of a split need the same columns"):
+        load_data(DataConfig.model_validate({"path": str(tmp_path), "files": {"train": train, **scored(tmp_path)}}), TASK, None, print)
+
+
+def test_a_column_is_named_once() -> None:
+    with pytest.raises(ValueError, match=r"negative: \['a', 'a'\] given; a column can be named once: leave out the others"):
+        Columns(negative=("a", "a"))
+
+
 def test_a_file_without_a_header_is_read_by_positions(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("".join(f"a{n}\tp{n}\tn{n}\n" for n in range(20)))
-    for columns, together in (({"text": 0, "text_pair": 1}, 2), ({"text": 0, "text_pair": 1, "negative": 2}, 3)):
+    for negative, together in (({}, 2), ({"negative": 2}, 3), ({"negative": [2, 0]}, 4)):
+        columns = {"text": 0, "text_pair": 1, **negative}
         given = {"train": {"file": "train.tsv", "header": False, "columns": columns}, **scored(tmp_path)}
         data = load_data(DataConfig.model_validate({"path": str(tmp_path), "files": given}), TASK, None, print)
         assert data.train.together == together
@@ -137,6 +250,10 @@ def test_a_file_without_a_header_is_read_by_positions(tmp_path: Path) -> None:
 def test_a_negative_of_a_file_replaces_the_label_of_all() -> None:
     base = Columns(text="one", text_pair="two", label="score")
     assert Columns(text="anchor", negative="other").over(base).wanted(TASK) == ("anchor", "two", "other")
+    mined = Columns(text="one", text_pair="two", negative="other", margin="margin")
+    assert mined.wanted(TASK) == ("one", "two", "other", "margin")
+    assert base.over(mined) == base
+    assert Columns(negative=("other", 7)).over(base).wanted(TASK) == ("one", "two", "other", 7)
     assert base.over(Columns(negative="other")).wanted(TASK) == ("one", "two", "score")
     assert base.wanted(TASK) == ("one", "two", "score")
     with pytest.raises(ValueError, match="label 'score' and negative 'other' given; triplets have no score: leave one of them out"):
@@ -198,11 +315,25 @@ def test_a_split_holds_one_kind_of_rows_and_that_of_the_task_judges(tmp_path: Pa
         read(tmp_path, "one.csv", PAIR, test={"file": "one.csv", "columns": triplet})
 
 
-@pytest.mark.parametrize("cell", ["1", "null", '["x"]'])
+@pytest.mark.parametrize("cell", ["1", "null", '["x", null]', '[["x"]]', '{"x": "y"}'])
 def test_a_negative_that_is_no_text_is_refused(cell: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", "negative": {cell}}}\n')
     with pytest.raises(InputError, match=r"line 1: .* given as text; valid Unicode text is allowed"):
         read(tmp_path, "train.jsonl", {**PAIR, "negative": "negative"})
+
+
+@pytest.mark.parametrize(("cells", "column"), [('"one": []', "one"), ('"one": "", "two": null', ["one", "two"])])
+def test_a_row_without_negatives_is_refused(cells: str, column: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", {cells}}}\n')
+    with pytest.raises(InputError, match=r"line 1: no negative given; at least one text is needed: add one, or remove the row") as caught:
+        read(tmp_path, "train.jsonl", {**PAIR, "negative": column})
+    assert len(caught.value.problems) == 1
+
+
+def test_a_positive_among_several_negatives_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", [*mined(30), {"anchor": "a", "positive": "p", "negatives": ["n", "p"]}])
+    with pytest.raises(InputError, match=r"line 31: positive and negative are the same text; remove the row$"):
+        read(tmp_path, "train.jsonl", {**PAIR, "negative": "negatives"})
 
 
 def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +351,15 @@ def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.Mon
     data = load_data(DataConfig(path="some/triplets", columns=Columns(**PAIR)), "sentence-triplets", None, print)
     assert [split.together for split in (data.train, data.selection, data.evaluation)] == [3, 3, 3]
     assert data.evaluation.rows == [text for row in triplets(5) for text in row.values()]
+    wrong = Columns(**PAIR, margin="margin")
+    with pytest.raises(InputError, match=r"split train: no column 'margin'; available"):
+        load_data(DataConfig(path="some/triplets", columns=wrong), "sentence-triplets", None, print)
+    given = datasets.Dataset.from_list([{**row, "margin": 0.5} for row in rows])
+    both = datasets.DatasetDict({"train": given, "test": alone["test"]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: both)
+    data = load_data(DataConfig(path="some/triplets", columns=wrong), "sentence-triplets", None, print)
+    assert set(data.train.labels[2::3, 4].tolist()) == {0.5}
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: alone)
     with pytest.raises(InputError, match="split test: pairs without scores given to judge models by"):
         load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
 

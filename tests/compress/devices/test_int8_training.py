@@ -19,6 +19,7 @@ from compress.models.library import with_class
 from compress.models.size import inputs_of
 from compress.training.distilled import Distilled
 from compress.training.lora import Lora
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 from quantize.training.planned import int8_layers
 from quantize.training.qat import Qat, WithoutDropout
@@ -48,7 +49,7 @@ def measured(kind: str, settings: Qat, half: bool) -> int:
     features = {name: value.repeat(ROWS, *[1] * (value.ndim - 1)) for name, value in inputs_of(config, task, LENGTH).items()}
     labels = torch.zeros((ROWS, LENGTH - 1), dtype=torch.int32) if TASKS[task].generates else torch.zeros(ROWS, dtype=torch.int64)
     batch = Batch(features, labels, np.arange(ROWS), 0, 2)
-    objective = WithoutDropout(Distilled(teacher, task, ROWS, 0, 2.0, settings.soft_weight))
+    objective = WithoutDropout(Distilled(teacher, losses_of(task), ROWS, 0, 2.0, settings.soft_weight))
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
     with Alive([*model.parameters(), *model.buffers(), *teacher.parameters(), *teacher.buffers()]) as alive:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from compress.training.distilled import Distilled
 from compress.training.losses.classes import ClassLoss
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 
 
@@ -47,7 +48,7 @@ def batch_of(rows: list[int], labels: Tensor) -> Batch:
 
 def test_the_teacher_is_asked_once_a_row() -> None:
     teacher, student = Answers(torch.randn(6, 2)), Answers(torch.randn(6, 2))
-    objective, labels = Distilled(teacher, "text-classification", 6, 2, 2.0, 0.75), torch.tensor([0, 1, 1, 0, 1, 0])
+    objective, labels = Distilled(teacher, losses_of("text-classification"), 6, 2, 2.0, 0.75), torch.tensor([0, 1, 1, 0, 1, 0])
     for rows, asked in (([0, 1, 2], 1), ([3, 1], 2), ([2, 0], 2), ([5], 3), ([4], 4), ([5, 4, 3, 2, 1, 0], 4)):
         parts = objective(student, batch_of(rows, labels))
         assert teacher.asked == asked
@@ -64,7 +65,7 @@ def test_the_teacher_is_asked_once_a_row() -> None:
 def test_logits_that_do_not_fit_are_computed_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.training.distilled.CACHE_BYTES", 6 * 2 * 4 - 1)
     teacher, student, labels = Answers(torch.randn(6, 2)), Answers(torch.randn(6, 2)), torch.zeros(6, dtype=torch.int64)
-    objective = Distilled(teacher, "text-classification", 6, 2, 2.0, 0.5)
+    objective = Distilled(teacher, losses_of("text-classification"), 6, 2, 2.0, 0.5)
     for asked in (1, 2):
         objective(student, batch_of([0, 1], labels))
         assert teacher.asked == asked
@@ -73,7 +74,7 @@ def test_logits_that_do_not_fit_are_computed_every_time(monkeypatch: pytest.Monk
 
 def test_regression_learns_the_values_of_the_teacher() -> None:
     teacher, student, labels = Answers(torch.randn(6, 1)), Answers(torch.randn(6, 1)), torch.randn(6)
-    parts = Distilled(teacher, "text-regression", 6, 1, 2.0, 0.75)(student, batch_of([4, 2], labels))
+    parts = Distilled(teacher, losses_of("text-regression"), 6, 1, 2.0, 0.75)(student, batch_of([4, 2], labels))
     value, target = student.given[[4, 2], 0], teacher.given[[4, 2], 0]
     torch.testing.assert_close(parts["squared_error"], 0.25 * (value - labels[[4, 2]]) ** 2)
     torch.testing.assert_close(parts["teacher"], 0.75 * (value - target) ** 2)
@@ -82,7 +83,7 @@ def test_regression_learns_the_values_of_the_teacher() -> None:
 @pytest.mark.parametrize(("weight", "zero"), [(1.0, "cross_entropy"), (0.0, "teacher")])
 def test_what_weighs_nothing_is_zero_and_not_computed(weight: float, zero: str) -> None:
     logits = torch.randn(4, 3, requires_grad=True)
-    parts = Distilled(Answers(torch.randn(4, 3)), "text-classification", 4, 3, 2.0, weight).parts(
+    parts = Distilled(Answers(torch.randn(4, 3)), losses_of("text-classification"), 4, 3, 2.0, weight).parts(
         logits, torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     )
     assert set(parts) == {"cross_entropy", "teacher"}

@@ -47,8 +47,10 @@ def test_a_single_candidate_has_a_gradient_of_zero() -> None:
     assert student.grad.tolist() == [0.0]
 
 
-def test_it_is_for_candidates_and_mixtures_are_not() -> None:
-    with pytest.raises(InputError, match=r"distill\.losses\[0\]: margin_mse given for text-regression; it is for reranking: give another"):
+def test_it_is_for_candidates_and_negatives_and_mixtures_are_not() -> None:
+    with pytest.raises(
+        InputError, match=r"distill\.losses\[0\]: margin_mse given for text-regression; it is for .* or reranking: give another"
+    ):
         MarginMSE().wants(Setting(ONE, ONE, "text-regression", "distill.losses[0]"))
     assert MarginMSE().wants(Setting(ONE, ONE, "reranking", "loss"))[0].logits
     with pytest.raises(

@@ -23,6 +23,22 @@ def test_it_is_the_formula_for_any_widths(rows: int, ours: int, theirs: int, see
         assert math.isclose(float(found[i]), expected, rel_tol=1e-4, abs_tol=1e-5)
 
 
+@given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 99))
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(rows: int, processes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = torch.randn(rows, 4, generator=generator, requires_grad=True), torch.randn(rows, 3, generator=generator)
+    whole = similarity_loss(student, teacher)
+    found, total = torch.zeros(rows), torch.zeros_like(student)
+    for process in range(processes):
+        own = torch.arange(rows) % processes == process
+        losses = similarity_loss(student, teacher, own)
+        assert not losses[~own].any()
+        found += losses.detach()
+        total += torch.autograd.grad(losses.sum(), student)[0]
+    torch.testing.assert_close(found, whole.detach())
+    torch.testing.assert_close(total, torch.autograd.grad(whole.sum(), student)[0], rtol=1e-4, atol=1e-6)
+
+
 def test_turned_and_scaled_vectors_are_as_similar() -> None:
     teacher = torch.randn(6, 3)
     rotation, _ = torch.linalg.qr(torch.randn(3, 3))

@@ -194,7 +194,7 @@ def test_losses_by_name_read_scores_grades_and_queries_of_the_labels(lists: List
 def test_the_losses_that_a_task_chooses_from() -> None:
     assert losses_of("reranking").named(torch.zeros(1)) == USUAL
     assert loss_names("reranking") == ("listwise", "ranknet", "lambdarank", "pointwise")
-    assert loss_names("retrieval") == ("cosine", "ranking", "triplet")
+    assert loss_names("retrieval") == ("cosine", "ranking", "triplet", "margin_mse")
     assert loss_names("text-regression") == loss_names("image-text") == ()
 
 

@@ -20,7 +20,7 @@ from compress.core.zero_shot import labels_of
 from compress.data.splits import Data, Split
 from compress.stage.context import Context
 from compress.training.finetune import Finetune
-from compress.training.losses.contrastive import contrastive_loss, scale_of
+from compress.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
 from tests.tiny_towers import TASK, stock
 
 
@@ -58,6 +58,32 @@ def test_the_loss_is_that_of_loops(seed: int, classes: list[int], bias: float | 
     for given_labels in (labels, shuffled):
         found = contrastive_loss(vectors, given_labels, torch.tensor(4.0), told)
         torch.testing.assert_close(found, torch.tensor(naive(vectors, given_labels, 4.0, bias)), atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=1, max_size=7), st.sampled_from([None, -3.0]), st.integers(1, 3))
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(
+    seed: int, classes: list[int], bias: float | None, processes: int
+) -> None:
+    vectors, labels = drawn(seed, classes)
+    told, scale = None if bias is None else torch.tensor([bias]), torch.tensor(4.0, requires_grad=True)
+    rows = in_order_of_rows(vectors, labels).requires_grad_()
+    torch.testing.assert_close(images_first(rows, labels).detach(), vectors, rtol=0, atol=0)
+    whole = contrastive_loss(images_first(rows, labels), labels, scale, told)
+    gradients, found, totals = (
+        torch.autograd.grad(whole.sum(), (rows, scale)),
+        torch.zeros(len(rows)),
+        [torch.zeros_like(rows), torch.tensor(0.0)],
+    )
+    for process in range(processes):
+        own = labels[:, 2] % processes == process
+        losses = contrastive_loss(images_first(rows, labels), labels, scale, told, own)
+        assert not losses[~own].any()
+        found += losses.detach()
+        totals = [total + one for total, one in zip(totals, torch.autograd.grad(losses.sum(), (rows, scale)), strict=True)]
+    torch.testing.assert_close(found, whole.detach())
+    for total, one in zip(totals, gradients, strict=True):
+        torch.testing.assert_close(total, one, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

@@ -17,7 +17,10 @@ from compress.training.losses.text_groups import group_loss
 from compress.training.losses.vector import VectorLoss, compares_rows
 
 LETTERS = strategies.sampled_from("abcdef")
-GROUPS = {size: strategies.lists(strategies.tuples(*[LETTERS] * size), min_size=1, max_size=7) for size in (2, 3)}
+GROUPS = {size: strategies.lists(strategies.tuples(*[LETTERS] * size), min_size=1, max_size=7) for size in (2, 3, 5)}
+UNEQUAL = strategies.lists(strategies.lists(LETTERS, min_size=2, max_size=5).map(tuple), min_size=1, max_size=7)
+ROWS = {**GROUPS, 0: UNEQUAL}
+"""Pairs, triplets, groups of three negatives, and with the key 0 groups of none to three."""
 
 
 def cosine(one: list[float], other: list[float]) -> float:
@@ -28,23 +31,22 @@ def drawn(count: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32))
 
 
-def naive(groups: list[tuple[str, ...]], vectors: list[list[float]], loss: str) -> list[float]:
+def naive(groups: list[tuple[str, ...]], vectors: list[list[list[float]]], loss: str) -> list[float]:
     """Returns the loss of each group by loops over anchors and candidates, with the rule of what is no negative in words."""
-    size = len(groups[0])
-    candidates = [(groups[p][part], vectors[size * p + part], p, part) for part in range(1, size) for p in range(len(groups))]
+    candidates = [(text, vectors[p][part], p, part) for p, group in enumerate(groups) for part, text in enumerate(group) if part]
     losses = []
     for p, group in enumerate(groups):
-        anchor, text, positive = vectors[size * p], group[0], group[1]
+        anchor, text, positive = vectors[p][0], group[0], group[1]
         answers = {other[1] for other in groups if other[0] == text}  # all that answers this text, in this batch
         negatives = [vector for name, vector, q, part in candidates if (q, part) != (p, 1) and name != text and name not in answers]
-        own = vectors[size * p + 1]
+        own = vectors[p][1]
         assert positive in answers
         if loss == "ranking":
             others = sum(math.exp(20 * cosine(anchor, vector)) for vector in negatives)
             losses.append(-math.log(math.exp(20 * cosine(anchor, own)) / (math.exp(20 * cosine(anchor, own)) + others)))
-        elif size == 3:
-            far = vectors[size * p + 2]
-            losses.append(max(0.0, math.dist(anchor, own) - math.dist(anchor, far) + 5))
+        elif max(map(len, groups)) > 2:
+            each = [max(0.0, math.dist(anchor, own) - math.dist(anchor, vectors[p][part]) + 5) for part in range(2, len(group))]
+            losses.append(sum(each) / len(each) if each else 0.0)
         else:
             apart = [2 - 2 * cosine(anchor, vector) for vector in negatives]
             losses.append(max(0.0, 2 - 2 * cosine(anchor, own) - min(apart) + 0.2) if apart else 0.0)
@@ -52,15 +54,45 @@ def naive(groups: list[tuple[str, ...]], vectors: list[list[float]], loss: str) 
 
 
 @pytest.mark.parametrize("loss", ["ranking", "triplet"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", ROWS)
 @given(data=strategies.data())
 def test_the_losses_are_the_formulas_for_every_text(size: int, loss: str, data: strategies.DataObject) -> None:
-    groups = data.draw(GROUPS[size])
+    groups = data.draw(ROWS[size])
+    size = max(map(len, groups))
     vectors, labels = drawn(size * len(groups), len(groups)), torch.from_numpy(labels_of(groups))
     order = data.draw(strategies.permutations(range(len(labels))))
     found = group_loss(vectors[order], labels[order], loss)
-    expected = naive(groups, vectors.tolist(), loss)
+    expected = naive(groups, vectors.reshape(len(groups), size, -1).tolist(), loss)
     assert found.tolist() == pytest.approx([expected[row // size] for row in order], abs=2e-4)
+
+
+@pytest.mark.parametrize("loss", ["ranking", "triplet"])
+@given(groups=UNEQUAL, processes=strategies.integers(1, 4))
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(
+    loss: str, groups: list[tuple[str, ...]], processes: int
+) -> None:
+    labels, size = torch.from_numpy(labels_of(groups)), max(map(len, groups))
+    vectors = drawn(len(labels)).requires_grad_()
+    whole = group_loss(vectors, labels, loss)
+    gradient, found, total = torch.autograd.grad(whole.sum(), vectors)[0], torch.zeros(len(labels)), torch.zeros_like(vectors)
+    for process in range(processes):
+        own = (labels[:, 1] % processes) == process
+        losses = group_loss(vectors, labels, loss, own)
+        found[own] = losses[own].detach()
+        total += torch.autograd.grad(losses[own].sum(), vectors)[0]
+    assert size >= 2
+    torch.testing.assert_close(found, whole.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_filler_is_no_candidate() -> None:
+    groups = [("a", "p", "n", "m"), ("b", "q", "o")]
+    vectors, labels = drawn(8), torch.from_numpy(labels_of(groups))
+    losses = group_loss(vectors, labels)
+    moved = vectors.clone()
+    moved[7] = moved[0]  # the filler lies where the first anchor is
+    torch.testing.assert_close(group_loss(moved, labels), losses, rtol=0, atol=0)
+    assert float(losses[7]) == float(losses[4]) > 0  # it has the loss of its group, so that the mean over texts is that over groups
 
 
 def multiple_negatives_ranking(anchors: Tensor, *documents: Tensor) -> Tensor:
@@ -76,7 +108,7 @@ def triplet(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return functional.relu(near - far + 5).mean()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 6])
 def test_where_no_text_occurs_twice_these_are_the_losses_of_sentence_transformers(size: int) -> None:
     groups = [tuple(f"{part}{number}" for part in range(size)) for number in range(9)]
     vectors, labels = drawn(9 * size).requires_grad_(), torch.from_numpy(labels_of(groups))
@@ -129,6 +161,6 @@ def test_the_usual_loss_is_that_of_the_rows() -> None:
 
 
 def test_only_losses_with_given_negatives_may_be_parted() -> None:
-    pairs, triplets = labels_of([("a", "p"), ("b", "q")]), labels_of([("a", "p", "n")])
+    pairs, triplets = labels_of([("a", "p"), ("b", "q")]), labels_of([("a", "p", "n"), ("b", "q", "n", "m")])
     assert [compares_rows(loss, pairs) for loss in ("cosine", "ranking", "triplet")] == [False, True, True]
     assert [compares_rows(loss, triplets) for loss in ("ranking", "triplet")] == [True, False]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies
 
+from compress.core import text_groups
 from compress.core.errors import InputError
 from compress.core.runs import equal
 from compress.core.spread import spread
@@ -19,12 +22,14 @@ from compress.measure.closeness import spread_rows
 from compress.training.allowed import check_together
 from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
+from compress.training.losses.table import losses_of
 from compress.training.losses.vector import pair_loss, vector_distance
 from compress.training.rows import plan_runs
 from compress.training.train import TrainConfig
 from prune.recovery import part_of
 from quantize.budget import loss
 from tests.export import sentiment
+from tests.tiny_embedding import vectors as drawn
 
 SCORES = (0.9, 0.2, 0.8)
 ORDER = [3, 0, 4, 2, 1, 5]
@@ -117,12 +122,30 @@ def test_other_tasks_keep_their_cache_keys() -> None:
     assert Finetune(loss="ranking").model_dump(mode="json")["loss"] == "ranking"
 
 
+@pytest.mark.parametrize("loss", ["cosine", "ranking", "triplet"])
+@given(scores=strategies.lists(strategies.floats(0, 1, width=32), min_size=1, max_size=7), processes=strategies.integers(1, 3))
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(loss: Any, scores: list[float], processes: int) -> None:
+    labels = torch.from_numpy(labels_of(np.array(scores)))
+    vectors = torch.from_numpy(drawn(len(labels))).requires_grad_()
+    whole = pair_loss(vectors, labels, loss)
+    found, total = torch.zeros(len(labels)), torch.zeros_like(vectors)
+    for process in range(processes):
+        losses = pair_loss(vectors, labels, loss, labels[:, 0] % processes == process)
+        found += losses.detach()
+        total += torch.autograd.grad(losses.sum(), vectors)[0]
+    torch.testing.assert_close(found, whole.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(total, torch.autograd.grad(whole.sum(), vectors)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_odd_batches_are_refused() -> None:
     config, split = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7), Split(["a", "b"] * len(SCORES), labels_of(np.array(SCORES)))
     with pytest.raises(InputError, match=r"finetune\.batch_size: 7 given; the two texts of a pair .* give an even number"):
-        check_together(config, split, 1, "finetune")
-    with pytest.raises(InputError, match="finetune: 2 processes would share the texts of a pair; run one process"):
-        check_together(config.model_copy(update={"batch_size": 8}), split, 2, "finetune")
+        check_together(config, split, "finetune")
+    groups = [tuple(f"{part}" for part in range(9))]
+    several = Split([*groups[0]], text_groups.labels_of(groups))
+    with pytest.raises(InputError, match=r"size: 7 given; the 9 texts of a row with 7 negatives are rows of one batch: give at least 9"):
+        check_together(config, several, "finetune")
+    check_together(config.model_copy(update={"batch_size": 9}), several, "finetune")
 
 
 def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
@@ -146,7 +169,7 @@ def test_iterations_of_recovery_get_whole_pairs(tmp_path: Path) -> None:
 
 
 def test_a_student_learns_the_vectors_and_the_scores() -> None:
-    objective = Distilled(torch.nn.Linear(1, 1), "sentence-embedding", 6, 4, 2.0, 0.9)
+    objective = Distilled(torch.nn.Linear(1, 1), losses_of("sentence-embedding"), 6, 4, 2.0, 0.9)
     vectors, given, labels = batch()
     target = torch.randn(6, 4)
     parts = objective.parts(given, target, labels)
