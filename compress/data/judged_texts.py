@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.core import relevance, text_groups
 from compress.core.errors import InputError
+from compress.core.forms import relevance, text_groups
 from compress.core.shown import shown
 from compress.core.tasks import SCORE, Task
 from compress.data.beir import Collection, Judgements, read_collection

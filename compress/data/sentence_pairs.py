@@ -1,8 +1,8 @@
 """Pairs and triplets of sentences, for models that turn a single text into a vector.
 
     pairs with scores      (a, b) and s      texts a, b       labels  (s - low) / (high - low), in [0, 1] on the train split
-                                                                      (`compress.core.vectors`)
-    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.text_groups`)
+                                                                      (`compress.core.forms.vectors`)
+    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.forms.text_groups`)
     triplets               (a, p, n)         texts a, p, n    the same
 
 A file is of the first kind where it has a column of scores, of the last where the recipe names one of negatives. All files of a split are
@@ -21,8 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from compress.core import text_groups, vectors
 from compress.core.errors import InputError
+from compress.core.forms import text_groups, vectors
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import labels
 from compress.data.config import DataConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from compress.core import text_groups
 from compress.core.errors import InputError
+from compress.core.forms import text_groups
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data.splits import Data
 from compress.models.forward import forward

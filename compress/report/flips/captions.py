@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core import captions
+from compress.core.forms import captions
 from compress.data.splits import Data
 
 

@@ -1,6 +1,6 @@
 """Writes `flips.jsonl`: one line for each prediction that changed.
 
-What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms`)."""
+What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms.table`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.data.splits import Data
 from compress.report.evaluations import evaluations
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core import candidates
+from compress.core.forms import candidates
 from compress.data.splits import Data
 
 

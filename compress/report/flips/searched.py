@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core import relevance
+from compress.core.forms import relevance
 from compress.data.splits import Data
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core import spans
+from compress.core.forms import spans
 from compress.data.splits import Data
 from compress.standalone.windows import Window
 

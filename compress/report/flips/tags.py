@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core.tags import NO_WORD, OUTSIDE, choices
+from compress.core.forms.tags import NO_WORD, OUTSIDE, choices
 from compress.data.splits import Data
 
 

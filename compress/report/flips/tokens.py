@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core.next_token import choices
+from compress.core.forms.next_token import choices
 from compress.data.splits import Data
 from compress.standalone.preprocess import TokenPair
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core.vectors import neighbours
+from compress.core.forms.vectors import neighbours
 from compress.data.splits import Data
 
 

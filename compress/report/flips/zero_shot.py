@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run
-from compress.core import zero_shot
+from compress.core.forms import zero_shot
 from compress.data.splits import Data
 from compress.report.flips.classes import readable
 

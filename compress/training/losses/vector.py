@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.text_groups import WIDTH, are_groups, num_triplets
+from compress.core.forms.text_groups import WIDTH, are_groups, num_triplets
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
 from compress.training.losses.text_groups import MARGIN, SCALE, group_loss
 
@@ -47,7 +47,7 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") 
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b2: Number of the pair and score of each text, float32 (`compress.core.vectors`).
+        labels_b2: Number of the pair and score of each text, float32 (`compress.core.forms.vectors`).
         loss: Which.
     """
     first, second = partners(labels_b2)

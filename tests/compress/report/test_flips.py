@@ -12,8 +12,8 @@ import pytest
 
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
-from compress.core import captions, zero_shot
-from compress.core.next_token import NO_CHOICE
+from compress.core.forms import captions, zero_shot
+from compress.core.forms.next_token import NO_CHOICE
 from compress.data.splits import Data, Split
 from compress.report import evaluations
 from compress.report.evaluations import Evaluation

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compress.core.decoding import Decoding
-from compress.core.next_token import answers_of, labels_of, perplexity
+from compress.core.forms.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.standalone.encoder_decoder import DECODER

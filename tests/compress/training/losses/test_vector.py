@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from compress.core.errors import InputError
+from compress.core.forms.vectors import labels_of
 from compress.core.spread import spread
-from compress.core.vectors import labels_of
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread_rows
 from compress.training.allowed import check_together

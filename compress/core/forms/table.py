@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import (
+from compress.core.forms import (
     candidates,
     captions,
     label_sets,
