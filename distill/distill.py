@@ -25,7 +25,7 @@ from compress.core.tasks import TASKS, Task, num_classes, tasks_with
 from compress.stage.context import Context
 from compress.stage.stage import teachers_named
 from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, check_pair_loss
+from compress.training.supervised import check_labelled, check_loss
 from distill.presets import PRESETS, Preset
 from distill.settings import DistillSettings
 
@@ -97,7 +97,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.allowed import check_training
-        from distill.losses.loss import check_processes, check_stacks
+        from distill.losses.loss import check_processes, check_same_tokens, check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -119,6 +119,8 @@ class Distill(DistillSettings):
         if self.augment is not None and context.team.pipeline > 1:
             given = f"{self.key}.augment: given with parallel.pipeline: {context.team.pipeline}"
             raise InputError(f"{given}, whose stages read the rows before they are masked; give pipeline: 1, or remove augment")
+        if context.data.train.together > 1:
+            self._check_parted(context.task)
         if TASKS[context.task].embeds:
             self._check_vectors(context.task)
         self._check_rows(context)
@@ -133,7 +135,7 @@ class Distill(DistillSettings):
         if not preset.losses:
             check_labelled(context.task, context.data, self.key)
         if preset.hard_weight != 0:
-            check_pair_loss(context.task, context.data, self.key, self.micro_batch_size)
+            check_loss(context.task, context.data, self.key, self.micro_batch_size)
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)
@@ -141,6 +143,7 @@ class Distill(DistillSettings):
                 tasks = tasks_with(lambda row: row.embeds)
                 raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
+            check_same_tokens(loss, loss.name, setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(
                     f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"
@@ -177,6 +180,15 @@ class Distill(DistillSettings):
             raise InputError(
                 f"{self.key}.corpus: given, but {name} compares logits; a corpus needs losses on hidden states or attention: "
                 "give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
+            )
+
+    def _check_parted(self, task: Task) -> None:
+        """Raises if rows of a task that are learned together would be parted."""
+        given = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
+        given += ["fraction"] if self.fraction != 1 and self.corpus is None else []
+        if given and not TASKS[task].embeds:
+            raise InputError(
+                f"{self.key}.{given[0]}: given; the rows of {task} are candidates of queries, which it would part: remove {given[0]}"
             )
 
     def _check_vectors(self, task: Task) -> None:

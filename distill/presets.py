@@ -18,6 +18,7 @@ from distill.losses.distilbert import Cosine
 from distill.losses.generalized_jsd import GeneralizedJsd
 from distill.losses.hidden import Hidden
 from distill.losses.logit_standardization import LogitStandardization
+from distill.losses.margin_mse import MarginMSE
 from distill.losses.minilm import MiniLM, MiniLMv2
 from distill.losses.mixkd import MixKD
 from distill.losses.projected import Projected
@@ -39,6 +40,7 @@ AnyLoss = Annotated[
     | LogitStandardization
     | Relational
     | Similarity
+    | MarginMSE
     | Projected,
     Field(discriminator="name"),
 ]
@@ -66,5 +68,6 @@ PRESETS: Mapping[PresetName, Preset] = {
     "relational": Preset((SoftTarget(), Relational()), 0.5),
     "similarity": Preset((Similarity(),), 0.0),
     "projected": Preset((Projected(),), 0.0),
+    "margin_mse": Preset((MarginMSE(),), 0.0),
     "hard_target": Preset((), 1.0),
 }

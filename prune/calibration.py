@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compress.core.runs import rows_of
 from compress.models.forward import device_of
 from compress.stage.context import Context
 from compress.training.rows import Rows
@@ -30,13 +31,12 @@ def calibration_batches(model: nn.Module, source: Path, number: int, context: Co
     """
     chosen, device = context.data.calibration(number, context.seed), device_of(model)
     rows = Rows.prepare(chosen.rows, context.preprocessor(source))
-    size = chosen.together
-    longest = np.argsort(-rows.lengths.reshape(-1, size).max(axis=1), kind="stable")
-    order = (size * longest[:, None] + np.arange(size)).reshape(-1)  # the texts of a pair or triplet stay in one batch
-    step = BATCH_SIZE - BATCH_SIZE % size
-    with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
-        for start in range(0, len(order), step):
-            indices = order[start : start + step]
+    sizes = chosen.runs
+    longest = np.argsort(-np.maximum.reduceat(rows.lengths, np.cumsum(sizes) - sizes), kind="stable")
+    step = max(1, BATCH_SIZE // chosen.together)  # rows that belong together stay in one batch
+    with context.progress.bar(label, len(chosen)) if label else nullcontext(lambda steps: None) as advance:
+        for start in range(0, len(longest), step):
+            indices = rows_of(sizes, longest[start : start + step])
             features = {name: value.to(device) for name, value in rows.batch(indices).items()}
             yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
             advance(len(indices))

@@ -41,6 +41,7 @@ from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
 from prune.steps import Steps, take_part
 from prune.surgery import KeptUnits, check_shapes, shrink
+from prune.tokens import check_tokens, prove_tokens, shares_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,13 +88,32 @@ class Prune(PruneSettings):
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
+        if self.tokens is not None:
+            self._check_tokens_leave(config, context)
         if self.recover is not None:
             self._check_shared(context.team.tensor)
-            after = self.config_after(config) if self.recover.named else config
+            after = self.config_after(config) if self.recover.named or self.tokens else config
             check_recovery(self.recover, self.training_keys, config, after, teacher, context)
         if is_learned(self.method):  # masks are learned on the unpruned model
             check_learned(context.team, key)
             check_recovery(as_trained(self.learn, self.recover or Recover()), self.training_keys, config, config, teacher, context)
+
+    def _check_tokens_leave(self, config: Any, context: Context) -> None:
+        """Raises if tokens cannot leave a model of this kind, which is tried on one with two layers and random weights."""
+        import torch
+
+        from compress.models.architecture.attention import probe
+        from compress.models.architecture.shapes import on_meta, remade
+
+        team, given = context.team, f"{self.key}.tokens: given"
+        if team.pipeline > 1 or team.sequence:
+            what = "pipeline" if team.pipeline > 1 else "sequence"
+            raise InputError(f"{given} beside parallel.{what}, which divides what layers tell each other of tokens: leave one of them out")
+        check_tokens(on_meta(config), Structure.of(on_meta(config), self.key), context.task, self.key)
+        shares_of(self.tokens or 1.0, len(self.planned(config)[0].layers), self.key)
+        few = with_layers(config, range(min(2, config.num_hidden_layers)))
+        tried = remade(on_meta(few), few).eval()
+        prove_tokens(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
 
     def _check_shared(self, tensor: int) -> None:
         """Raises if what is left need not divide by the processes that share each layer."""
@@ -111,7 +131,9 @@ class Prune(PruneSettings):
         from compress.models.architecture.shapes import with_sizes
 
         kept, sizes = self.planned(config)
-        return with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key)
+        left = kept.sizes(sizes)
+        tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(kept.layers), self.key)
+        return with_sizes(with_layers(config, kept.layers), replace(left, tokens=tokens), self.key)
 
     def planned(self, config: Any) -> tuple[KeptUnits, Sizes]:
         """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
@@ -261,6 +283,6 @@ def _words(before: Sizes, after: Sizes) -> str:
         "neurons": (sum(before.ffn), sum(after.ffn)),
         "channels": (before.hidden, after.hidden),
         "experts": (sum(before.experts), sum(after.experts)),
-        "tokens": (before.vocabulary, after.vocabulary),
+        "tokens of the vocabulary": (before.vocabulary, after.vocabulary),
     }
     return ", ".join(f"{new} of {old} {name}" for name, (old, new) in counts.items() if new != old) or "nothing"

@@ -41,7 +41,7 @@ from compress.training.history import History
 from compress.training.lora import Lora
 from compress.training.optimizers import Optimizer
 from compress.training.selection import judged_by, selection_metric
-from compress.training.supervised import check_labelled, check_pair_loss, supervised
+from compress.training.supervised import check_labelled, check_loss, supervised
 from compress.training.train import Batch, Objective, TrainConfig, Training, train
 
 
@@ -143,18 +143,17 @@ def part_of(context: Context, epochs: float, number: int, iterations: int, batch
         iterations: Number of iterations.
         batch_size: Rows per step.
     """
-    share, split, seed, together = epochs / iterations, context.data.train, context.seed, context.data.train.together
+    share, split, seed = epochs / iterations, context.data.train, context.seed
     context = replace(context, seed=seed + number - 1)
     if iterations == 1 or share >= 1 or not len(split):
         return context, share
-    count = len(split) // together  # pairs and triplets are drawn whole
-    rows = batch_size - batch_size % together  # of a step
-    size = min(count, math.ceil(share * math.ceil(len(split) / rows)) * rows // together)
+    count, of_step = len(split.runs), batch_size // split.together  # rows that belong together are drawn together
+    size = min(count, math.ceil(share * math.ceil(count / of_step)) * of_step)
     places = range((number - 1) * size, number * size)
     first, last = places[0] // count, places[-1] // count
     orders = {one: np.random.default_rng([seed, one]).permutation(count) for one in range(first, last + 1)}
-    drawn = [together * int(orders[place // count][place % count]) for place in places]
-    part = split.take([start + place for start in drawn for place in range(together)])
+    drawn = [int(orders[place // count][place % count]) for place in places]
+    part = split.take_runs(drawn)
     return replace(context, data=replace(context.data, train=part)), 1.0
 
 
@@ -254,7 +253,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
     if not settings.distill:
         check_labelled(context.task, context.data, keys.key)
     if not settings.distill or (not settings.named and settings.soft_weight < 1):
-        check_pair_loss(context.task, context.data, keys.key, settings.micro_batch_size)
+        check_loss(context.task, context.data, keys.key, settings.micro_batch_size)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 

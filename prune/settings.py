@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 SPARSITY = 0.5
+Share = Annotated[float, Field(gt=0, le=1)]
 UNITS = {"heads": "head groups", "cross": "head groups that read the encoder", "ffn": "FFN neurons", "experts": "experts"}
 
 
@@ -80,6 +81,9 @@ class PruneSettings(ModelStage):
     """Update the remaining weights by least squares so that each layer's output on those rows changes as little as possible."""
     max_unknown: Annotated[float, Field(ge=0, le=1)] = 0.001
     """Largest share of the tokens of the selection rows that may become unknown with the smaller vocabulary."""
+    tokens: Annotated[float, Field(gt=0, lt=1)] | Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
+    """Share of the tokens of a row that stay behind each layer, whatever the sparsity: falling shares behind the first layers, or a number,
+    the share that reaches the last layer. For models whose head reads the first token alone, as those of most classifiers."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
@@ -123,16 +127,28 @@ class PruneSettings(ModelStage):
             raise ValueError("protect: given, but channels and tokens run through all modules, so none can be protected: leave it out")
         if "experts" in self.granularity and self.measure != "parameters":
             raise ValueError("measure: macs given; pruning experts does not change how many a token visits: give parameters")
+        self._check_tokens()
         if is_model(self.teacher):
             raise ValueError(f"teacher: {self.teacher!r} given; allowed are baseline, input or the id of an earlier stage")
         if self.schedule == "cubic" and self.recover is None:
             raise ValueError("schedule: cubic fine-tunes between its iterations; give recover, or schedule: one_shot")
         return self
 
+    def _check_tokens(self) -> None:
+        """Raises if tokens cannot leave the model as they are asked to."""
+        if self.tokens is None:
+            return
+        if isinstance(self.tokens, tuple) and list(self.tokens) != sorted(self.tokens, reverse=True):
+            raise ValueError(f"tokens: {list(self.tokens)} given; tokens that left do not come back: give falling shares")
+        if self.measure == "latency":
+            raise ValueError("measure: latency given beside tokens; the latency table is that of layers which see all tokens: give macs")
+        if self.recover is not None and self.recover.hidden_weight:
+            raise ValueError("recover.hidden_weight: given beside tokens; layers then have fewer tokens than the teacher's: give 0")
+
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("layer_score", "divisible_by"))
+        return as_given(self, whole, ("layer_score", "divisible_by", "tokens"))
 
     @property
     def key(self) -> str:

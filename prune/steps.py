@@ -42,6 +42,7 @@ from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, hand_out, received, tuples
+from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -83,6 +84,8 @@ class Steps:
                     hand_out(context.team, None, context.scratch)
             return load(folder), Origin(*map(tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
+        if last:
+            small = self.drop_tokens(small)
         if stage.recover is not None:
             hand_out(context.team, Cut(small, self.source, origin), context.scratch)
             history = recover(small, recovery_job(stage, stage.recover, number, self.source, origin, context))
@@ -108,6 +111,8 @@ class Steps:
         stage, key, incoming = self.stage, self.stage.key, self.incoming.after(origin.layers)
         model.to(computing_device())
         structure = Structure.of(model, key)
+        if share == 1 and self.latency is None and not is_learned(stage.method):
+            return shrink(model, structure, KeptUnits.everything(structure.sizes), key), origin, {"share": share}
         cost, limits = stage.cost(model, structure, self.latency), stage.limits(structure)
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
         figures: dict[str, Any] = {"share": share}
@@ -141,6 +146,20 @@ class Steps:
             update(model, structure, kept, batches(f"{self.name}: least squares"))
         left = origin.after(kept.layers, kept.hidden, kept.query_heads(structure.sizes))
         return shrink(model, structure, kept, key), left, figures
+
+    def drop_tokens(self, model: nn.Module) -> nn.Module:
+        """Returns the model that tokens leave as the stage asks; the same one if it does not."""
+        stage = self.stage
+        if stage.tokens is None:
+            return model
+        model.to(computing_device())
+        structure = Structure.of(model, stage.key)
+        check_tokens(model, structure, self.context.task, stage.key)
+        batch = next(iter(calibration_batches(model, self.source, stage.rows, self.context, "")))
+        prove_tokens(model, batch.features, stage.key)
+        shares = shares_of(stage.tokens, structure.depth, stage.key)
+        self.context.progress.log(f"  tokens that stay behind each layer: {', '.join(f'{share:.0%}' for share in shares[:-1])}")
+        return with_tokens(model, shares, stage.key)
 
     def allocation(self, model: nn.Module, structure: Structure, scores: Scores, figures: dict[str, Any]) -> Allocate:
         """Returns the function that allocates a budget. It scans each component at most once and adds the scan to `figures`."""

@@ -26,7 +26,7 @@ from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from compress.training.allowed import check_training
 from compress.training.distilled import check_distillation
-from compress.training.supervised import check_labelled, check_pair_loss
+from compress.training.supervised import check_labelled, check_loss
 from quantize.calibration import METHODS
 from quantize.embeddings import quantize_tables
 from quantize.escalation import budget_of, escalate
@@ -86,7 +86,7 @@ class Quantize(QuantizeSettings):
             if not self.qat.distill:
                 check_labelled(context.task, context.data, setting_keys(self.title).key)
             if not self.qat.distill or (not self.qat.named and self.qat.soft_weight < 1):
-                check_pair_loss(context.task, context.data, setting_keys(self.title).key, self.qat.micro_batch_size)
+                check_loss(context.task, context.data, setting_keys(self.title).key, self.qat.micro_batch_size)
         if self.mode != "ptq" and teacher is not None:
             check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 

@@ -38,10 +38,10 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     stages = [
-        {"finetune": {"epochs": 1}},
+        {"finetune": {"epochs": 1, "loss": "lambdarank", "batch_size": 16, "micro_batch_size": 8}},
         {"distill": {"student": {"layers": 1}, "loss": "soft_target", "epochs": 0.5}},
         {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5}}},
-        {"quantize": {"calibration": {"rows": 64}}},
+        {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 0.2, "loss": "margin_mse"}}},
         {"export": {}},
         {"triton_repo": {}},
     ]
@@ -74,7 +74,7 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("reranked")
-    stages = [{"distill": {"student": {"layers": 1}, "loss": "soft_target", "epochs": 0.5}}, {"quantize": {"calibration": {"rows": 64}}}]
+    stages = [{"distill": {"student": {"layers": 1}, "loss": "margin_mse", "epochs": 0.5}}, {"quantize": {"calibration": {"rows": 64}}}]
     return run(recipe(folder, stages), folder / "run", progress=ConsoleProgress("quiet"))
 
 

@@ -7,11 +7,11 @@ A folder in the layout of BEIR (`compress.data.beir`) has what a first search fo
     evaluation  the judged queries of test (else dev), each with its first candidates
     selection   the same of dev; else the inverse cloze task (`compress.data.judged_texts`) on documents that are held out, each first
                 sentence with its own rest and the rests of 9 others
-    train       a query of train with each relevant document (1), and for each of those with 4 candidates that are not (0); where train is
-                missing first sentences of documents with their own rest (1) and those of 4 others (0)
+    train       lists: a relevant document of a query of train and 7 documents that are not relevant to it; where train is missing the
+                first sentence of a document with its own rest and those of 7 others. Each list has a number of its own, so that losses
+                compare what is in it (`compress.training.losses.candidates`)
 
-The candidates that are not relevant are evenly spread over those that a model will be asked about. The nearest ones alone are nearer to
-their query than most relevant documents are, from which a model can learn that what is near is wrong.
+What is wrong in a list: `compress.data.wrong_candidates`.
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 """
@@ -24,18 +24,18 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.forms import candidates
-from compress.core.spread import spread
 from compress.core.tasks import SCORE, Task
 from compress.data.beir import CANDIDATES, Collection, read_candidates, read_collection
 from compress.data.config import DataConfig
 from compress.data.judged_texts import opening
 from compress.data.splits import Data, Split, hold_out, selection_rows
+from compress.data.wrong_candidates import WrongCandidates
 from compress.standalone.preprocess import Row
 
 FIRST = 50
 """Candidates of a query, where the recipe does not say."""
-WRONG = 4
-"""Pairs with the label 0 for each with the label 1."""
+WRONG = 7
+"""Documents that are not relevant, in a list with one that is."""
 CHOICES = 10
 """Candidates of a first sentence in the selection split."""
 Found = dict[str, list[str]]
@@ -68,7 +68,7 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
         selection = _asked(read, "dev", found["dev"], config.candidates or FIRST, seen)
         seen |= {row[0] for row in selection.rows if isinstance(row, tuple)}
     if found.get("train"):
-        train = _judged_pairs(read, found["train"], config.candidates or FIRST, seen)
+        train = _judged_lists(read, found["train"], config.candidates or FIRST, seen)
     if train is None or selection is None:
         rest, held_out = _openings(read)
         if not rest or not held_out:
@@ -77,7 +77,7 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
             )
         if train is None:
             log(f"data: {read.folder} has no qrels/train.tsv with candidates: training and calibration pair first sentences of documents")
-            train = _opening_pairs(rest)
+            train = _opening_lists(rest)
         if selection is None:
             selection = _opening_choices(held_out)
             log(f"data: {len(held_out)} documents are held out for selection; the first sentence of each is its query")
@@ -108,21 +108,23 @@ def _asked(read: Collection, split: str, found: Found, count: int, seen: set[str
     return Split(rows, candidates.labels_of(numbers, grades, [list(judged.values()) for judged in known.values()]))
 
 
-def _judged_pairs(read: Collection, found: Found, count: int, seen: set[str]) -> Split | None:
-    """Returns relevant pairs of train, and candidates that are not relevant; None without a query that was not seen."""
-    judgements, rows, values = read.judgements["train"], [], []
-    relevant: dict[str, list[str]] = {}
-    for (query, document), grade in judgements.items():
-        if grade > 0 and read.queries[query] not in seen:
-            relevant.setdefault(query, []).append(document)
-    for query, right in relevant.items():
-        wrong = [name for name in found.get(query, [])[:count] if judgements.get((query, name), 0) == 0]
-        wrong = spread(wrong, WRONG * len(right))
-        for number, document in enumerate(right):
-            own = wrong[number :: len(right)]
-            rows += [(read.queries[query], read.documents[name]) for name in (document, *own)]
-            values += [1.0, *[0.0] * len(own)]
-    return Split(list(rows), np.array(values, np.float32)) if rows else None
+def _judged_lists(read: Collection, found: Found, count: int, seen: set[str]) -> Split | None:
+    """Returns a list for each relevant document of train; None without a query that was not seen."""
+    judged: dict[str, dict[str, int]] = {}
+    for (query, document), grade in read.judgements["train"].items():
+        if read.queries[query] not in seen:
+            judged.setdefault(query, {})[document] = grade
+    chooser = WrongCandidates((document for grades in judged.values() for document, grade in grades.items() if grade > 0), WRONG)
+    lists = [(query, names) for query, grades in judged.items() for names in chooser.lists(grades, found.get(query, [])[:count])]
+    rows: list[Row] = [(read.queries[query], read.documents[name]) for query, names in lists for name in names]
+    grades_of = [[judged[query].get(name, 0) for name in names] for query, names in lists]
+    return _numbered(rows, grades_of, [list(judged[query].values()) for query, _ in lists]) if rows else None
+
+
+def _numbered(rows: list[Row], grades: Sequence[Sequence[int]], known: Sequence[Sequence[int]]) -> Split:
+    """Returns lists of rows, each with a number of its own, given the grades in each and all that are known of its query."""
+    numbers = [number for number, values in enumerate(grades) for _ in values]
+    return Split(rows, candidates.labels_of(numbers, [value for values in grades for value in values], known))
 
 
 def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -135,15 +137,13 @@ def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, 
     return pairs[0], pairs[1]
 
 
-def _opening_pairs(parts: Sequence[tuple[str, str]]) -> Split:
+def _opening_lists(parts: Sequence[tuple[str, str]]) -> Split:
     """Returns each first sentence with its own rest, and with those of the documents behind it."""
-    rows: list[Row] = []
-    values: list[float] = []
     wrong = min(WRONG, len(parts) - 1)
-    for number, (first, rest) in enumerate(parts):
-        rows += [(first, rest), *((first, parts[(number + step) % len(parts)][1]) for step in range(1, wrong + 1))]
-        values += [1.0, *[0.0] * wrong]
-    return Split(rows, np.array(values, np.float32))
+    rows: list[Row] = [
+        (first, parts[(number + step) % len(parts)][1]) for number, (first, _) in enumerate(parts) for step in range(wrong + 1)
+    ]
+    return _numbered(rows, [[1, *[0] * wrong]] * len(parts), [[1]] * len(parts))
 
 
 def _opening_choices(parts: Sequence[tuple[str, str]]) -> Split:

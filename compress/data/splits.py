@@ -25,6 +25,7 @@ import numpy as np
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.forms.table import form_of
+from compress.core.runs import rows_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
@@ -80,9 +81,15 @@ class Split:
         return len(self.rows)
 
     @cached_property
-    def together(self) -> int:
-        """How many rows that follow each other belong together: 2 for texts of pairs, 3 for those of triplets, else 1."""
+    def runs(self) -> np.ndarray:
+        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 for those of triplets, those of the candidates
+        of a query, else 1 (`compress.core.runs`)."""
         return form_of(self.labels).together(self.labels)
+
+    @property
+    def together(self) -> int:
+        """Rows of the largest run of rows that belong together."""
+        return int(self.runs.max(initial=1))
 
     @cached_property
     def keys(self) -> list[bytes]:
@@ -101,6 +108,11 @@ class Split:
     def take(self, indices: Sequence[int]) -> Split:
         """Returns the rows at `indices`, in that order."""
         return Split([self.rows[i] for i in indices], self.labels[np.array(indices, dtype=np.int64)])
+
+    def take_runs(self, chosen: Sequence[int]) -> Split:
+        """Returns the rows of some runs (`runs`), by their numbers and in that order; one that is chosen twice becomes two."""
+        part = self.take(rows_of(self.runs, chosen).tolist())
+        return replace(part, labels=form_of(self.labels).told_apart(part.labels, self.runs[list(chosen)]))
 
 
 @dataclass(frozen=True)
@@ -154,13 +166,16 @@ class Data:
         return replace(self, evaluation=self.selection, hidden=self.evaluation)
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
-        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts."""
-        size = self.train.together
-        keys = [b"".join(self.train.keys[start : start + size]) for start in range(0, len(self.train), size)]
+        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts, of
+        candidates whole lists, at least one."""
+        sizes = self.train.runs
+        ends = np.cumsum(sizes)
+        keys = [b"".join(self.train.keys[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         salt = b"calibration %d" % seed
-        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[: num_rows // size]
-        return self.train.take([size * number + place for number in sorted(first[key] for key in chosen) for place in range(size)])
+        order = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())
+        chosen = order[: max(1, num_rows // self.train.together)]
+        return self.train.take_runs(sorted(first[key] for key in chosen))
 
 
 def divide(

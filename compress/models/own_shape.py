@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from compress.core.config import Config
 from compress.core.errors import InputError
 
 SHAPE_KEY = "compress_architecture"
 """Key of that entry in config.json; see `compress.models.architecture.shapes`."""
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class OwnShape(Config):
@@ -32,6 +35,8 @@ class OwnShape(Config):
     """Experts of each layer; absent for models without experts."""
     cross: tuple[NonNegativeInt, ...] = ()
     """Heads of each layer that read the encoder, 0 in the encoder itself; absent for models with one stack of layers."""
+    tokens: tuple[Share, ...] = ()
+    """Share of the tokens that stay behind each layer (`compress.models.architecture.dropped_tokens`); absent where all of them do."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -47,7 +52,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
     """
     try:
         shape = OwnShape.model_validate(own)
-        optional = (shape.ffn, shape.experts, shape.cross)
+        optional = (shape.ffn, shape.experts, shape.cross, shape.tokens)
         lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), *(len(values) or depth for values in optional)}
         if lengths == {depth}:
             return shape

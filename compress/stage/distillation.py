@@ -28,6 +28,7 @@ LossName = Literal[
     "relational",
     "similarity",
     "projected",
+    "margin_mse",
 ]
 """Published combinations of losses; see `distill.presets`."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from compress.core.errors import InputError
+from compress.core.forms.table import form_of
 from compress.core.tasks import TASKS
+from compress.data.splits import Split
 from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.sequence import check_sequence
 from compress.models.architecture.shapes import on_meta
@@ -18,8 +20,8 @@ from compress.training.lora import Lora, check_lora
 from compress.training.optimizers import Optimizer, check_optimizer
 from compress.training.recompute import check_recomputed
 
-_NAMES = {2: "pair", 3: "triplet"}
-"""What texts that belong together are called."""
+_NAMES = {2: "texts of a pair", 3: "texts of a triplet"}
+"""What rows that belong together are called."""
 
 
 class Settings(Protocol):
@@ -67,7 +69,7 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
     if context.data.train.together > 1:
-        check_together(settings, context.data.train.together, context.team.data_size, key)
+        check_together(settings, context.data.train, context.team.data_size, key)
 
 
 def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
@@ -108,29 +110,24 @@ def check_pipeline(settings: Settings, config: Any, context: Context, key: str) 
     check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
-def check_together(settings: Settings, together: int, processes: int, key: str) -> None:
-    """Checks that no batch takes texts without those that they belong to.
+def check_together(settings: Settings, split: Split, processes: int, key: str) -> None:
+    """Checks that no batch takes rows without those that they belong to.
 
     Args:
-        settings: Settings of a training on pairs or triplets, whose texts are rows of one batch.
-        together: Texts that belong together.
+        settings: Settings of a training on runs of rows that belong together (`compress.core.runs`).
+        split: The training rows.
         processes: Number of training processes, those that share each layer counted once.
         key: Key path of the settings, for messages.
 
     Raises:
         InputError: A batch would.
     """
-    for name, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
-        if size is not None and together == 2 and size % 2:
-            raise InputError(f"{key}.{name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
-        if size is not None and size < together:
-            raise InputError(
-                f"{key}.{name}: {size} given; the {together} texts of a triplet are rows of one batch: give at least {together}"
-            )
-    if processes > 1:
-        raise InputError(f"{key}: {processes} processes would share the texts of a {_NAMES[together]}; run one process")
-
-
-def whole(size: int, together: int) -> int:
-    """Returns how many rows of `size` are those of whole pairs or triplets."""
-    return size - size % together
+    form, most = form_of(split.labels), split.together
+    name = form.run or _NAMES[most]
+    for setting, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
+        if size is not None and most == 2 and size % 2 and not form.run:
+            raise InputError(f"{key}.{setting}: {size} given; the two {name} are rows of one batch: give an even number")
+        if size is not None and size < most:
+            raise InputError(f"{key}.{setting}: {size} given; the {most} {name} are rows of one batch: give at least {most}")
+    if processes > 1 and not form.runs_apart:
+        raise InputError(f"{key}: {processes} processes would share the {name}; run one process")

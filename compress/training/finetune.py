@@ -3,6 +3,7 @@
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
     generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
+    reranking       one of the losses over the candidates of a query (`compress.training.losses.candidates`)
     image-text      the loss of the model itself (`compress.training.losses.contrastive`)
 
 with p = softmax of the logits z. The final weights are those with the best metric on the selection split, which is not trained on.
@@ -28,10 +29,11 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.allowed import check_training
 from compress.training.lora import Lora
+from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.vector import PairLoss
 from compress.training.optimizers import Optimizer
 from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, check_pair_loss, supervised
+from compress.training.supervised import check_labelled, check_loss, supervised
 from compress.training.thresholds import fit_null_threshold, fit_thresholds
 from compress.training.train import TrainConfig, Training, train
 
@@ -57,8 +59,10 @@ class Finetune(Stage):
     """Decoupled weight decay of matrices; none for biases and norms."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target probability that is spread over all classes; 0 for regression."""
-    loss: PairLoss | None = None
-    """For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
+    loss: PairLoss | OrderLoss | None = None
+    """For reranking. listwise (the default): the softmax over the candidates of a query. ranknet: every two of them that differ in their
+    grades. lambdarank: the same, weighed by what swapping the two would change in NDCG. pointwise: the cross entropy of each by itself.
+    For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
     for pairs without scores, triplets, and queries and documents): the first text of a pair, of those with scores one with a high score,
     has to be nearer to the second than to all other second texts and all negatives of the batch. triplet: nearer by a margin than to the
     negative of the triplet, or where there are none than to the nearest other second text."""
@@ -92,7 +96,7 @@ class Finetune(Stage):
         key = f"stages.{self.id or self.NAME}"
         if TASKS[context.task].two_towers:
             self._check_two_towers(config, key)
-        check_pair_loss(context.task, context.data, key, self.micro_batch_size, self.loss)
+        check_loss(context.task, context.data, key, self.micro_batch_size, self.loss)
         if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
             raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compress.core.runs import rows_of
 from compress.standalone.preprocess import INPUTS, Preprocessor
 
 MULTIPLE = 8
@@ -144,19 +145,22 @@ class Rows:
         return min(-(-longest // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
 
 
-def plan_groups(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, together: int) -> list[NDArray[np.int64]]:
-    """Like `plan_epoch`, for rows of which the first few, the next few, ... belong together: all are in one batch, one after the other.
+def plan_runs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, sizes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Like `plan_epoch`, for runs of rows that belong together: all rows of a run are in one batch, one after the other.
+
+    Every batch but the last has the same number of runs, as many as fit where each is as long as the longest.
 
     Args:
-        lengths: Tokens of each row `[n]`, n a multiple of `together`.
-        batch_size: Rows of a batch, a multiple of `together`.
+        lengths: Tokens of each row `[n]`.
+        batch_size: Most rows of a batch, at least those of the longest run.
         seed: Seed of the training.
         epoch: Index of the epoch, from 0.
-        together: Rows that belong together: 2 for pairs, 3 for triplets.
+        sizes: Rows of each run `[r]` (`compress.core.runs`): 2 for pairs, 3 for triplets.
     """
-    assert batch_size % together == 0, (batch_size, together)
-    batches = plan_epoch(lengths.reshape(-1, together).max(axis=1), batch_size // together, seed, epoch)
-    return [(together * groups[:, None] + np.arange(together)).reshape(-1) for groups in batches]
+    longest = int(sizes.max())
+    assert batch_size >= longest, (batch_size, longest)
+    lengths_r = np.maximum.reduceat(lengths, np.cumsum(sizes) - sizes)
+    return [rows_of(sizes, chosen) for chosen in plan_epoch(lengths_r, batch_size // longest, seed, epoch)]
 
 
 def plan_epoch(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, window: int = WINDOW) -> list[NDArray[np.int64]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.forms import text_groups
-from compress.core.tasks import TASKS, Task, tasks_with
+from compress.core.named import one_of
+from compress.core.tasks import TASKS, Task
 from compress.data.splits import Data
 from compress.models.forward import forward
+from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.contrastive import contrastive_loss, scale_of
-from compress.training.losses.table import losses_of
+from compress.training.losses.table import loss_names, losses_of
 from compress.training.losses.vector import PairLoss, chosen, compares_rows
 from compress.training.train import Batch, Objective
 
@@ -32,8 +36,8 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         )
 
 
-def check_pair_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | None = None) -> None:
-    """Checks that the loss of vectors fits the rows, and that no micro-batches part what it compares.
+def check_loss(task: Task, data: Data, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
+    """Checks that the loss fits the task and the rows, and that no micro-batches part what it compares.
 
     Args:
         task: The task.
@@ -45,29 +49,31 @@ def check_pair_loss(task: Task, data: Data, key: str, micro_batch_size: int | No
     Raises:
         InputError: It does not.
     """
-    facts, labels = TASKS[task], data.train.labels
-    if loss is not None and not facts.embeds:
-        raise InputError(f"{key}.loss: {loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
+    facts, labels, names = TASKS[task], data.train.labels, loss_names(task)
+    if loss is not None and loss not in names:
+        tasks = [name for name in TASKS if loss in loss_names(name)]
+        remedy = f"give {one_of(names)}" if names else "leave it out"
+        raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
     if not facts.embeds or facts.two_towers:
         return
     if loss == "cosine" and text_groups.are_groups(labels):
         raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
-    name = chosen(loss, labels)
+    name = chosen(cast("PairLoss | None", loss), labels)
     if micro_batch_size is not None and compares_rows(name, labels):
         raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
 
 
-def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None = None) -> Objective:
+def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None) -> Objective:
     """Returns the objective of learning from labels alone.
 
     Args:
         task: The task.
         label_smoothing: Share of the target probability that is spread over all choices.
-        pairs: For vectors, the loss of texts that belong together; None: the usual one of such labels.
+        loss: The loss, for tasks that have several (`compress.training.losses.table.loss_names`); None: the usual one.
     """
     if TASKS[task].two_towers:
         return _contrastive
-    losses = losses_of(task, pairs)
+    losses = losses_of(task, loss)
 
     def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {losses.named(batch.labels): losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -41,7 +40,8 @@ from compress.models.forward import device_of, on_device
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from compress.training.allowed import check_together, whole
+from compress.training.allowed import check_together
+from compress.training.dealing import Dealing
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
@@ -52,7 +52,7 @@ from compress.training.optimizers import Optimizer, moments_of, optimizer_of
 from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
-from compress.training.rows import Rows, plan_epoch, plan_groups
+from compress.training.rows import Rows
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
 ROUNDING = 1e-9
@@ -188,7 +188,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
     if training.split.together > 1:
-        check_together(training.config, training.split.together, training.team.data_size, training.label)
+        check_together(training.config, training.split, training.team.data_size, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
 
@@ -244,13 +244,9 @@ class _Loop:
         self.caches_casts = training.parallel.checkpointing == "none"  # see `compress.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
-        together = training.split.together
-        self.plan = partial(plan_groups, together=together) if together > 1 else plan_epoch
-        self.batch_size, self.micro_batch_size = whole(config.batch_size, together), config.micro_batch_size
-        if self.micro_batch_size is not None:
-            self.micro_batch_size = whole(self.micro_batch_size, together)
-        share = -(-self.batch_size // team.data_size)
-        at_once = min(share, self.micro_batch_size or share)
+        self.dealing = Dealing(training.split.runs, config.batch_size, config.micro_batch_size, team)
+        share = -(-self.dealing.batch_size // team.data_size)
+        at_once = min(share, self.dealing.micro_batch_size or share)
         divides = team.pipeline > 1
         self.pipeline = pipelined(model, objective, self.rows, at_once, team, training.parallel, label) if divides else None
         self.division: Division | Pipeline = self.pipeline or divided(model, team, training.parallel, label)
@@ -267,7 +263,7 @@ class _Loop:
         self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = optimizer_of(config.optimizer, self.trained, config.learning_rate, config.weight_decay)
         self.masks = ZeroMasks(model)
-        self.epoch_steps = -(-len(self.rows.lengths) // self.batch_size)
+        self.epoch_steps = self.dealing.epoch_steps
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.engine = Engine(objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
@@ -290,7 +286,7 @@ class _Loop:
             while self.history.steps < self.num_steps:
                 epoch, position = divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
-                    batches = self.plan(self.rows.lengths, self.batch_size, self.seed, epoch)
+                    batches = self.dealing.batches(self.rows.lengths, self.seed, epoch)
                 with profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext():
                     self._step(batches[position])
                 self._look(epoch, progress)
@@ -333,15 +329,12 @@ class _Loop:
 
     def _gradients(self, indices: NDArray[np.int64], dtype: torch.dtype) -> Gradients:
         """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
-        team = self.team
-        most = -(-len(indices) // team.data_size)  # rows of a process
-        size, own = self.micro_batch_size or most, team.share(indices)
+        team, parts = self.team, self.dealing.parts(indices)
         sums: dict[str, float] = {}
         self.optimizer.zero_grad(set_to_none=True)
-        for start in range(0, most, size):
-            part = own[start : start + size]
+        for number, part in enumerate(parts, 1):
             # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
-            with self.engine.micro_batch(last=start + size >= most):
+            with self.engine.micro_batch(last=number == len(parts)):
                 terms = self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices), dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value

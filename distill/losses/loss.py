@@ -50,6 +50,8 @@ class Shape:
     """Whether attention is causal, if only in a decoder: a token attends only to tokens before it."""
     decoder_layers: int = 0
     """Layers of an encoder-decoder's decoder, beside the `layers` of its encoder; 0 for a model with one stack of layers."""
+    drops_tokens: bool = False
+    """Whether tokens leave the model behind some layer."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -62,7 +64,8 @@ class Shape:
             heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
         beside = (depths_of(config) or ())[1:]
         classes = width_of(config) if getattr(config, EMBEDDING_KEY, None) else config.num_labels
-        return cls(config.model_type, layers, hidden, heads, classes, inner, is_causal(config) or bool(beside), sum(beside))
+        causal, drops = is_causal(config) or bool(beside), bool(own and own.get("tokens"))
+        return cls(config.model_type, layers, hidden, heads, classes, inner, causal, sum(beside), drops)
 
     @property
     def attention(self) -> int:
@@ -203,6 +206,19 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         )
     if stacks[0] != stacks[1]:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
+
+
+def check_same_tokens(loss: Loss, name: str, setting: Setting) -> None:
+    """Checks that both models have all tokens in the layers that a loss compares.
+
+    Raises:
+        InputError: It looks inside, and tokens leave one of the models on the way.
+    """
+    sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
+    if sides and not loss.ANSWERS_ONLY:
+        raise InputError(
+            f"{setting.key}: {name} given; it compares layers token by token, and tokens leave the {sides[0]} on the way: give soft_target"
+        )
 
 
 def check_processes(loss: Any, setting: Setting, team: Team) -> None:

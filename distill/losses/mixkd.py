@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.models.forward import device_of, on_device
 from compress.training.losses.table import losses_of
 from compress.training.rows import ByLength, Rows
@@ -63,7 +64,15 @@ class MixKD(Loss):
         return self
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """Nothing: the loss runs both models on its own inputs."""
+        """Nothing: the loss runs both models on its own inputs.
+
+        Raises:
+            InputError: The rows are candidates of queries.
+        """
+        if TASKS[setting.task].orders:
+            raise InputError(
+                f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
+            )
         return Wanted(), Wanted()
 
     def prepare(self, pair: Pair) -> None:

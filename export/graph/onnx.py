@@ -12,6 +12,7 @@ layers again:
   attention are `<module>/qk` and `<module>/pv`. Engines report these node names, and `export.graph.qdq` and `export.graph.macs` look for
   them;
 - what no head reads is not computed (`export.graph.unread_tokens`): of the last layer of most classifiers, all tokens but the first;
+- tokens that leave the model leave it before they are computed (`export.graph.dropped_tokens`);
 - shapes of intermediate tensors, stack traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
 
 Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.graph.qdq` makes it
@@ -52,6 +53,7 @@ from compress.models.layers.grids import put_on_grids
 from compress.models.library import one_line, quiet
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
+from export.graph.dropped_tokens import select_early
 from export.graph.experts import make_exportable
 from export.graph.nodes import prune_initializers
 from export.graph.unread_tokens import drop_unread_tokens
@@ -177,7 +179,8 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_to
         with _without_masks() if len(example) == 1 and (preprocessor.modality != "text" or two_towers) else nullcontext():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
     if not all_tokens:
-        drop_unread_tokens(graph.graph)  # which needs the shapes that the exporter wrote
+        drop_unread_tokens(graph.graph)  # these need the shapes that the exporter wrote
+        select_early(graph.graph)
     answered = ("batch", "frames") if preprocessor.transcribes else axes if preprocessor.per_token else axes[:1]
     return save(_tidy(graph, axes, answered), out)
 

@@ -22,7 +22,7 @@ one of a causal model).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,13 +47,22 @@ Dim = int | str
 
 
 @dataclass
-class _Graph:
+class KnownGraph:
     """A graph, what is known of its tensors, and which of them have only the rows that are read."""
 
     shapes: dict[str, list[Dim]]
     constants: dict[str, TensorProto]
     narrowed: dict[str, int] = field(default_factory=dict)
     """Axis of the rows by tensor, of those whose producer computes no others."""
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto) -> KnownGraph:
+        """Reads shapes and constants of a graph whose value_info has all of its tensors."""
+        typed = (*graph.input, *graph.value_info, *graph.output)
+        unknown = (f"unknown {number}" for number in itertools.count())
+        shapes = {item.name: [dim.dim_param or dim.dim_value or next(unknown) for dim in item.type.tensor_type.shape.dim] for item in typed}
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        return cls(shapes | {name: list(tensor.dims) for name, tensor in constants.items()}, constants)
 
     def integers(self, name: str) -> list[int] | None:
         """Returns the numbers of a constant, or None for another tensor."""
@@ -71,25 +80,26 @@ def drop_unread_tokens(graph: onnx.GraphProto) -> int:
         How many products of matrices have fewer rows now.
     """
     typed = (*graph.input, *graph.value_info, *graph.output)
-    unknown = (f"unknown {number}" for number in itertools.count())
-    shapes = {value.name: [dim.dim_param or dim.dim_value or next(unknown) for dim in value.type.tensor_type.shape.dim] for value in typed}
     floats = {value.name for value in typed if value.type.tensor_type.elem_type == TensorProto.FLOAT}
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    known = _Graph(shapes | {name: list(tensor.dims) for name, tensor in constants.items()}, constants)
+    known = KnownGraph.of(graph)
     producer = {output: node for node in graph.node for output in node.output}
     readers = [(node, *found) for node in graph.node if (found := _reads(node, known)) is not None and node.input[0] in floats]
     heads = {id(node): axis for node, axis, _ in readers if _asked(producer.get(node.input[0]), axis, known) is not None}
     if not heads:
         return 0
     rows = max(count for node, _, count in readers if id(node) in heads)
-    asked = _ask(graph, heads, known)
+    asked = ask(graph, heads, known)
     products: int = sum(node.op_type == "MatMul" for node in graph.node if id(node) in asked)
     if products:
-        _write(graph, asked, known, rows)
+
+        def first(name: str, output: str, axis: int) -> onnx.NodeProto:
+            return _slice(graph, name, output, axis, rows)
+
+        write_narrowed(graph, asked, known, first, "read")
     return products
 
 
-def _reads(node: onnx.NodeProto, known: _Graph) -> tuple[int, int] | None:
+def _reads(node: onnx.NodeProto, known: KnownGraph) -> tuple[int, int] | None:
     """Returns the axis of which a Gather reads the first rows only, and how many those are; None for any other node."""
     indices = known.integers(node.input[1]) if node.op_type == "Gather" else None
     shape = known.shapes.get(node.input[0], [])
@@ -100,8 +110,18 @@ def _reads(node: onnx.NodeProto, known: _Graph) -> tuple[int, int] | None:
     return (axis, count) if 0 < axis < len(shape) - 1 and (isinstance(size, str) or size > count) else None
 
 
-def _ask(graph: onnx.GraphProto, heads: Mapping[int, int], known: _Graph) -> dict[int, list[int | None]]:
-    """Returns, by the identity of each node that shall compute fewer rows, the axis of those rows in each input; None: all are read."""
+def ask(
+    graph: onnx.GraphProto, heads: Mapping[int, int], known: KnownGraph, takes: Callable[[str, int], bool] = lambda name, axis: True
+) -> dict[int, list[int | None]]:
+    """Returns, by the identity of each node that shall compute fewer rows, the axis of those rows in each input; None: all are read.
+
+    Args:
+        graph: The graph.
+        heads: Axis of the rows that a node reads of its first input, by the identity of the node.
+        known: The shapes; is told which tensors will have fewer rows.
+        takes: Whether rows of an axis can be taken of an input of the graph, or of a constant.
+    """
+    given = {value.name for value in (*graph.input, *graph.initializer)}
     wanted: dict[str, set[int | None]] = {value.name: {None} for value in graph.output}
     asked: dict[int, list[int | None]] = {}
     for node in reversed(graph.node):
@@ -111,7 +131,9 @@ def _ask(graph: onnx.GraphProto, heads: Mapping[int, int], known: _Graph) -> dic
             inputs[0] = heads[id(node)]
         elif len(axes) == 1 and (axis := next(iter(axes))) is not None:
             rows = _asked(node, axis, known)
-            if rows is not None:
+            if rows is not None and all(
+                of is None or name not in given or takes(name, of) for name, of in zip(node.input, rows, strict=True)
+            ):
                 inputs = asked[id(node)] = rows
                 known.narrowed |= dict.fromkeys(node.output, axis)
         for name, of in zip(node.input, inputs, strict=True):
@@ -119,7 +141,7 @@ def _ask(graph: onnx.GraphProto, heads: Mapping[int, int], known: _Graph) -> dic
     return asked
 
 
-def _asked(node: onnx.NodeProto | None, axis: int, known: _Graph) -> list[int | None] | None:
+def _asked(node: onnx.NodeProto | None, axis: int, known: KnownGraph) -> list[int | None] | None:
     """Returns which rows of each input a node needs for the first rows of one axis of its outputs.
 
     Returns:
@@ -145,7 +167,7 @@ def _asked(node: onnx.NodeProto | None, axis: int, known: _Graph) -> list[int | 
     return inputs
 
 
-def _first_input(node: onnx.NodeProto, axis: int, known: _Graph) -> int | None:
+def _first_input(node: onnx.NodeProto, axis: int, known: KnownGraph) -> int | None:
     """Returns the axis of the first input whose rows are those of an axis of the output, for operations that read their others in full."""
     source, output = known.shapes.get(node.input[0], []), known.shapes[node.output[0]]
     rank = len(source)
@@ -180,8 +202,22 @@ def _first_input(node: onnx.NodeProto, axis: int, known: _Graph) -> int | None:
     return None
 
 
-def _write(graph: onnx.GraphProto, asked: Mapping[int, list[int | None]], known: _Graph, rows: int) -> None:
-    """Puts slices in front of what reads fewer rows than its input has, and lets reshapes take the rows that come."""
+def write_narrowed(
+    graph: onnx.GraphProto,
+    asked: Mapping[int, list[int | None]],
+    known: KnownGraph,
+    narrow: Callable[[str, str, int], onnx.NodeProto],
+    word: str,
+) -> None:
+    """Narrows what is read by operations that shall compute fewer rows, and lets reshapes take the rows that come.
+
+    Args:
+        graph: The graph, changed in place.
+        asked: What `ask` returned.
+        known: The shapes; says which tensors have fewer rows already.
+        narrow: Makes the node that takes some rows of a tensor, given its name, that of the output, and the axis.
+        word: What names of narrowed tensors end in.
+    """
     made: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -190,8 +226,8 @@ def _write(graph: onnx.GraphProto, asked: Mapping[int, list[int | None]], known:
             if axis is None or known.narrowed.get(name) == axis:
                 continue
             if (name, axis) not in made:
-                made[name, axis] = f"{name}.read" if axis == 1 else f"{name}.read.{axis}"
-                nodes.append(_slice(graph, name, made[name, axis], axis, rows))
+                made[name, axis] = f"{name}.{word}" if axis == 1 else f"{name}.{word}.{axis}"
+                nodes.append(narrow(name, made[name, axis], axis))
             node.input[index] = made[name, axis]
         if node.op_type == "Reshape" and node.output[0] in known.narrowed:
             output, axis = known.shapes[node.output[0]], known.narrowed[node.output[0]]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from compress.artifacts.artifact import Artifact
+from compress.core.forms import candidates
 from compress.core.forms.next_token import labels_of
 from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
@@ -104,6 +105,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
     "uneven": ("odd", Finetune(**{**STEADY, "learning_rate": 5e-4})),  # type: ignore[arg-type]
     "taught words": ("words", Distill(**STEADY, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
     "parts": ("still", Finetune(**STEADY, micro_batch_size=4)),  # type: ignore[arg-type]
+    "order": ("ordered", Finetune(**{**STEADY, "batch_size": 8}, micro_batch_size=2)),  # type: ignore[arg-type]
     "adafactor": ("still", Finetune(**STEADY, optimizer={"name": "adafactor"})),  # type: ignore[arg-type]
     "lamb": ("still", Finetune(**{**STEADY, "learning_rate": 1e-3}, optimizer={"name": "lamb"})),  # type: ignore[arg-type]
     "eight bits": ("still", Finetune(**STEADY, optimizer={"name": "adamw8bit"})),  # type: ignore[arg-type]
@@ -141,8 +143,11 @@ PLANS: Mapping[str, Plans] = {
         "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
-        "ddp": (USUAL, ("inside", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso")),
-        "fsdp2": (SHARDED, ("inside", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
+        "ddp": (
+            USUAL,
+            ("inside", "order", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso"),
+        ),
+        "fsdp2": (SHARDED, ("inside", "order", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("inside",)),
         "lamb": (SHARDED, ("lamb",)),
@@ -230,14 +235,15 @@ class Killed(Exception):
 
 def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Parallel) -> Context:
     """The context of a stage on one of the checkpoints in `folder`."""
-    words = kind in WRITES
-    splits = [of_lengths(num_rows, seed) if words else sentences(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
-    data = Data(splits[0], splits[1], splits[2], () if words else LABELS[2])
+    words, ordered = kind in WRITES, kind == "ordered"
+    made = of_lengths if words else pairs_in_order if ordered else sentences
+    splits = [made(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
+    data = Data(splits[0], splits[1], splits[2], () if words else LABELS[1 if ordered else 2])
     baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
     mine = scratch if team.is_first else scratch.with_name(f"{scratch.name}.{team.rank}")
     target = Target(sequence_lengths=(8,))
     told, known = Told(), {"baseline": baseline}
-    task: Task = "text-generation" if words else "text-classification"
+    task: Task = "text-generation" if words else "reranking" if ordered else "text-classification"
     length = tiny_language_models.LENGTH if words else LENGTHS.get(kind, 16)
     return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected())
 
@@ -247,6 +253,13 @@ def of_lengths(num_rows: int, seed: int) -> Split:
     random, most = np.random.default_rng(seed), tiny_language_models.LENGTH
     rows = [random.integers(0, tiny_language_models.VOCABULARY, random.integers(3, most + 1)).astype(np.int32) for _ in range(num_rows)]
     return Split(list(rows), labels_of(rows, most - 1))
+
+
+def pairs_in_order(num_rows: int, seed: int) -> Split:
+    """Queries with two candidates each, the second of which is relevant."""
+    lists = num_rows // 2
+    labels = candidates.labels_of([number for number in range(lists) for _ in range(2)], [0, 1] * lists, [[1]] * lists)
+    return Split(sentences(num_rows, seed).rows, labels)
 
 
 def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team, parallel: Parallel = USUAL) -> dict[str, Any]:

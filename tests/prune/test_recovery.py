@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.core.errors import InputError
+from compress.core.forms import candidates
 from compress.data.splits import Split
 from compress.models.architecture.blocks import between_blocks, blocks_of
 from compress.models.architecture.origin import Origin
@@ -104,6 +105,21 @@ def test_iterations_go_through_the_train_split_one_after_the_other(
     again = part_of(context, epochs, iterations, iterations, batch)[0]
     assert again.data.train.rows == parts[-1][0].data.train.rows
     assert len({one.seed for one, _ in parts}) == iterations
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_iterations_draw_whole_lists_of_candidates(seed: int, make_context: Callable[..., Context]) -> None:
+    """Of three lists orders follow each other quickly, and a list that ends one order and starts the next stays two lists."""
+    sizes, context = (3, 1, 2), replace(make_context(), seed=seed)
+    numbers = [number for number, size in enumerate(sizes) for _ in range(size)]
+    labels = candidates.labels_of(numbers, [1] * len(numbers), [[1]] * len(sizes))
+    context = replace(context, data=replace(context.data, train=Split([str(row) for row in range(len(numbers))], labels)))
+    parts = [part_of(context, 2, number, 3, 3)[0].data.train for number in range(1, 4)]
+    assert [len(part.runs) for part in parts] == [2, 2, 2]
+    for part in parts:
+        assert part.labels[:, 1].tolist() == [float(run) for run, size in enumerate(part.runs) for _ in range(size)]
+        for end, size in zip(np.cumsum(part.runs), part.runs, strict=True):
+            assert [int(row) for row in part.rows[end - size : end]] == [row for row, owner in enumerate(numbers) if sizes[owner] == size]
 
 
 def test_whole_passes_have_all_rows(make_context: Callable[..., Context]) -> None:

@@ -37,8 +37,9 @@ pytestmark = pytest.mark.whole
 
 KEY = "stages.prune"
 ASKED = SettingKeys("prune", f"{KEY}.recover", f"{KEY}.teacher")
-NAMES: list[LossName] = [name for name in get_args(LossName) if name not in ("logit_standardization", "similarity", "projected")]
-"""Without the one that is a setting, and the one for vectors alone."""
+OF_OTHERS = ("logit_standardization", "similarity", "projected", "margin_mse")
+NAMES: list[LossName] = [name for name in get_args(LossName) if name not in OF_OTHERS]
+"""Without the one that is a setting, and those for vectors or candidates alone."""
 QUICK: dict[str, Any] = {"rows": 16, "multiple_of": 4, "allocation": "global", "sparsity": 0.4}
 
 

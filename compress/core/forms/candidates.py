@@ -84,6 +84,13 @@ def num_queries(labels: Array) -> int:
     return len(np.unique(labels[:, 1]))
 
 
+def numbered(labels: Array, sizes: Array) -> Array:
+    """Returns labels `[n, 13]` with queries numbered anew: the first of these sizes `[q]` are rows of the first one, and so on."""
+    changed = labels.copy()
+    changed[:, 1] = np.repeat(np.arange(len(sizes)), sizes)
+    return changed
+
+
 def with_answers(labels: Array, scores: Array) -> Array:
     """Returns labels where the candidates that these scores `[n, 1]` put first have the grades 10, 9, ..., 1, and the others 0."""
     changed = labels.copy()

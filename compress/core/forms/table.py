@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core import runs
 from compress.core.forms import (
     candidates,
     captions,
@@ -54,6 +55,11 @@ def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[
     return chosen
 
 
+def _equal(size_of: Callable[[Array], int]) -> Callable[[Array], Array]:
+    """Returns what tells the sizes of runs, given what tells the one size that they all have."""
+    return lambda labels: runs.equal(len(labels), size_of(labels))
+
+
 def _with_zeros(figures: Callable[[Array, Array], Array]) -> Callable[[Array, Array], tuple[Array, Array]]:
     """Returns figures as values, beside labels that say nothing more."""
 
@@ -80,8 +86,14 @@ class Form:
     """Of vectors of two models and labels the share of what both find for a row."""
     chosen: Callable[[Array, int], list[int]] = _alone
     """Of labels and a number, about so many rows, evenly spread, that can be judged without the others."""
-    together: Callable[[Array], int] = lambda labels: 1
-    """How many rows that follow each other are learned together."""
+    together: Callable[[Array], Array] = lambda labels: runs.equal(len(labels), 1)
+    """Of labels the sizes of the runs of rows that are learned together (`compress.core.runs`), int64 `[r]`."""
+    told_apart: Callable[[Array, Array], Array] = lambda labels, sizes: labels
+    """Of labels and the sizes of the runs that they are of labels by which these stay apart, though they may be the same run again."""
+    run: str = ""
+    """What the rows of such a run are, for messages; empty: texts of a pair or triplet."""
+    runs_apart: bool = False
+    """Whether no run is compared with another one, so that micro-batches and processes may take some of a batch each."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics that no other form has, by name."""
     are_shares: bool = False
@@ -98,7 +110,7 @@ FORMS: Mapping[str, Form] = {
         taught=captions.with_answers,
         overlap=captions.overlap,
         chosen=zero_shot.spread,
-        together=zero_shot.together,
+        together=_equal(zero_shot.together),
         metrics={name: captions.column(name) for name in captions.FIGURES},
         are_shares=True,
         flips="captions",
@@ -109,7 +121,7 @@ FORMS: Mapping[str, Form] = {
         count=lambda labels: len(zero_shot.judged(labels)),
         taught=zero_shot.with_answers,
         chosen=zero_shot.spread,
-        together=zero_shot.together,
+        together=_equal(zero_shot.together),
         flips="zero_shot",
     ),
     "tags": Form(tags.are_tags, values=_with_zeros(tags.entity_counts), flips="tags"),
@@ -129,6 +141,10 @@ FORMS: Mapping[str, Form] = {
         values=_with_zeros(ranking.figures),
         count=candidates.num_queries,
         taught=candidates.with_answers,
+        together=lambda labels: runs.sizes_of(labels[:, 1]),
+        told_apart=candidates.numbered,
+        run="candidates of a query",
+        runs_apart=True,
         flips="ordered",
     ),
     "pairs and triplets": Form(
@@ -137,7 +153,7 @@ FORMS: Mapping[str, Form] = {
         count=text_groups.num_triplets,
         taught=text_groups.with_answers,
         chosen=_of_groups(lambda labels: text_groups.parts_of(labels, text_groups.TRIPLET)),
-        together=text_groups.size_of,
+        together=_equal(text_groups.size_of),
         flips="vectors",
     ),
     "pairs": Form(
@@ -146,7 +162,7 @@ FORMS: Mapping[str, Form] = {
         count=vectors.num_pairs,
         taught=vectors.with_scores,
         chosen=_of_groups(vectors.partners),
-        together=vectors.together,
+        together=_equal(vectors.together),
         flips="vectors",
     ),
     "sets": Form(label_sets.are_sets, flips="sets"),

@@ -21,6 +21,7 @@ import copy
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from compress.core.tasks import TASKS, Task
 from compress.models.architecture.attention import Attention, Attentions, find_attentions, is_layer, out_axis
 from compress.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
 from compress.models.architecture.blocks import block_of, blocks_of
+from compress.models.architecture.dropped_tokens import drop_tokens
 from compress.models.architecture.structure import Sizes, Structure, head_axes
 from compress.models.heads.embedding import embedding_class
 from compress.models.heads.reader import reader_class
@@ -143,6 +145,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
             ffn=sizes.ffn if any(sizes.ffn) else (),
             experts=sizes.experts if any(sizes.experts) else (),
             cross=sizes.cross,
+            tokens=sizes.tokens,
         )
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
@@ -263,6 +266,12 @@ def _resize(model: Any, own: Any) -> None:
             size = sizes[number]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             set_counts(owner, dict.fromkeys(counts, size))
+    if shape.tokens:
+        own_heads = [
+            replace(attentions.own[block], heads=shape.heads[block], key_value_heads=shape.key_value_heads[block], head_dim=shape.head_dim)
+            for block in range(len(shape.tokens))
+        ]
+        drop_tokens(blocks_of(model, "checkpoint"), own_heads, shape.tokens)
 
 
 def _stock_attentions(stock: Any) -> Attentions:

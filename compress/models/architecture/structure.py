@@ -64,14 +64,20 @@ class Sizes:
     """Experts; 0 for a layer with one FFN."""
     cross: tuple[int, ...] = ()
     """Heads that read the encoder; 0 for its own layers. Empty for a model with one stack of layers."""
+    tokens: tuple[float, ...] = ()
+    """Share of the tokens that stay behind each layer. Empty for a model whose layers all see all of them."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""
-        return len(self.heads) == len(other.heads) and all(
-            all(map(math.isclose, getattr(self, field.name), getattr(other, field.name)))
-            if isinstance(getattr(self, field.name), tuple)
-            else getattr(self, field.name) == getattr(other, field.name)
-            for field in fields(self)
+        return (
+            len(self.heads) == len(other.heads)
+            and len(self.tokens) == len(other.tokens)
+            and all(
+                all(map(math.isclose, getattr(self, field.name), getattr(other, field.name)))
+                if isinstance(getattr(self, field.name), tuple)
+                else getattr(self, field.name) == getattr(other, field.name)
+                for field in fields(self)
+            )
         )
 
     def of_layers(self, layers: Sequence[int]) -> Sizes:
@@ -90,6 +96,7 @@ class Sizes:
             pick(self.ffn),
             pick(self.experts),
             pick(self.cross) if self.cross else (),
+            pick(self.tokens) if self.tokens else (),
         )
 
 
@@ -238,6 +245,7 @@ def _sizes(
         ffn,
         experts,
         tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
+        tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ())),
     )
 
 

@@ -101,10 +101,12 @@ def _loads(figures: Figures) -> list[View]:
 
 
 def _whole(figures: Figures) -> list[str]:
-    """Returns the model-wide dimensions that shrank, as text."""
+    """Returns the model-wide dimensions that shrank and the tokens that leave on the way, as text."""
     before, after = figures["before"], figures["after"]
     names = {"hidden": "channels of the residual stream", "vocabulary": "tokens of the vocabulary"}
-    return [f"{after[key]:,} of {before[key]:,} {name}" for key, name in names.items() if after.get(key) != before.get(key)]
+    shrunk = [f"{after[key]:,} of {before[key]:,} {name}" for key, name in names.items() if after.get(key) != before.get(key)]
+    shares = [f"{100 * share:.3g} %" for share in (after.get("tokens") or ())[:-1]]
+    return [*shrunk, *([f"of the tokens of a row {', '.join(shares)} behind the blocks but the last"] if shares else [])]
 
 
 def _costs(figures: Figures) -> list[View]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 from compress.core.tasks import TASKS, Task
 from compress.training.losses.answer_loss import AnswerLoss
+from compress.training.losses.candidates import CandidateLoss, OrderLoss
 from compress.training.losses.classes import ClassLoss
 from compress.training.losses.sets import SetLoss
 from compress.training.losses.spans import SpanLoss
@@ -14,13 +17,16 @@ from compress.training.losses.value import ValueLoss
 from compress.training.losses.vector import PairLoss, VectorLoss
 
 
-def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
+def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None) -> AnswerLoss:
     """Returns the losses of a task.
 
     Args:
         task: The task.
-        pairs: For vectors, the loss of texts that belong together; None: the usual one of such labels.
+        loss: The loss against labels, for tasks that have several (`loss_names`); None: the usual one.
     """
+    if TASKS[task].orders:
+        assert loss is None or loss in loss_names(task), (task, loss)
+        return CandidateLoss(cast("OrderLoss | None", loss))
     losses: dict[str, AnswerLoss] = {
         "class": ClassLoss(),
         "labels": SetLoss(),
@@ -29,6 +35,12 @@ def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
         "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
-        "vector": VectorLoss(pairs),
+        "vector": VectorLoss(cast("PairLoss | None", loss)),
     }
     return losses[TASKS[task].answer]
+
+
+def loss_names(task: Task) -> tuple[str, ...]:
+    """Returns the names of the losses against labels that a task chooses from; empty for one that has a single loss."""
+    facts = TASKS[task]
+    return get_args(OrderLoss) if facts.orders else get_args(PairLoss) if facts.embeds and not facts.two_towers else ()

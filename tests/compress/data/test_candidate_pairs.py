@@ -44,20 +44,26 @@ def test_the_first_candidates_of_each_judged_query_are_evaluated(tmp_path: Path)
 
 def test_without_train_judgements_first_sentences_are_paired(tmp_path: Path) -> None:
     data = loaded(written(tmp_path / "data", "q1\td1\t1\nq2\td2\t1\n"))
-    assert len(data.train) == 50  # ten documents, two are held out
-    assert data.train.labels.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0] * 10
-    for (first, rest), value in zip(data.train.rows, data.train.labels, strict=True):
+    assert data.train.runs.tolist() == [8] * 10  # ten documents, two are held out
+    assert data.train.labels[:, 2:5].tolist() == [[float(place == 0), 1, 0] for _ in range(10) for place in range(8)]
+    for (first, rest), value in zip(data.train.rows, data.train.labels[:, 2], strict=True):
         assert (first.split()[1] == rest.split()[-1].removesuffix(".")) == (value == 1)
+    assert len(set(data.train.rows)) == 80
     assert candidates.are_candidates(data.selection.labels)
     assert len(data.selection) == 4
     assert [int(np.sum(data.selection.labels[2 * query : 2 * query + 2, 2])) for query in range(2)] == [1, 1]
     assert not {first for first, _ in data.selection.rows} & {first for first, _ in data.train.rows}
 
 
-def test_train_judgements_are_paired_with_candidates_that_are_not_relevant(tmp_path: Path) -> None:
-    data = loaded(tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20))
-    assert len(data.train) == 20 * 8  # of 8 candidates two are relevant
-    assert data.train.labels.tolist() == [1.0, 0.0, 0.0, 0.0] * 40
+def test_train_judgements_become_lists_with_what_is_not_relevant(tmp_path: Path) -> None:
+    folder = tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20)
+    data = loaded(folder)
+    assert data.train.runs.tolist() == [7] * 40  # of 8 candidates two are relevant
+    assert candidates.are_candidates(data.train.labels)
+    assert data.train.labels[:, 2].tolist() == [float((2, 1)[run % 2] if place == 0 else 0) for run in range(40) for place in range(7)]
+    assert data.train.labels[:, 1].tolist() == [float(run) for run in range(40) for _ in range(7)]
+    assert data.train.labels[:, 3:6].tolist() == [[2, 1, 0]] * 280
+    assert all(len({query for query, _ in data.train.rows[start : start + 7]}) == 1 for start in range(0, 280, 7))
     assert len(data.selection) == 10 * 8
     assert len(data.evaluation) == 20 * 8
     texts = [{query for query, _ in split.rows} for split in (data.train, data.selection, data.evaluation)]
@@ -66,30 +72,29 @@ def test_train_judgements_are_paired_with_candidates_that_are_not_relevant(tmp_p
     assert not (texts[0] | texts[1]) & texts[2]
 
 
-@pytest.mark.parametrize(("given", "right", "wrong"), [(50, 3, 12), (20, 3, 12), (50, 20, 30), (8, 1, 4), (4, 1, 3)])
-def test_what_is_wrong_is_spread_over_the_candidates(given: int, right: int, wrong: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "lists"), [(70, 10), (20, 2), (3, 1)])
+def test_calibration_takes_whole_lists(rows: int, lists: int, tmp_path: Path) -> None:
+    data = loaded(tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20))
+    chosen = data.calibration(rows)
+    assert chosen.runs.tolist() == [7] * lists
+    assert chosen.labels[:, 2].astype(bool).tolist() == [place == 0 for _ in range(lists) for place in range(7)]
+    assert chosen.rows != data.calibration(rows, seed=1).rows
+
+
+def test_no_wrong_document_of_train_was_judged_relevant_or_is_beyond_the_first_candidates(tmp_path: Path) -> None:
     documents = {f"d{number}": f"document {number} is here. It has a rest {number}." for number in range(60)}
-    judged = {("q1", f"d{2 * number}"): 1 for number in range(right)}  # every second one
+    judged = {("q1", f"d{2 * number}"): 1 for number in range(10)} | {("q1", "d3"): 0}
     folder = tiny_collection.write(tmp_path / "data", QUERIES, documents, train=judged, test={("q2", "d2"): 1})
     (folder / "candidates").mkdir()
     for split, query in (("train", "q1"), ("test", "q2")):
         rows = "".join(f"{query}\td{number}\t{-number}\n" for number in range(50))
         (folder / "candidates" / f"{split}.tsv").write_text(HEADER + rows)
-    train = loaded(folder, candidates=given).train
+    train = loaded(folder, candidates=30).train
     numbers = [int(document.split()[1]) for _, document in train.rows]
-    groups: list[list[int]] = []
-    for number, value in zip(numbers, train.labels, strict=True):
-        groups += [[]] if value == 1 else []
-        groups[-1].append(number)
-    assert [group[0] for group in groups] == [2 * number for number in range(right)]
-    found = sorted(number for group in groups for number in group[1:])
-    assert len(found) == len(set(found)) == wrong
-    assert not {("q1", f"d{number}") for number in found} & judged.keys()
-    assert max(found) < given
-    allowed = [number for number in range(given) if ("q1", f"d{number}") not in judged]
-    places = [allowed.index(number) for number in found]
-    assert max(np.diff([-1, *places, len(allowed)])) <= -(-len(allowed) // wrong)  # no gap is wider than evenly spread ones leave
-    assert all(len(group) - 1 in (wrong // right, -(-wrong // right)) for group in groups)
+    wrong = [number for number, value in zip(numbers, train.labels[:, 2], strict=True) if value == 0]
+    assert [number for number, value in zip(numbers, train.labels[:, 2], strict=True) if value] == [2 * number for number in range(10)]
+    assert len(wrong) == 70
+    assert set(wrong) == {number for number in range(30) if number % 2 or number > 18}  # d3 was judged, as not relevant
 
 
 def test_a_query_of_the_evaluation_is_in_no_other_split(tmp_path: Path) -> None:

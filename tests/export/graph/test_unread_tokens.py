@@ -28,6 +28,7 @@ class Program:
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
         self.nodes, self.shapes, self.constants, self.outputs = [], {"x": ["batch", "sequence", WIDTH]}, [], []
+        self.integers: set[str] = set()
 
     def constant(self, array: np.ndarray) -> str:
         self.constants.append(numpy_helper.from_array(array, f"c{len(self.constants)}"))
@@ -40,6 +41,12 @@ class Program:
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operation, inputs, [name], f"n{len(self.nodes)}", **attributes))
         self.shapes[name] = shape
+        return name
+
+    def whole(self, operation: str, inputs: list[str], shape: list, **attributes) -> str:
+        """Adds an operation on integers."""
+        name = self.add(operation, inputs, shape, **attributes)
+        self.integers.add(name)
         return name
 
     def linear(self, x: str, width: int = WIDTH) -> str:
@@ -55,15 +62,41 @@ class Program:
 
     def heads(self, x: str) -> str:
         """Splits into heads and puts together again, with sizes that are computed as the exporter does."""
-        sizes = self.add("Shape", ["x"], [3])
-        two = self.add("Slice", [sizes, *(self.constant(np.array([v])) for v in (0, 2))], [2])
-        split = self.add("Concat", [two, self.constant(np.array([2, WIDTH // 2]))], [4], axis=0)
+        sizes = self.whole("Shape", ["x"], [3])
+        two = self.whole("Slice", [sizes, *(self.constant(np.array([v])) for v in (0, 2))], [2])
+        split = self.whole("Concat", [two, self.constant(np.array([2, WIDTH // 2]))], [4], axis=0)
         x = self.add("Reshape", [x, split], ["batch", "sequence", 2, WIDTH // 2], allowzero=1)
         x = self.add("Transpose", [x], ["batch", 2, "sequence", WIDTH // 2], perm=[0, 2, 1, 3])
         x = self.add("Tanh", [x], ["batch", 2, "sequence", WIDTH // 2])
         x = self.add("Transpose", [x], ["batch", "sequence", 2, WIDTH // 2], perm=[0, 2, 1, 3])
-        whole = self.add("Concat", [two, self.constant(np.array([-1]))], [3], axis=0)
+        whole = self.whole("Concat", [two, self.constant(np.array([-1]))], [3], axis=0)
         return self.add("Reshape", [x, whole], ["batch", "sequence", WIDTH])
+
+    def steps(self, x: str, steps: list[tuple[str, int]]) -> list[str]:
+        """Adds operations of `STEPS`, each with the number of an earlier tensor; returns what each made, `x` first."""
+        made = [x]
+        for step, earlier in steps:
+            other = made[earlier % len(made)]
+            match step:
+                case "tanh":
+                    x = self.add("Tanh", [x], self.shapes[x])
+                case "norm":
+                    x = self.add("LayerNormalization", [x, self.weight(WIDTH)], self.shapes[x])
+                case "linear":
+                    x = self.linear(x)
+                case "residual":
+                    x = self.add("Add", [x, other], self.shapes[x])
+                case "attention" | "biased":
+                    x = self.attention(x, other, step == "biased")
+                case "heads":
+                    x = self.heads(x)
+                case "tokens":  # mixes the tokens: its rows are not computed alike
+                    x = self.add("Softmax", [x], self.shapes[x], axis=1)
+                case "mean":
+                    mean = self.add("ReduceMean", [x, self.constant(np.array([1]))], ["batch", 1, WIDTH])
+                    x = self.add("Sub", [x, mean], self.shapes[x])
+            made.append(x)
+        return made
 
     def read(self, x: str, token: int, axis: int = 1) -> None:
         shape = [size for index, size in enumerate(self.shapes[x]) if index != axis]
@@ -71,9 +104,8 @@ class Program:
 
     def model(self) -> onnx.ModelProto:
         kind = TensorProto.FLOAT
-        integers = {node.output[0] for node in self.nodes if node.op_type in ("Shape", "Concat") or self.shapes[node.output[0]] == [2]}
         typed = [
-            helper.make_tensor_value_info(name, TensorProto.INT64 if name in integers else kind, shape)
+            helper.make_tensor_value_info(name, TensorProto.INT64 if name in self.integers else kind, shape)
             for name, shape in self.shapes.items()
         ]
         inputs = [typed[0], helper.make_tensor_value_info("bias", kind, [1, "sequence", "sequence"])]
@@ -110,37 +142,16 @@ STEPS = ("tanh", "norm", "linear", "residual", "attention", "biased", "heads", "
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=8), st.integers(0, 2), st.booleans(), st.integers(0, 99))
 def test_random_graphs_answer_as_before(steps, token, also_in_full, seed):
     program = Program(seed)
-    x, made = "x", ["x"]
-    for step, earlier in steps:
-        other = made[earlier % len(made)]
-        match step:
-            case "tanh":
-                x = program.add("Tanh", [x], program.shapes[x])
-            case "norm":
-                x = program.add("LayerNormalization", [x, program.weight(WIDTH)], program.shapes[x])
-            case "linear":
-                x = program.linear(x)
-            case "residual":
-                x = program.add("Add", [x, other], program.shapes[x])
-            case "attention" | "biased":
-                x = program.attention(x, other, step == "biased")
-            case "heads":
-                x = program.heads(x)
-            case "tokens":  # mixes the tokens: its rows are not computed alike
-                x = program.add("Softmax", [x], program.shapes[x], axis=1)
-            case "mean":
-                mean = program.add("ReduceMean", [x, program.constant(np.array([1]))], ["batch", 1, WIDTH])
-                x = program.add("Sub", [x, mean], program.shapes[x])
-        made.append(x)
-    program.read(x, token)
+    made = program.steps("x", steps)
+    program.read(made[-1], token)
     if also_in_full:
         program.outputs.append(made[seed % len(made)] if made[seed % len(made)] != "x" else program.linear("x"))
     check(program.model(), least=token + 1)
 
 
-def layer(program: Program, x: str) -> str:
+def layer(program: Program, x: str, bias: bool = True) -> str:
     """A layer of a Transformer: six products of its own, and four of attention."""
-    x = program.add("Add", [x, program.linear(program.heads(program.attention(x, x, bias=True)))], program.shapes[x])
+    x = program.add("Add", [x, program.linear(program.heads(program.attention(x, x, bias)))], program.shapes[x])
     hidden = program.add("Gelu", [program.linear(x)], program.shapes[x])
     return program.add(
         "LayerNormalization", [program.add("Add", [x, program.linear(hidden)], program.shapes[x]), program.weight(WIDTH)], program.shapes[x]

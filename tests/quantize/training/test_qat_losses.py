@@ -34,8 +34,9 @@ from tests.quantize.training.test_qat_training import features, group_of, start_
 
 pytestmark = pytest.mark.whole
 
-NAMES: list[LossName] = [name for name in get_args(LossName) if name not in ("logit_standardization", "similarity", "projected")]
-"""Without the one that is a setting, and the one for vectors alone."""
+OF_OTHERS = ("logit_standardization", "similarity", "projected", "margin_mse")
+NAMES: list[LossName] = [name for name in get_args(LossName) if name not in OF_OTHERS]
+"""Without the one that is a setting, and those for vectors or candidates alone."""
 QUICK: dict[str, Any] = {"epochs": 0.1, "batch_size": 8, "learning_rate": 1e-3, "keep": "last"}
 
 

@@ -12,6 +12,7 @@ import torch
 
 from compress.core.errors import InputError
 from compress.core.forms.vectors import labels_of
+from compress.core.runs import equal
 from compress.core.spread import spread
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread_rows
@@ -19,7 +20,7 @@ from compress.training.allowed import check_together
 from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
 from compress.training.losses.vector import pair_loss, vector_distance
-from compress.training.rows import plan_groups
+from compress.training.rows import plan_runs
 from compress.training.train import TrainConfig
 from prune.recovery import part_of
 from quantize.budget import loss
@@ -93,13 +94,13 @@ def test_the_distance_of_vectors_is_relative() -> None:
 
 def test_every_batch_holds_whole_pairs_and_an_epoch_every_row_once() -> None:
     lengths = np.random.default_rng(0).integers(3, 30, 42)
-    batches = plan_groups(lengths, 8, 0, 1, 2)
+    batches = plan_runs(lengths, 8, 0, 1, equal(42, 2))
     assert sorted(np.concatenate(batches).tolist()) == list(range(42))
     assert [len(part) for part in batches].count(8) == 5
     for part in batches:
         assert (part[::2] % 2 == 0).all()
         assert (part[1::2] == part[::2] + 1).all()
-    assert [part.tolist() for part in batches] != [part.tolist() for part in plan_groups(lengths, 8, 0, 2, 2)]
+    assert [part.tolist() for part in batches] != [part.tolist() for part in plan_runs(lengths, 8, 0, 2, equal(42, 2))]
 
 
 def test_rows_belong_together_only_as_whole_pairs() -> None:
@@ -117,11 +118,11 @@ def test_other_tasks_keep_their_cache_keys() -> None:
 
 
 def test_odd_batches_are_refused() -> None:
-    config = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7)
+    config, split = TrainConfig(epochs=1, learning_rate=1e-3, batch_size=7), Split(["a", "b"] * len(SCORES), labels_of(np.array(SCORES)))
     with pytest.raises(InputError, match=r"finetune\.batch_size: 7 given; the two texts of a pair .* give an even number"):
-        check_together(config, 2, 1, "finetune")
+        check_together(config, split, 1, "finetune")
     with pytest.raises(InputError, match="finetune: 2 processes would share the texts of a pair; run one process"):
-        check_together(config.model_copy(update={"batch_size": 8}), 2, 2, "finetune")
+        check_together(config.model_copy(update={"batch_size": 8}), split, 2, "finetune")
 
 
 def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:

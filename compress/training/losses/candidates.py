@@ -1,0 +1,54 @@
+"""Losses of the scores of candidates, which a search found for a query and a model puts in order, and their names.
+
+    listwise     softmax over the candidates of a query          `compress.training.losses.listwise`
+    ranknet      every two candidates with different grades      `compress.training.losses.ranknet`
+    lambdarank   the same, weighed by their places               `compress.training.losses.lambdarank`
+    pointwise    each candidate for itself                       `compress.training.losses.pointwise`
+
+All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number
+are compared (`compress.core.forms.candidates`), and these are never parted (`compress.training.dealing`): micro-batches and processes
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from compress.training.losses.lambdarank import lambdarank
+from compress.training.losses.listwise import listwise
+from compress.training.losses.pointwise import pointwise
+from compress.training.losses.ranknet import ranknet
+from compress.training.losses.value import ValueLoss
+
+OrderLoss = Literal["listwise", "ranknet", "lambdarank", "pointwise"]
+USUAL: OrderLoss = "listwise"
+OVER_LISTS: Mapping[OrderLoss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "listwise": listwise,
+    "ranknet": ranknet,
+    "lambdarank": lambdarank,
+}
+"""Functions of scores, grades and numbers of queries, float32 `[b]` each."""
+
+
+class CandidateLoss(ValueLoss):
+    """Logits `[b, 1]`, labels of candidates float32 `[b, 13]` (`compress.core.forms.candidates`).
+
+    Args:
+        loss: The loss of the labels; None: the usual one.
+    """
+
+    def __init__(self, loss: OrderLoss | None = None) -> None:
+        self.loss: OrderLoss = loss or USUAL
+        self.name = self.loss
+
+    def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The loss of the query of a candidate, or with `pointwise` that of the candidate itself."""
+        with torch.autocast(logits.device.type, enabled=False):  # bf16 has too few mantissa bits for differences of scores
+            scores_b, numbers_b, grades_b = logits[:, 0].float(), labels[:, 1], labels[:, 2]
+            if self.loss == "pointwise":
+                return pointwise(scores_b, grades_b, labels[:, 3])
+            return OVER_LISTS[self.loss](scores_b, grades_b, numbers_b)

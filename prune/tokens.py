@@ -1,0 +1,128 @@
+"""Tokens that leave the model: behind a layer only the most significant ones stay (`compress.models.architecture.dropped_tokens`).
+
+    tokens: [0.5, 0.25]      half of the tokens stay behind the first layer, a quarter behind the second one and all after it
+    tokens: 0.25             a quarter reaches the last layer; in between they fall evenly:  share_l = 0.25^(l / (L - 1)),  l = 1 ... L - 1
+
+No weight is removed, and `sparsity` does not count it: of a row, later layers compute fewer tokens. What is lost is learned again by the
+fine-tuning of the stage, with the tokens gone (Goyal et al. 2020, PoWER-BERT, https://arxiv.org/abs/2001.08950, section 3.4). There shares
+are learned too, by a softmax of the cost; here they are given, or searched.
+
+Two things are proved on rows of the data before anything is trained: that the head reads the first token alone, and that the layers treat
+tokens alike wherever they stand, so that what is left may stand in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, Task
+from compress.models.architecture.blocks import blocks_of, states_of
+from compress.models.architecture.dropped_tokens import DENOMINATOR
+from compress.models.architecture.shapes import remade, with_sizes
+from compress.models.architecture.structure import Structure
+from compress.models.forward import forward
+from compress.models.library import REFUSED, one_line
+
+TOLERANCE: Final = 1e-3
+ALL: Final = 1 - 0.4 / DENOMINATOR
+"""A share that keeps all tokens, in the order of their significance."""
+Tokens = float | tuple[float, ...]
+
+
+def shares_of(tokens: Tokens, depth: int, key: str) -> tuple[float, ...]:
+    """Returns the share of the tokens that stay behind each layer.
+
+    Args:
+        tokens: Shares behind the first layers, or the share that reaches the last one.
+        depth: Number of layers.
+        key: Key path of the stage, for messages.
+
+    Raises:
+        InputError: There are more shares than layers with a layer behind them.
+    """
+    if depth < 2:
+        raise InputError(f"{key}.tokens: given for a model of one layer, behind which no tokens are read but the first: leave it out")
+    if not isinstance(tokens, tuple):
+        return (*(tokens ** (layer / (depth - 1)) for layer in range(1, depth)), tokens)
+    if len(tokens) > depth - 1:
+        raise InputError(f"{key}.tokens: {len(tokens)} shares given for a model of {depth} layers; give at most {depth - 1}")
+    return (*tokens, *[tokens[-1]] * (depth - len(tokens)))
+
+
+def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -> None:
+    """Checks, without running it, whether tokens may leave a model.
+
+    Raises:
+        InputError: They may not.
+    """
+    config: Any = model.config
+    about = f"{key}.tokens: given"
+    if TASKS[task].per_token or TASKS[task].two_towers:
+        raise InputError(f"{about}; {task} needs the states of all tokens: leave it out")
+    if len(structure.stacks) > 1:
+        raise InputError(f"{about}; the decoder of a {config.model_type} reads all tokens of its encoder: leave it out")
+    if any(attention.transformed for attention in structure.attentions):
+        why = "change queries or keys before they meet, as rotary positions do"
+        raise InputError(f"{about}; the layers of a {config.model_type} {why}: leave it out")
+
+
+def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:
+    """Checks on rows of the data that the head reads the first token alone, and that layers treat tokens alike wherever they stand.
+
+    Args:
+        model: The model that tokens shall leave, in evaluation mode.
+        features: Its inputs; the first two rows are used.
+        key: Key path of the stage, for messages.
+
+    Raises:
+        InputError: One of the two does not hold, or the model does not run without some tokens.
+    """
+    config: Any = model.config
+    few = {name: value[:2] for name, value in features.items()}
+    about = f"{key}.tokens: given, but"
+    blocks = list(blocks_of(model, key).values())
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        expected = forward(model, few)
+        handle = blocks[-1].register_forward_hook(_only_first)
+        try:
+            alone = forward(model, few)
+        finally:
+            handle.remove()
+        if _distance(alone, expected) > TOLERANCE:
+            raise InputError(f"{about} the head of this {config.model_type} reads other tokens than the first one: leave it out")
+        try:
+            reordered = forward(with_tokens(model, [ALL] * len(blocks), key).to(device), few)
+            forward(with_tokens(model, [0.5] * len(blocks), key).to(device), few)
+        except REFUSED as error:
+            raise InputError(
+                f"{about} this {config.model_type} does not run without some tokens ({one_line(error)}): leave it out"
+            ) from error
+        if _distance(reordered, expected) > TOLERANCE:
+            raise InputError(f"{about} the layers of this {config.model_type} read where tokens stand: leave it out")
+
+
+def with_tokens(model: nn.Module, shares: Sequence[float], key: str) -> nn.Module:
+    """Returns a copy of a model on the CPU, in evaluation mode, behind whose layers only these shares of the tokens stay."""
+    config: Any = model.config
+    sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares))
+    made = remade(model, with_sizes(config, sizes, key))
+    made.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    return made.eval()
+
+
+def _only_first(block: nn.Module, args: Any, output: Any) -> Any:
+    """Sets the states of all tokens but the first to other numbers."""
+    states_BLD = states_of(output)
+    changed_BLD = torch.cat([states_BLD[:, :1], -states_BLD[:, 1:].flip(1)], dim=1)
+    return (changed_BLD, *output[1:]) if isinstance(output, tuple) else changed_BLD
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-6))
