@@ -1,17 +1,21 @@
 """The graphs that tests share are those of the same model with the same weights, exported in the same way."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from export.graph.onnx import _without_masks
+from export.graph.onnx import _without_masks, export_float
+from tests.export import tiny_checkpoints as tiny
+from tests.seldom import seldom
 from tests.traced_once import really, traced_once
 
 
@@ -32,13 +36,14 @@ class Model(nn.Module):
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the exporter was asked for, which answers with a graph that is numbered."""
+    """What the exporter was asked for, which answers with a graph that is numbered, and holds something that is made of weights."""
     asked: list[Any] = []
 
-    def export(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
+    def export(model: Any, example: tuple[Any, ...], **settings: Any) -> Any:
         asked.append((model, example, settings))
+        made = numpy_helper.from_array((model.first.weight @ model.second.weight).detach().numpy(), "made")
         output = helper.make_tensor_value_info(f"y{len(asked)}", TensorProto.FLOAT, [1])
-        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "made", [], [output])))
+        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "made", [], [output], [made])))
 
     monkeypatch.setattr(torch.onnx, "export", export)
     return asked
@@ -82,3 +87,33 @@ def test_what_the_tests_share_is_left_as_it_was(tmp_path: Path, traced: list[Any
         again: Any = torch.onnx.export(Model(), (torch.ones(1),))
     assert again.model_proto.graph.output[0].name == "y1"
     assert "eager" in ALL_MASK_ATTENTION_FUNCTIONS
+
+
+def drawn(folder: Path, source: Path, seed: int) -> Path:
+    """Copies a checkpoint, with noise on all weights."""
+    shutil.copytree(source, folder)
+    torch.manual_seed(seed)
+    weights = {name: weight + 0.1 * torch.randn(weight.shape) for name, weight in load_file(source / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("family", seldom(tiny.CONFIGS, tiny.CONFIGS.keys() - {"distilbert", "vit"}))
+def test_other_weights_come_to_the_bytes_of_another_trace(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write(tmp_path / "source", family)
+    prepared, traces = tiny.preprocessor(family), list[Any]()
+    really(monkeypatch)
+    export: Any = torch.onnx.export
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        traces.append(given)
+        return export(*given, **settings)
+
+    monkeypatch.setattr(torch.onnx, "export", counted)
+    one, other = (drawn(tmp_path / f"{seed}", tmp_path / "source", seed) for seed in (1, 2))
+    with traced_once(tmp_path / "traced"):
+        export_float(one, prepared, tmp_path / "one.onnx")
+        put_in = export_float(other, prepared, tmp_path / "put in.onnx").read_bytes()
+    assert len(traces) == 1
+    assert export_float(other, prepared, tmp_path / "traced.onnx").read_bytes() == put_in != (tmp_path / "one.onnx").read_bytes()

@@ -4,12 +4,17 @@ The exporter of torch takes two to four seconds for a tiny model, and makes the 
 (`test_onnx.test_same_bytes_twice`, which asks `really` for it). Tests export the same tiny models again and again: under other names, with
 other lengths, as the float part of several schemes, in each process of the tests. What decides is the model with its weights, the example
 and the settings; what is made of the graph afterwards is made each time.
+
+A model that differs in its weights alone, as the int8 variant of a run does, has the same graph with other weights: they are put in where
+each of them is found as it is, or turned, in the graph that was traced. `test_traced_once.py` compares that with traces. It is not done
+where a graph holds anything that is made of weights, nor where weights are alike or all the same, which the exporter merges or leaves out.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +22,17 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 SIMPLE = (bool, int, float, str, tuple, list, type(None))
-LARGEST = 64_000_000
-"""Bytes of the graphs that are kept."""
+LARGEST = 16_000_000
+"""Parameters of the models whose graphs are kept."""
+FLOAT = onnx.TensorProto.FLOAT
 PLACES = ("_name_or_path", "name_or_path")
 """Where a model was loaded from."""
 
@@ -36,17 +44,20 @@ def traced_once(folder: Path) -> Iterator[None]:
 
     @functools.wraps(export)
     def export_once(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
-        file = folder / f"{key(model, example, settings)}.onnx"
-        if file.is_file():
-            return SimpleNamespace(model_proto=onnx.load(str(file)))
+        if sum(weight.numel() for weight in model.parameters()) > LARGEST:
+            return export(model, example, **settings)
+        alike, weights = folder / key(model, example, settings), weights_of(model)
+        file = alike.with_name(f"{alike.name}-{digest(weights)}")
+        for known in (file, alike) if are_apart(weights) else (file,):
+            if known.is_file():
+                graph, places = pickle.loads(known.read_bytes())
+                return SimpleNamespace(model_proto=with_weights(onnx.load_from_string(graph), places, weights))
         program: Any = export(model, example, **settings)
-        graph = program.model_proto
-        if graph.ByteSize() < LARGEST:
-            folder.mkdir(parents=True, exist_ok=True)
-            written = folder / f"{uuid4().hex}.tmp"
-            written.write_bytes(graph.SerializeToString())
-            written.replace(file)  # another process sees all of it or nothing
-        return SimpleNamespace(model_proto=graph)
+        graph, places = program.model_proto.SerializeToString(), places_of(program.model_proto, model)
+        _write(file, (graph, {}))
+        if are_apart(weights) and places is not None:
+            _write(alike, (graph, places))
+        return SimpleNamespace(model_proto=program.model_proto)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", export_once)
@@ -58,16 +69,79 @@ def really(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.onnx, "export", torch.onnx.export.__wrapped__)  # type: ignore[attr-defined]
 
 
+def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
+    """Returns the parameters by name."""
+    return {name: weight.detach().cpu().contiguous().numpy() for name, weight in model.named_parameters()}
+
+
+def are_apart(weights: dict[str, np.ndarray]) -> bool:
+    """Whether every weight is float32, of several values, and unlike every other one."""
+    several = all(weight.dtype == np.float32 and weight.size and weight.min() < weight.max() for weight in weights.values())
+    return several and len({weight.tobytes() for weight in weights.values()}) == len(weights)
+
+
+Places = dict[str, tuple[str, bool]]
+"""By the name of a tensor of a graph the parameter that it is, and whether it is turned."""
+
+
+def places_of(graph: onnx.ModelProto, model: nn.Module) -> Places | None:
+    """Returns where a graph has the weights of a model; None where it has numbers that may be made of weights."""
+    known: dict[bytes, tuple[str, bool]] = {}
+    for name, weight in weights_of(model).items():
+        known |= {weight.T.tobytes(): (name, True)} if weight.ndim == 2 else {}
+        known[weight.tobytes()] = name, False
+    kept = {buffer.detach().cpu().contiguous().numpy().tobytes() for buffer in model.buffers()}
+    places = {
+        tensor.name: known[tensor.raw_data] for tensor in graph.graph.initializer if tensor.data_type == FLOAT and tensor.raw_data in known
+    }
+    attributes = [attribute for node in graph.graph.node for attribute in node.attribute]
+    if any(attribute.HasField("g") or len(attribute.floats) > 1 for attribute in attributes):
+        return None
+    constants = [attribute.t for attribute in attributes if attribute.HasField("t")]
+    for tensor in (*(one for one in graph.graph.initializer if one.name not in places), *constants):
+        value = numpy_helper.to_array(tensor)
+        if value.dtype.kind == "f" and value.size > 1 and value.tobytes() not in kept:
+            return None
+    return places
+
+
+def with_weights(graph: onnx.ModelProto, places: Places, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """Puts weights where they belong, in place."""
+    for tensor in graph.graph.initializer:
+        if tensor.name in places:
+            name, turned = places[tensor.name]
+            tensor.raw_data = (weights[name].T if turned else weights[name]).tobytes()
+    return graph
+
+
+def digest(weights: dict[str, np.ndarray]) -> str:
+    """Returns the digest of weights."""
+    found = hashlib.sha256()
+    for name, weight in weights.items():
+        found.update(f"{name} {weight.dtype} {weight.shape}\n".encode())
+        found.update(weight.tobytes())
+    return found.hexdigest()
+
+
+def _write(file: Path, content: Any) -> None:
+    """Another process sees all of it or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_name(f"{uuid4().hex}.tmp")
+    written.write_bytes(pickle.dumps(content))
+    written.replace(file)
+
+
 def key(model: nn.Module, example: tuple[Any, ...], settings: dict[str, Any]) -> str:
-    """Returns the digest of all that a graph is made of: classes, settings and weights of all modules, the example, how it is exported."""
+    """Returns the digest of all that a graph is made of but weights: classes and settings of modules, the example, how it is exported."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     found = hashlib.sha256(repr(sorted(settings.items())).encode())
     found.update(ALL_MASK_ATTENTION_FUNCTIONS["eager"].__qualname__.encode())  # no mask is made for images
     for name, module in model.named_modules():
         found.update(f"{name} {type(module).__module__}.{type(module).__qualname__} {_settings(module)}\n".encode())
-    tensors = [*model.named_parameters(), *model.named_buffers(), *((str(number), value) for number, value in enumerate(example))]
-    for name, tensor in tensors:
+    for name, weight in model.named_parameters():
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+    for name, tensor in [*model.named_buffers(), *((str(number), value) for number, value in enumerate(example))]:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
