@@ -66,7 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="fine-tuned checkpoint; the recipe's Hub id where absent")
     parser.add_argument("--data", type=Path, help="SST-2 folder; the recipe's Hub id where absent")
     parser.add_argument("--stages", default="[{quantize: {mode: ptq}}, {export: {}}]", help="what is done to the model before it is ours")
-    parser.add_argument("--run", type=Path, help="a finished run of a recipe on the same model and data, instead of --stages")
+    parser.add_argument(
+        "--run", type=Path, help="a finished run of a recipe on the same model and data, in OpenVINO at least, instead of --stages"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="where to work")
     return parser.parse_args()
 
@@ -86,7 +88,7 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     folder = exported.path / floating["folder"]
     baseline = ours.variants["baseline"].path
     onnx = ordinary_export(baseline, folder, out / "ordinary.onnx")
-    ours_float, onnxruntime = float_static, replace(spec(floating, "onnxruntime", "dynamic"), path=str(onnx))
+    ours_float = float_static
     float_static, float_dynamic = replace(float_static, path=str(onnx)), replace(float_dynamic, path=str(onnx))
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
     nncf = nncf_int8(onnx, folder, data.calibration(CALIBRATION_ROWS, recipe.seed).rows, out / "nncf.xml")
@@ -95,23 +97,28 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "openvino int8 by NNCF, static, rest bf16": replace(nncf_static, float_precision="bf16"),
         "ours: openvino int8, static, rest bf16": replace(ours_static, float_precision="bf16"),
     }
+    others: dict[str, EngineSpec] = {}
+    if any(entry["engine"] == "onnxruntime" for entry in int8["engines"]):
+        onnxruntime = replace(spec(floating, "onnxruntime", "dynamic"), path=str(onnx))
+        dynamic = replace(onnxruntime, path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8")
+        others = {
+            "onnxruntime fp32": onnxruntime,
+            "onnxruntime int8, dynamic quantization": dynamic,
+            "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
+        }
     return {
         "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
         "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
-        "onnxruntime fp32": onnxruntime,
-        "onnxruntime int8, dynamic quantization": replace(
-            onnxruntime, path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8"
-        ),
         "openvino fp32, dynamic": float_dynamic,
         "openvino fp32, static": float_static,
         "openvino bf16, static": replace(float_static, precision="bf16", float_precision="bf16"),
         "openvino int8 by NNCF, dynamic": replace(float_dynamic, path=str(nncf), precision="int8"),
         "openvino int8 by NNCF, static": nncf_static,
         "ours: openvino bf16, static": replace(ours_float, precision="bf16", float_precision="bf16"),
-        "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
         "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
         "ours: openvino int8, static": ours_static,
         **(halves if computes_bf16() else {}),
+        **others,
     }
 
 

@@ -41,7 +41,7 @@ from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
 from prune.steps import Steps, take_part
 from prune.surgery import KeptUnits, check_shapes, shrink
-from prune.tokens import check_tokens, prove_tokens, shares_of
+from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,7 +112,7 @@ class Prune(PruneSettings):
         check_tokens(on_meta(config), Structure.of(on_meta(config), self.key), context.task, self.key)
         shares_of(self.tokens or 1.0, len(self.planned(config)[0].layers), self.key)
         few = with_layers(config, range(min(2, config.num_hidden_layers)))
-        tried = remade(on_meta(few), few).eval()
+        tried = with_tokens(remade(on_meta(few), few), (), (), self.key)
         prove_tokens(tried, probe(tried, torch.Generator().manual_seed(0)), self.key)
 
     def _check_shared(self, tensor: int) -> None:

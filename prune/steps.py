@@ -42,7 +42,7 @@ from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, hand_out, received, tuples
-from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens import check_tokens, prove_tokens, shares_of, significance, with_tokens
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -152,14 +152,16 @@ class Steps:
         stage = self.stage
         if stage.tokens is None:
             return model
-        model.to(computing_device())
-        structure = Structure.of(model, stage.key)
-        check_tokens(model, structure, self.context.task, stage.key)
-        batch = next(iter(calibration_batches(model, self.source, stage.rows, self.context, "")))
-        prove_tokens(model, batch.features, stage.key)
+        whole = with_tokens(model, (), (), stage.key).to(computing_device())
+        structure = Structure.of(whole, stage.key)
+        check_tokens(whole, structure, self.context.task, stage.key)
         shares = shares_of(stage.tokens, structure.depth, stage.key)
+        prove_tokens(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
+        label = f"{self.name}: significant tokens"
+        batches = calibration_batches(whole, self.source, stage.rows, self.context, label)
+        weights = significance(whole, batches, self.context.task, stage.key, self.context.seed)
         self.context.progress.log(f"  tokens that stay behind each layer: {', '.join(f'{share:.0%}' for share in shares[:-1])}")
-        return with_tokens(model, shares, stage.key)
+        return with_tokens(whole, shares, weights, stage.key)
 
     def allocation(self, model: nn.Module, structure: Structure, scores: Scores, figures: dict[str, Any]) -> Allocate:
         """Returns the function that allocates a budget. It scans each component at most once and adds the scan to `figures`."""

@@ -1,15 +1,14 @@
 """Tokens that leave a model leave it as early as can be: the same logits for less work.
 
-Behind a block of `compress.models.architecture.dropped_tokens` some tokens are selected, when the block has computed all of them. The query
-of the first token and the keys say which ones. So the selection moves up to the queries: the other rows of scores, of the product with the
-values, of the attention's output, residual additions, norms and the FFN are not computed.
+Behind a block of `compress.models.architecture.dropped_tokens` some tokens are selected, when the block has computed all of them. The
+states that come into it say which ones. So the selection moves up to those: of the tokens that go, keys and values are computed and no more.
 
-    x [B, S, D] -> query ------------------------> attention -> add x -> norm -> FFN -> add -> norm [B, S, D] -> select [B, K, D]
-    x [B, S, D] -> query [B, S, D] -> select -> ... attention -> add select(x) -> norm -> FFN -> add -> norm [B, K, D]
+    x [B, S, D] -> query -> attention -> add x -> norm -> FFN -> add -> norm [B, S, D] -> select [B, K, D]
+    x [B, S, D] -> select [B, K, D] -> query -> attention -> add -> norm -> FFN -> add -> norm [B, K, D]
 
-Keys and values are needed of all tokens, and queries are there. For K of S tokens that leaves of the multiply-accumulates of the block
+For K of S tokens that leaves of the multiply-accumulates of the block
 
-    4 S D^2 + 2 S^2 D + 2 S D F   ->   3 S D^2 + K D^2 + 2 K S D + 2 K D F
+    4 S D^2 + 2 S^2 D + 2 S D F   ->   2 S D^2 + 2 K D^2 + 2 K S D + 2 K D F
 
 How a selection looks is how the exporter writes `states[rows, tokens]`: GatherND with pairs of both, int64 [B, K, 2].
 """

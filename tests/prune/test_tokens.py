@@ -15,19 +15,22 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from sklearn.linear_model import Ridge
 
 from compress.artifacts.run_folder import open_run
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
 from compress.models.layers.conv1d import with_linears
 from compress.pipeline import run
 from compress.stage.context import Context
+from compress.training.train import Batch
 from distill.distill import Distill
 from distill.injected import Injected
 from prune.prune import Prune
-from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens import FLOOR, HIGHEST, PROBES, RIDGE, check_tokens, prove_tokens, shares_of, significance, with_tokens
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VOCABULARY
 from tests.export import sentiment
@@ -143,7 +146,7 @@ def test_nothing_is_trained_before_a_model_is_refused(checkpoint: Callable[..., 
         Prune(tokens=(0.5, 0.4, 0.3, 0.2), **BRIEF).check(config, config, context)
     with pytest.raises(InputError, match="tokens leave the student on the way: give soft_target"):
         Prune(tokens=(0.5,), **{**BRIEF, "recover": {"loss": "minilm"}}).check(config, config, context)
-    dropping = with_tokens(load(folder), (0.5, 0.5, 0.5), KEY).config
+    dropping = with_tokens(load(folder), (0.5, 0.5, 0.5), [torch.zeros(16)] * 3, KEY).config
     with pytest.raises(InputError, match="tokens leave the student on the way: give soft_target"):
         Distill(loss="tinybert").check(dropping, config, context)
 
@@ -158,7 +161,9 @@ def test_the_stage_keeps_weights_and_trains_with_what_stays(
     assert figures["sparsity"] == 0
     assert [len(step["losses"]) for step in figures["steps"]] == [1]
     plain = load(folder)
-    assert {name: value.shape for name, value in model.state_dict().items()} == {n: v.shape for n, v in plain.state_dict().items()}
+    weights = {name: value.shape for name, value in plain.state_dict().items()}
+    vectors = {f"bert.encoder.layer.{block}.significance": (16,) for block in (0, 1)}
+    assert {name: value.shape for name, value in model.state_dict().items()} == weights | vectors
     assert not torch.equal(model.get_parameter("classifier.weight"), plain.get_parameter("classifier.weight"))
 
 
@@ -181,3 +186,95 @@ def test_a_run_serves_a_model_that_tokens_leave(tmp_path: Path, monkeypatch: pyt
     graph = onnx.load(next((open_run(outcome.folder).artifacts["export"].path).glob("quantize-int8/model.onnx"))).graph
     assert sum(node.op_type == "TopK" for node in graph.node) == 1
     assert "50 % behind the blocks but the last" in (outcome.folder / "report.html").read_text()
+
+
+def saliency(model: Any, row: dict[str, torch.Tensor], block: str, signs: torch.Tensor) -> np.ndarray:
+    """Returns how far v z moves with each token as the mean one, by finite differences, for one row without padding."""
+    with torch.no_grad():
+        seen: list[torch.Tensor] = []
+        module = model.get_submodule(block)
+        handle = module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model(**row)
+        handle.remove()
+        states_LD, moved = seen[0][0].double(), []
+        for token in range(len(states_LD)):
+            values = []
+            for step in (1e-4, -1e-4):
+                changed = states_LD.clone()
+                changed[token] += step * (states_LD[token] - states_LD.mean(0))
+                handle = module.register_forward_pre_hook(lambda module, args, changed=changed: (changed[None], *args[1:]))
+                logits_C = model(**row).logits[0]
+                handle.remove()
+                values.append(float(((logits_C - logits_C.mean()) * signs).sum()))
+            moved.append((values[0] - values[1]) / 2e-4)
+    return np.array(moved)
+
+
+def test_significance_is_the_regression_written_out(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert").double()
+    lengths, random = (9, 5, 7, 2, 1, 8), np.random.default_rng(0)
+    rows = [torch.from_numpy(random.integers(5, 20, length)) for length in lengths]
+    ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    batches = [
+        Batch({"input_ids": ids[part], "attention_mask": mask[part]}, torch.zeros(0), np.arange(0), 0, 1)
+        for part in (slice(4), slice(4, 6))
+    ]
+    found = significance(model, batches, "text-classification", KEY, seed=3)
+    generator, signs = torch.Generator().manual_seed(3), []
+    for count in (4, 2):  # rows of each batch
+        signs += list(torch.stack([torch.randint(0, 2, (count, 2), generator=generator) * 2 - 1 for _ in range(PROBES)], dim=1))
+    for number, name in enumerate(blocks_of(model, KEY)):
+        features_ND, targets = [], []
+        for row, signs_PC in zip(rows, signs, strict=True):
+            given = {"input_ids": row[None], "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
+            squares = [saliency(model, given, name, signs_C) ** 2 for signs_C in signs_PC]
+            moved = np.sqrt(np.mean(squares, axis=0))[1:]
+            states: list[torch.Tensor] = []
+            handle = model.get_submodule(name).register_forward_pre_hook(lambda module, args, states=states: states.append(args[0]))
+            model(**given)
+            handle.remove()
+            if len(moved):
+                features_ND += list(states[0][0, 1:].detach().numpy())
+                targets += list(np.log(np.minimum(moved / moved.mean(), HIGHEST) + FLOOR))
+        x_ND = np.array(features_ND)
+        strength = RIDGE * x_ND.var(0).mean() * len(x_ND)
+        expected = Ridge(alpha=strength).fit(x_ND, targets).coef_
+        np.testing.assert_allclose(found[number].numpy(), expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
+def test_tokens_that_move_the_answer_are_found(make_model: Callable[..., Any]) -> None:
+    """A BERT that answers by the presence of one word alone, seen through mean attention: that word comes first in every row."""
+    model = make_model("bert", num_hidden_layers=2)
+    with torch.no_grad():
+        for block in blocks_of(model, KEY).values():
+            for name, parameter in block.named_parameters():
+                if "query" in name or "key" in name or "output.dense" in name or "intermediate" in name:
+                    parameter.mul_(0.01)
+        first = model.bert.encoder.layer[0]
+        first.attention.self.value.weight.zero_()
+        word = model.bert.embeddings.word_embeddings.weight[19]
+        first.attention.self.value.weight[0] = 5 * (word - model.bert.embeddings.word_embeddings.weight[5:19].mean(0))
+        first.attention.output.dense.weight[:, 0] = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    random = np.random.default_rng(1)
+    ids = torch.from_numpy(random.integers(5, 19, (64, 10)))
+    places = torch.from_numpy(random.integers(1, 10, 64))
+    ids[torch.arange(64), places] = 19
+    batch = Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.zeros(0), np.arange(0), 0, 1)
+    weights = significance(model, [batch], "text-classification", KEY)
+    scores = model.bert.embeddings(ids) @ weights[0]
+    assert float((scores[:, 1:].argmax(1) + 1 == places).float().mean()) > 0.95
+
+
+def test_a_model_whose_tokens_left_is_pruned_from_all_of_them(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    folder = checkpoint("bert")
+    brief = {**BRIEF, "recover": None}
+    first, _ = small_runs.pruned(Prune(tokens=(0.5, 0.25), **brief), folder, make_context(folder), tmp_path / "first")
+    again, figures = small_runs.pruned(Prune(tokens=(0.75,), **brief), tmp_path / "first", make_context(folder), tmp_path / "again")
+    assert figures["before"]["tokens"] == (0.5, 0.25, 0.25)
+    assert Structure.of(again, KEY).sizes.tokens == (0.75, 0.75, 0.75)
+    torch.testing.assert_close(again.get_buffer("bert.encoder.layer.0.significance"), first.get_buffer("bert.encoder.layer.0.significance"))

@@ -21,7 +21,6 @@ import copy
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -267,11 +266,7 @@ def _resize(model: Any, own: Any) -> None:
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             set_counts(owner, dict.fromkeys(counts, size))
     if shape.tokens:
-        own_heads = [
-            replace(attentions.own[block], heads=shape.heads[block], key_value_heads=shape.key_value_heads[block], head_dim=shape.head_dim)
-            for block in range(len(shape.tokens))
-        ]
-        drop_tokens(blocks_of(model, "checkpoint"), own_heads, shape.tokens)
+        drop_tokens(blocks_of(model, "checkpoint"), shape.tokens, sizes_config(model.config).hidden_size)
 
 
 def _stock_attentions(stock: Any) -> Attentions:

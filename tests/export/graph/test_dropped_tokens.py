@@ -112,7 +112,8 @@ def test_models_answer_as_torch(family: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(tiny.CONFIGS, family, lambda: config)
     folder = tmp_path / "plain"
     prepared = tiny.write(folder, family)
-    model = with_tokens(load(folder), (0.5, 0.3, 0.3), "key")
+    weights = [torch.randn(16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    model = with_tokens(load(folder), (0.5, 0.3, 0.3), weights, "key")
     (tmp_path / "tokens").mkdir()
     save(model, folder, tmp_path / "tokens", "test")
     exported = export_float(tmp_path / "tokens", prepared, tmp_path / "model.onnx")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.models.architecture.attention import find_attentions
 from compress.models.architecture.blocks import blocks_of, with_layers
-from compress.models.architecture.dropped_tokens import added_to_scores, are_tokens, most_significant, significance, staying
+from compress.models.architecture.dropped_tokens import are_tokens, most_significant, staying
 from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
 from compress.models.own_shape import SHAPE_KEY
@@ -60,47 +58,49 @@ def rows(lengths: Sequence[int] = LENGTHS, beyond: int = 0) -> dict[str, Tensor]
     return {"input_ids": ids, "attention_mask": mask}
 
 
+WEIGHTS = [torch.randn(16, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+
+
+def dropping(model: Any, shares: Sequence[float]) -> Any:
+    return with_tokens(model, shares, WEIGHTS, KEY)
+
+
 def written_out(model: Any, states_LD: Tensor, shares: Sequence[float]) -> Tensor:
-    """Returns the last states of the first token of one row; significance comes from the probabilities of eager attention."""
-    states_LD, incoming = states_LD.clone(), len(states_LD)
-    for number, (block, attention) in enumerate(zip(blocks_of(model, KEY).values(), find_attentions(model, KEY).own.values(), strict=True)):
-        seen: list[Any] = []
-        handle = model.get_submodule(attention.module).register_forward_hook(lambda module, args, output, seen=seen: seen.append(output[1]))
+    """Returns the last states of the first token of one row."""
+    incoming = len(states_LD)
+    for number, block in enumerate(blocks_of(model, KEY).values()):
+        scores = [float(sum(a * b for a, b in zip(state_D, WEIGHTS[number], strict=True))) for state_D in states_LD]
         output = block(states_LD[None])
         states_LD = (output[0] if isinstance(output, tuple) else output)[0]
-        handle.remove()
         if number < len(shares) - 1:
             whole = round(1000 * shares[number]) * (incoming - 1)
             others = whole // 1000 + (whole % 1000 > 0)
-            mean_L = seen[0][0, :, 0].mean(0)
-            kept = [0, *sorted(range(1, len(states_LD)), key=lambda token: -float(mean_L[token]))[:others]]
+            kept = [0, *sorted(range(1, len(states_LD)), key=lambda token, scores=scores: -scores[token])[:others]]
             states_LD = states_LD[kept]
     return states_LD[0]
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.25, 0.1, 0.1), (1.0, 0.4, 0.4, 0.4), (0.001, 0.001, 0.001, 0.001), (0.9, 0.3, 0.2, 0.01)])
 def test_a_text_has_the_states_of_the_pass_written_out(shares: tuple[float, ...]) -> None:
-    eager = bert("eager")
-    model = with_tokens(bert(), shares, KEY)
+    plain = bert()
+    model = dropping(bert(), shares)
     with torch.no_grad():
         given = model(**rows(), output_hidden_states=False).logits
         for row, length in enumerate(LENGTHS):
             ids = rows()["input_ids"][row : row + 1, :length]
-            first_D = written_out(eager, eager.bert.embeddings(ids)[0], shares)
-            expected = eager.classifier(torch.tanh(eager.bert.pooler.dense(first_D)))
+            first_D = written_out(plain, plain.bert.embeddings(ids)[0], shares)
+            expected = plain.classifier(torch.tanh(plain.bert.pooler.dense(first_D)))
             torch.testing.assert_close(given[row], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_an_image_has_the_states_of_the_pass_written_out() -> None:
     plain, shares = vit(), (0.5, 0.3, 0.2, 0.2)
-    eager = copy.deepcopy(plain)
-    eager.set_attn_implementation("eager")
     pixels = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        given = with_tokens(plain, shares, KEY)(pixel_values=pixels).logits
-        for row, states_LD in enumerate(eager.vit.embeddings(pixels)):
-            first_D = written_out(eager, states_LD, shares)
-            torch.testing.assert_close(given[row], eager.classifier(eager.vit.layernorm(first_D)), atol=1e-5, rtol=1e-4)
+        given = dropping(plain, shares)(pixel_values=pixels).logits
+        for row, states_LD in enumerate(plain.vit.embeddings(pixels)):
+            first_D = written_out(plain, states_LD, shares)
+            torch.testing.assert_close(given[row], plain.classifier(plain.vit.layernorm(first_D)), atol=1e-5, rtol=1e-4)
 
 
 @given(
@@ -110,7 +110,7 @@ def test_an_image_has_the_states_of_the_pass_written_out() -> None:
     st.sampled_from(("sdpa", "eager")),
 )
 def test_padding_changes_nothing(lengths: list[int], beyond: int, shares: list[float], attention: str) -> None:
-    model = with_tokens(bert(attention), sorted(shares, reverse=True), KEY)
+    model = dropping(bert(attention), sorted(shares, reverse=True))
     with torch.no_grad():
         short, long = (model(**rows(lengths, more)).logits for more in (0, beyond))
     torch.testing.assert_close(long, short, atol=1e-5, rtol=1e-4)
@@ -118,7 +118,7 @@ def test_padding_changes_nothing(lengths: list[int], beyond: int, shares: list[f
 
 @pytest.mark.parametrize("form", ["additive", "bool", "two axes"])
 def test_a_mask_may_have_any_form(form: str) -> None:
-    model = with_tokens(bert(), (0.5, 0.3, 0.2, 0.2), KEY)
+    model = dropping(bert(), (0.5, 0.3, 0.2, 0.2))
     features = rows()
     plain = model(**features).logits
     valid_B11L = features["attention_mask"][:, None, None].bool()
@@ -130,21 +130,9 @@ def test_a_mask_may_have_any_form(form: str) -> None:
     torch.testing.assert_close(model(input_ids=features["input_ids"], attention_mask=masks[form]).logits, plain, atol=1e-5, rtol=1e-4)
 
 
-def test_layers_that_were_replaced_are_seen() -> None:
-    """Quantization puts other modules in the place of layers, after the model was made."""
-    model: Any = with_tokens(bert(), (0.5, 0.3, 0.2, 0.2), KEY)
-    before = model(**rows()).logits
-    for block in blocks_of(model, KEY).values():
-        own: Any = block.get_submodule("attention.self")
-        own.query, own.key = copy.deepcopy(own.query), torch.nn.Sequential(copy.deepcopy(own.key))
-        own.query._forward_hooks.clear()
-        own.key[0]._forward_hooks.clear()
-    torch.testing.assert_close(model(**rows()).logits, before)
-
-
 @pytest.mark.parametrize("make", [bert, vit])
 def test_copies_do_not_share_what_they_see(make: Any) -> None:
-    model = with_tokens(make(), (0.5, 0.3, 0.2, 0.2), KEY)
+    model = dropping(make(), (0.5, 0.3, 0.2, 0.2))
     copied = copy.deepcopy(model)
     features = rows() if make is bert else {"pixel_values": torch.randn(2, 3, 20, 20)}
     with torch.no_grad():
@@ -156,7 +144,7 @@ def test_copies_do_not_share_what_they_see(make: Any) -> None:
 
 
 def test_gradients_reach_what_stays_and_the_embeddings() -> None:
-    model = with_tokens(bert(), (0.5, 0.3, 0.2, 0.2), KEY).train()
+    model = dropping(bert(), (0.5, 0.3, 0.2, 0.2)).train()
     model(**rows()).logits.sum().backward()
     assert all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
     assert all(bool(block.get_parameter("output.dense.weight").grad.any()) for block in blocks_of(model, KEY).values())
@@ -167,7 +155,7 @@ def test_a_checkpoint_keeps_its_shares(tmp_path: Path) -> None:
 
     plain = bert()
     plain.save_pretrained(tmp_path / "plain")
-    model = with_tokens(plain, (0.5, 0.3, 0.2, 0.2), KEY)
+    model = dropping(plain, (0.5, 0.3, 0.2, 0.2))
     (tmp_path / "saved").mkdir()
     save(model, tmp_path / "plain", tmp_path / "saved", "test")
     loaded: Any = load(tmp_path / "saved")
@@ -176,7 +164,7 @@ def test_a_checkpoint_keeps_its_shares(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"compress\.models\.checkpoint\.load"):  # Transformers alone would keep all tokens
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert getattr(with_layers(loaded.config, (0, 2, 3)), SHAPE_KEY)["tokens"] == [0.5, 0.2, 0.2]
-    back = with_tokens(loaded, (), KEY)
+    back = with_tokens(loaded, (), (), KEY)
     torch.testing.assert_close(back(**rows()).logits, plain(**rows()).logits)
 
 
@@ -186,7 +174,7 @@ def test_a_damaged_share_is_one_line(tmp_path: Path) -> None:
     plain = bert()
     plain.save_pretrained(tmp_path / "plain")
     (tmp_path / "saved").mkdir()
-    save(with_tokens(plain, (0.5, 0.3, 0.2, 0.2), KEY), tmp_path / "plain", tmp_path / "saved", "test")
+    save(dropping(plain, (0.5, 0.3, 0.2, 0.2)), tmp_path / "plain", tmp_path / "saved", "test")
     config = tmp_path / "saved" / "config.json"
     for wrong, told in (("[]", "lists of 4 entries"), ("[0.5]", "lists of 4 entries"), ("[0.5, 0.4, 0.3, 2]", r"tokens\.3")):
         text = config.read_text()
@@ -205,27 +193,6 @@ def test_as_many_stay_as_their_share_of_the_others_rounded_up(tokens: int, share
     expected = 1 + exact // 1000 + (exact % 1000 > 0)
     assert staying(tokens, share) == expected <= tokens
     assert int(are_tokens(torch.tensor([[tokens - 1]]), share, 3000).sum()) == expected
-
-
-@given(st.integers(1, 3), st.integers(2, 9), st.integers(0, 99), st.sampled_from((1, 2, 4)))
-def test_significance_is_the_mean_of_the_first_rows_probabilities(batch: int, length: int, seed: int, groups: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    attention = replace(next(iter(find_attentions(bert(), KEY).own.values())), heads=4, key_value_heads=groups, head_dim=3, scaling=0.7)
-    query, key = torch.randn(batch, length, 12, generator=generator), torch.randn(batch, length, 3 * groups, generator=generator)
-    valid = torch.arange(length)[None] < torch.randint(1, length + 1, (batch, 1), generator=generator)
-    found = significance(query, key, attention, added_to_scores(valid))
-    for row in range(batch):
-        places = [place for place in range(length) if valid[row, place]]
-        for place in range(length):
-            if place not in places:
-                assert found[row, place] < -100
-                continue
-            shares = []
-            for head in range(4):
-                of = slice(3 * (head * groups // 4), 3 * (head * groups // 4) + 3)
-                scores = [float(query[row, 0, 3 * head : 3 * head + 3] @ key[row, other, of]) * 0.7 for other in places]
-                shares.append(torch.tensor(scores).softmax(0)[places.index(place)])
-            torch.testing.assert_close(found[row, place], torch.stack(shares).mean())
 
 
 def test_the_first_token_stays_the_first() -> None:

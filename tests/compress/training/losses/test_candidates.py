@@ -191,7 +191,7 @@ def test_losses_by_name_read_scores_grades_and_queries_of_the_labels(lists: List
         torch.testing.assert_close(found, OVER_LISTS[name](scores, grades, numbers))
 
 
-def test_what_is_learned_best_is_the_default() -> None:
+def test_the_losses_that_a_task_chooses_from() -> None:
     assert losses_of("reranking").named(torch.zeros(1)) == USUAL
     assert loss_names("reranking") == ("listwise", "ranknet", "lambdarank", "pointwise")
     assert loss_names("retrieval") == ("cosine", "ranking", "triplet")
