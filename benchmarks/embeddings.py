@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts.run_folder import Run, open_run
+from compress.core.forms.vectors import cosines
 from compress.core.progress import ConsoleProgress
-from compress.core.vectors import cosines
 from compress.data.load import load_data
 from compress.data.splits import Data
 from compress.machine.environment import fingerprint

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.decoding import Answer
-from compress.core.next_token import answers_of
+from compress.core.forms.next_token import answers_of
 from compress.machine.process import peak_memory_bytes
 from compress.measure.engine_process import read_rows
 from export.engines.worker import Request, Tell, serve

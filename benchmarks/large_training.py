@@ -91,7 +91,7 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
     from compress.artifacts.artifact import Artifact
-    from compress.core.next_token import labels_of
+    from compress.core.forms.next_token import labels_of
     from compress.core.progress import ConsoleProgress
     from compress.core.target import Parallel, Target
     from compress.data.splits import Data, Split

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compress.answers.table import answer_of
 from compress.artifacts.run_folder import open_run
-from compress.core.next_token import perplexity
+from compress.core.forms.next_token import perplexity
 from compress.core.progress import ConsoleProgress
 from compress.machine.environment import fingerprint
 from compress.measure.answers import load_predictions

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.config import Config
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.models.library import quiet
 from compress.training.train import Batch

@@ -27,7 +27,7 @@ from torch import nn
 
 from compress.artifacts.artifact import digest
 from compress.core.config import Config, as_given
-from compress.core.next_token import IGNORED, labels_of
+from compress.core.forms.next_token import IGNORED, labels_of
 from compress.core.progress import Progress
 from compress.data.splits import Split
 from compress.models.encoder_decoder import BATCH_SIZE, answered

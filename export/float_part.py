@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.answers.table import answer_of
+from compress.core.forms.zero_shot import are_images_and_texts
 from compress.core.spread import spread
 from compress.core.tasks import TASKS, Task
-from compress.core.zero_shot import are_images_and_texts
 from compress.measure.closeness import bound_of, floor_of, spread_rows
 from compress.measure.closeness import distance as divergence
 from compress.stage.context import Context

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.artifacts.artifact import write_json
 from compress.core.engines import ENGINES, EngineName
-from compress.core.zero_shot import SIDES
+from compress.core.forms.zero_shot import SIDES
 from compress.models.heads.towers import tower_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
 from export.engines.registry import engine_module

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.answers.table import answer_of
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
 from compress.measure.metrics import primary
@@ -46,7 +46,7 @@ class Budget:
     """Labels of the rows; None if they may not be used."""
     context: Context
     logits: Array
-    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `compress.core.next_token`."""
+    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `compress.core.forms.next_token`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:

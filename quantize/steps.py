@@ -23,8 +23,8 @@ from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
-from compress.core import zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import zero_shot
 from compress.machine.device import computing_device
 from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load

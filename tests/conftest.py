@@ -41,8 +41,9 @@ def _share_the_registry_of_the_exporter() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _graphs_are_traced_once() -> Iterator[None]:
-    with traced_once():
+def _graphs_are_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    own = tmp_path_factory.getbasetemp()
+    with traced_once((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"):
         yield
 
 

@@ -12,8 +12,8 @@ import pytest
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core import captions
 from compress.core.errors import InputError
+from compress.core.forms import captions
 from compress.core.progress import ConsoleProgress
 from compress.measure.answers import load_predictions
 from compress.pipeline import run

@@ -14,8 +14,8 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core import spans
 from compress.core.errors import InputError
+from compress.core.forms import spans
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.core.tasks import TASKS

@@ -101,6 +101,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    generates = TASKS[recipe.model.task].generates
+    settings += [f"stages.{name}.generation.prompts=8" for name, stage in stages.items() if stage == "export" and generates]
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
@@ -237,13 +239,15 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes short sounds, a folder for each class or text; the model gets one layer, and one of waveforms its length in samples."""
-    data = tiny_sounds.folder(folder / "data", train=300, test=40, longest=0.3)
+    data = tiny_sounds.folder(folder / "data", train=100, test=40, longest=0.3)
+    narrow = ["model.config.conv_dim=[32, 32, 32, 32]"] if "conv_dim" in recipe.model.config else []
     lengths = [] if recipe.data.max_seconds is None else ["data.max_seconds=0.3", "target.sequence_lengths=[2400]"]
     return [
         f"data.path={data}",
         "data.columns={audio: null, label: null}",
         "model.config.num_hidden_layers=1",
         "model.config.hidden_size=32",
+        *narrow,
         *lengths,
     ]
 

@@ -11,9 +11,9 @@ import pytest
 
 from compress.api import serve
 from compress.commands.init import write_template
-from compress.core import candidates
+from compress.core.forms import candidates
+from compress.core.forms.ranking import figures
 from compress.core.progress import ConsoleProgress
-from compress.core.ranking import figures
 from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check, read

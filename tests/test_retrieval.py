@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 
 from compress.api import serve, verify
 from compress.commands.init import write_template
-from compress.core import relevance
 from compress.core.errors import InputError
+from compress.core.forms import relevance
+from compress.core.forms.ranking import figures
 from compress.core.progress import ConsoleProgress
-from compress.core.ranking import figures
 from compress.measure import stored_vectors
 from compress.measure.answers import load_predictions
 from compress.pipeline import run

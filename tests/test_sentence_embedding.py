@@ -14,8 +14,8 @@ from transformers import AutoModel
 
 from compress.api import serve
 from compress.commands.init import write_template
-from compress.core import vectors
 from compress.core.errors import InputError
+from compress.core.forms import vectors
 from compress.core.progress import ConsoleProgress
 from compress.measure.answers import load_predictions
 from compress.models.config import read_config

@@ -1,40 +1,119 @@
-"""The graphs that tests share are those of the same weights, read in the same way."""
+"""The graphs that tests share are those of the same model with the same weights, exported in the same way."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from compress.standalone.preprocess import Preprocessor
-from export.graph import onnx, quantized
-from tests.traced_once import traced_once
+from export.graph.onnx import _without_masks, export_float
+from tests.export import tiny_checkpoints as tiny
+from tests.seldom import seldom
+from tests.traced_once import really, traced_once
 
 
-def test_a_graph_is_traced_anew_where_anything_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[Path] = []
+class Model(nn.Module):
+    """Two layers of the same weights."""
 
-    def export(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_tokens: bool) -> Path:
-        traced.append(checkpoint)
-        out.write_text(f"{(checkpoint / 'model.safetensors').read_text()} {preprocessor.buckets} {all_tokens}")
-        return out
+    def __init__(self, times: float = 1.0, inner: type[nn.Module] = nn.ReLU, **config: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.second = nn.Linear(3, 3), inner(), nn.Linear(3, 3)
+        self.times, self.name_or_path = times, str(id(self))
+        self.config = BertConfig(**config)
 
-    monkeypatch.setattr(onnx, "export_float", export)
-    folders = [tmp_path / name for name in ("one", "alike", "other")]
-    for folder, weights in zip(folders, ("1", "1", "2"), strict=True):
-        folder.mkdir()
-        (folder / "model.safetensors").write_text(weights)
-    short, long = (Preprocessor("text", ("input_ids",), (), "text-classification", 16, buckets) for buckets in ((8, 16), (16,)))
-    with traced_once():
-        for number, (folder, preprocessor, all_tokens) in enumerate(
-            [
-                (folders[0], short, False),
-                (folders[1], short, False),
-                (folders[2], short, False),
-                (folders[0], long, False),
-                (folders[0], short, True),
-            ]
-        ):
-            out = quantized.export_float(
-                folder, preprocessor, tmp_path / "out" / f"{number}.onnx" if number == 1 else tmp_path / "x", all_tokens
-            )
-            assert out.read_text() == f"{(folder / 'model.safetensors').read_text()} {preprocessor.buckets} {all_tokens}"
-    assert traced == [folders[0], folders[2], folders[0], folders[0]]
+    def doubled(self) -> "Model":
+        self.first.weight.data *= 2
+        return self
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the exporter was asked for, which answers with a graph that is numbered, and holds something that is made of weights."""
+    asked: list[Any] = []
+
+    def export(model: Any, example: tuple[Any, ...], **settings: Any) -> Any:
+        asked.append((model, example, settings))
+        made = numpy_helper.from_array((model.first.weight @ model.second.weight).detach().numpy(), "made")
+        output = helper.make_tensor_value_info(f"y{len(asked)}", TensorProto.FLOAT, [1])
+        return SimpleNamespace(model_proto=helper.make_model(helper.make_graph([], "made", [], [output], [made])))
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    return asked
+
+
+def test_a_graph_is_traced_anew_where_anything_differs(tmp_path: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ones, twos = (torch.full((2, 3), value) for value in (1.0, 2.0))
+
+    def exported(model: nn.Module, example: torch.Tensor = ones, **settings: Any) -> str:
+        name: str = torch.onnx.export(model, (example,), **settings).model_proto.graph.output[0].name  # type: ignore[arg-type,union-attr]
+        return name
+
+    different = [
+        lambda: exported(Model()),
+        lambda: exported(Model().doubled()),
+        lambda: exported(Model(times=2.0)),
+        lambda: exported(Model(inner=nn.Tanh)),
+        lambda: exported(Model(hidden_act="relu")),
+        lambda: exported(Model(), twos),
+        lambda: exported(Model(), ones.double()),
+        lambda: exported(Model(), input_names=["x"]),
+        lambda: exported(Model().eval()),
+    ]
+    with traced_once(tmp_path):
+        numbers = [make() for make in different]
+        with _without_masks():
+            numbers.append(exported(Model()))
+        assert numbers == [f"y{number + 1}" for number in range(len(different) + 1)]
+        assert [make() for make in different] == numbers[:-1]
+    with traced_once(tmp_path):  # as another process
+        assert [make() for make in different] == numbers[:-1]
+        assert len(traced) == len(numbers)
+        really(monkeypatch)
+        assert exported(Model()) == f"y{len(numbers) + 1}"
+
+
+def test_what_the_tests_share_is_left_as_it_was(tmp_path: Path, traced: list[Any]) -> None:
+    with traced_once(tmp_path):
+        first: Any = torch.onnx.export(Model(), (torch.ones(1),))
+        first.model_proto.graph.output[0].name = "changed"
+        again: Any = torch.onnx.export(Model(), (torch.ones(1),))
+    assert again.model_proto.graph.output[0].name == "y1"
+    assert "eager" in ALL_MASK_ATTENTION_FUNCTIONS
+
+
+def drawn(folder: Path, source: Path, seed: int) -> Path:
+    """Copies a checkpoint, with noise on all weights."""
+    shutil.copytree(source, folder)
+    torch.manual_seed(seed)
+    weights = {name: weight + 0.1 * torch.randn(weight.shape) for name, weight in load_file(source / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("family", seldom(tiny.CONFIGS, tiny.CONFIGS.keys() - {"distilbert", "vit"}))
+def test_other_weights_come_to_the_bytes_of_another_trace(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write(tmp_path / "source", family)
+    prepared, traces = tiny.preprocessor(family), list[Any]()
+    really(monkeypatch)
+    export: Any = torch.onnx.export
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        traces.append(given)
+        return export(*given, **settings)
+
+    monkeypatch.setattr(torch.onnx, "export", counted)
+    one, other = (drawn(tmp_path / f"{seed}", tmp_path / "source", seed) for seed in (1, 2))
+    with traced_once(tmp_path / "traced"):
+        export_float(one, prepared, tmp_path / "one.onnx")
+        put_in = export_float(other, prepared, tmp_path / "put in.onnx").read_bytes()
+    assert len(traces) == 1
+    assert export_float(other, prepared, tmp_path / "traced.onnx").read_bytes() == put_in != (tmp_path / "one.onnx").read_bytes()

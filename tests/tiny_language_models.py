@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.data.splits import Data, Split
 from compress.models.library import quiet
 

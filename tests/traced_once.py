@@ -1,51 +1,161 @@
-"""Graphs that were traced before, for all tests that export through `write_graphs`.
+"""Graphs that were traced before, for all tests that export, in all processes of a test run.
 
-The exporter of torch takes seconds for a graph, and writes the same bytes for the same checkpoint (`test_onnx.test_same_bytes_twice`).
-Tests export the same tiny checkpoints again and again. What decides is what is in the files, not where they lie.
+The exporter of torch takes two to four seconds for a tiny model, and makes the same graph of the same model
+(`test_onnx.test_same_bytes_twice`, which asks `really` for it). Tests export the same tiny models again and again: under other names, with
+other lengths, as the float part of several schemes, in each process of the tests. What decides is the model with its weights, the example
+and the settings; what is made of the graph afterwards is made each time.
+
+A model that differs in its weights alone, as the int8 variant of a run does, has the same graph with other weights: they are put in where
+each of them is found as it is, or turned, in the graph that was traced. `test_traced_once.py` compares that with traces. It is not done
+where a graph holds anything that is made of weights, nor where weights are alike or all the same, which the exporter merges or leaves out.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import shutil
-import tempfile
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
+import numpy as np
+import onnx
 import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
 
-from compress.standalone.preprocess import Preprocessor
-
-READ = ("*.json", "*.safetensors")
-"""What the exporter reads of a checkpoint."""
+SIMPLE = (bool, int, float, str, tuple, list, type(None))
+LARGEST = 16_000_000
+"""Parameters of the models whose graphs are kept."""
+FLOAT = onnx.TensorProto.FLOAT
+PLACES = ("_name_or_path", "name_or_path")
+"""Where a model was loaded from."""
 
 
 @contextmanager
-def traced_once() -> Iterator[None]:
-    """As long as it lasts, the graph of a checkpoint whose like was traced is a copy of the one before."""
-    from export.graph import onnx, quantized
+def traced_once(folder: Path) -> Iterator[None]:
+    """As long as it lasts, the graph of a model whose like was traced is read from a folder, which processes may share."""
+    export = torch.onnx.export
 
-    export, traced = onnx.export_float, dict[str, Path]()
-    with tempfile.TemporaryDirectory(prefix="traced-") as scratch, pytest.MonkeyPatch.context() as patch:
+    @functools.wraps(export)
+    def export_once(model: nn.Module, example: tuple[Any, ...], **settings: Any) -> Any:
+        if sum(weight.numel() for weight in model.parameters()) > LARGEST:
+            return export(model, example, **settings)
+        alike, weights = folder / key(model, example, settings), weights_of(model)
+        file = alike.with_name(f"{alike.name}-{digest(weights)}")
+        for known in (file, alike) if are_apart(weights) else (file,):
+            if known.is_file():
+                graph, places = pickle.loads(known.read_bytes())
+                return SimpleNamespace(model_proto=with_weights(onnx.load_from_string(graph), places, weights))
+        program: Any = export(model, example, **settings)
+        graph, places = program.model_proto.SerializeToString(), places_of(program.model_proto, model)
+        _write(file, (graph, {}))
+        if are_apart(weights) and places is not None:
+            _write(alike, (graph, places))
+        return SimpleNamespace(model_proto=program.model_proto)
 
-        def export_once(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_tokens: bool = False) -> Path:
-            key = _key(checkpoint, f"{preprocessor} {all_tokens}")
-            if key in traced:
-                out.parent.mkdir(parents=True, exist_ok=True)
-                return Path(shutil.copy(traced[key], out))
-            made = export(checkpoint, preprocessor, out, all_tokens)
-            if not made.with_name(f"{made.name}.data").exists():  # else the graph is not in one file
-                traced[key] = Path(shutil.copy(made, Path(scratch, key)))
-            return made
-
-        patch.setattr(quantized, "export_float", export_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", export_once)
         yield
 
 
-def _key(checkpoint: Path, settings: str) -> str:
-    found = hashlib.sha256(settings.encode())
-    for path in sorted(path for pattern in READ for path in checkpoint.glob(pattern)):
-        found.update(f"{path.name} {path.stat().st_size} ".encode())
-        found.update(path.read_bytes())
+def really(patch: pytest.MonkeyPatch) -> None:
+    """Lets one test trace what it exports, whatever was traced before."""
+    patch.setattr(torch.onnx, "export", torch.onnx.export.__wrapped__)  # type: ignore[attr-defined]
+
+
+def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
+    """Returns the parameters by name."""
+    return {name: weight.detach().cpu().contiguous().numpy() for name, weight in model.named_parameters()}
+
+
+def are_apart(weights: dict[str, np.ndarray]) -> bool:
+    """Whether every weight is float32, of several values, and unlike every other one."""
+    several = all(weight.dtype == np.float32 and weight.size and weight.min() < weight.max() for weight in weights.values())
+    return several and len({weight.tobytes() for weight in weights.values()}) == len(weights)
+
+
+Places = dict[str, tuple[str, bool]]
+"""By the name of a tensor of a graph the parameter that it is, and whether it is turned."""
+
+
+def places_of(graph: onnx.ModelProto, model: nn.Module) -> Places | None:
+    """Returns where a graph has the weights of a model; None where it has numbers that may be made of weights."""
+    known: dict[bytes, tuple[str, bool]] = {}
+    for name, weight in weights_of(model).items():
+        known |= {weight.T.tobytes(): (name, True)} if weight.ndim == 2 else {}
+        known[weight.tobytes()] = name, False
+    kept = {buffer.detach().cpu().contiguous().numpy().tobytes() for buffer in model.buffers()}
+    places = {
+        tensor.name: known[tensor.raw_data] for tensor in graph.graph.initializer if tensor.data_type == FLOAT and tensor.raw_data in known
+    }
+    attributes = [attribute for node in graph.graph.node for attribute in node.attribute]
+    if any(attribute.HasField("g") or len(attribute.floats) > 1 for attribute in attributes):
+        return None
+    constants = [attribute.t for attribute in attributes if attribute.HasField("t")]
+    for tensor in (*(one for one in graph.graph.initializer if one.name not in places), *constants):
+        value = numpy_helper.to_array(tensor)
+        if value.dtype.kind == "f" and value.size > 1 and value.tobytes() not in kept:
+            return None
+    return places
+
+
+def with_weights(graph: onnx.ModelProto, places: Places, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """Puts weights where they belong, in place."""
+    for tensor in graph.graph.initializer:
+        if tensor.name in places:
+            name, turned = places[tensor.name]
+            tensor.raw_data = (weights[name].T if turned else weights[name]).tobytes()
+    return graph
+
+
+def digest(weights: dict[str, np.ndarray]) -> str:
+    """Returns the digest of weights."""
+    found = hashlib.sha256()
+    for name, weight in weights.items():
+        found.update(f"{name} {weight.dtype} {weight.shape}\n".encode())
+        found.update(weight.tobytes())
     return found.hexdigest()
+
+
+def _write(file: Path, content: Any) -> None:
+    """Another process sees all of it or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_name(f"{uuid4().hex}.tmp")
+    written.write_bytes(pickle.dumps(content))
+    written.replace(file)
+
+
+def key(model: nn.Module, example: tuple[Any, ...], settings: dict[str, Any]) -> str:
+    """Returns the digest of all that a graph is made of but weights: classes and settings of modules, the example, how it is exported."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    found = hashlib.sha256(repr(sorted(settings.items())).encode())
+    found.update(ALL_MASK_ATTENTION_FUNCTIONS["eager"].__qualname__.encode())  # no mask is made for images
+    for name, module in model.named_modules():
+        found.update(f"{name} {type(module).__module__}.{type(module).__qualname__} {_settings(module)}\n".encode())
+    for name, weight in model.named_parameters():
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+    for name, tensor in [*model.named_buffers(), *((str(number), value) for number, value in enumerate(example))]:
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _settings(module: nn.Module) -> str:
+    """Returns what a module holds beside tensors and modules: numbers, texts, functions by name, and its config but for its folder."""
+    told: dict[str, str] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, SIMPLE) and name not in PLACES:
+            told[name] = repr(value)
+        elif hasattr(value, "to_dict"):
+            given = {**value.to_dict(), **{key: one for key, one in vars(value).items() if isinstance(one, SIMPLE)}}
+            told[name] = repr(sorted((str(key), repr(one)) for key, one in given.items() if key not in PLACES))
+        elif callable(value):
+            told[name] = getattr(value, "__qualname__", type(value).__qualname__)
+    return repr(sorted(told.items()))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array, divergences
-from compress.core.label_sets import micro_f1
+from compress.core.forms.label_sets import micro_f1
 
 
 class Sets(Answer):

@@ -1,5 +1,5 @@
 """A span of a context for each question: what is kept of the logits `[L, 2]` of its windows, and labels int32 `[n, 1 + G, W, 2]`
-(`compress.core.spans`)."""
+(`compress.core.forms.spans`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array
-from compress.core import spans
+from compress.core.forms import spans
 from compress.standalone.response import LONGEST
 from compress.standalone.tolerance import MEDIAN_LIMIT
 

@@ -1,4 +1,4 @@
-"""A tag for each word: logits `[n, L, C]` of the first token of each, labels int32 `[n, C + W, 2]` (`compress.core.tags`)."""
+"""A tag for each word: logits `[n, L, C]` of the first token of each, labels int32 `[n, C + W, 2]` (`compress.core.forms.tags`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array, divergences
-from compress.core import tags
+from compress.core.forms import tags
 
 
 class Tags(Answer):

@@ -1,5 +1,5 @@
 """The next token at every position of a block, or of a target behind its source: answers `[n, T, 2]`, labels int32 `[n, T]`
-(`compress.core.next_token`)."""
+(`compress.core.forms.next_token`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array, divergences
-from compress.core import next_token
+from compress.core.forms import next_token
 
 
 class Tokens(Answer):

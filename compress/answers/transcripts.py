@@ -1,5 +1,5 @@
 """The text that is spoken: what is kept of the logits `[F, V]` of frames, and labels int32 `[n, 2, 1 + T]`
-(`compress.core.transcripts`)."""
+(`compress.core.forms.transcripts`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array
-from compress.core.transcripts import ABSENT, NO_TOKEN, Part, errors, rate, texts_of, with_answers
+from compress.core.forms.transcripts import ABSENT, NO_TOKEN, Part, errors, rate, texts_of, with_answers
 from compress.standalone.tolerance import MEDIAN_LIMIT
 
 NEAR_TIE = 3 * 2**0.5 * MEDIAN_LIMIT / 0.6745

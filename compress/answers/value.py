@@ -1,4 +1,4 @@
-"""A number: logits `[n, 1]`, labels float32 `[n]`; of candidates that are put in order `[n, 13]` (`compress.core.candidates`)."""
+"""A number: logits `[n, 1]`, labels float32 `[n]`; of candidates that are put in order `[n, 13]` (`compress.core.forms.candidates`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from compress.answers.answer import Answer, Array
-from compress.core import candidates
 from compress.core.correlation import pearson
-from compress.core.forms import form_of
+from compress.core.forms import candidates
+from compress.core.forms.table import form_of
 from compress.core.tasks import SCORE
 
 

@@ -1,7 +1,7 @@
-"""A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`compress.core.vectors`).
+"""A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`compress.core.forms.vectors`).
 
-Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.relevance`), those of images and texts `[n, 3]`
-(`compress.core.zero_shot`, `compress.core.captions`).
+Where documents are searched labels are `[n, 2 + 2 k]` (`compress.core.forms.relevance`), those of images and texts `[n, 3]`
+(`compress.core.forms.zero_shot`, `compress.core.forms.captions`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.answers.answer import Answer, Array
-from compress.core import vectors
-from compress.core.forms import form_of
+from compress.core.forms import vectors
+from compress.core.forms.table import form_of
 from compress.core.tasks import VECTOR
 
 

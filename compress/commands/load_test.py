@@ -12,7 +12,7 @@ from typing import Any
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.zero_shot import read_by
+from compress.core.forms.zero_shot import read_by
 from compress.data.splits import Split
 from compress.data.tables import Table, text_lines
 from compress.data.unlabelled import read_unlabelled

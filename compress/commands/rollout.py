@@ -18,7 +18,7 @@ from compress.artifacts.chain import GOLDEN
 from compress.artifacts.run_folder import Run
 from compress.commands.verify import compare
 from compress.core.errors import InputError
-from compress.core.zero_shot import read_by
+from compress.core.forms.zero_shot import read_by
 from compress.pipeline import opened
 from compress.report import evaluations
 from compress.standalone.preprocess import Row

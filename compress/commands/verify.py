@@ -18,8 +18,8 @@ import numpy as np
 from compress.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
 from compress.artifacts.run_folder import Run, blaming_damage, locked
 from compress.core.errors import InputError
+from compress.core.forms.zero_shot import read_by
 from compress.core.target import Target
-from compress.core.zero_shot import read_by
 from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.answers import load_predictions
 from compress.pipeline import opened

@@ -12,20 +12,20 @@ there is to write where modality, answer, columns and metrics exist already. Wha
 The answers that there are:
 
     class        one of the labels of the data; logits [n, C], labels int64 [n]
-    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.label_sets`)
-    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.tags`)
-    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`compress.core.transcripts`)
+    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`compress.core.forms.label_sets`)
+    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`compress.core.forms.tags`)
+    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`compress.core.forms.transcripts`)
     span         where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
-                 (`compress.core.spans`)
+                 (`compress.core.forms.spans`)
     value        a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
-                 (`compress.core.candidates`)
+                 (`compress.core.forms.candidates`)
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
-                 (`compress.core.next_token`)
+                 (`compress.core.forms.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`compress.core.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5] (`compress.core.text_groups`);
-                 where documents are searched [n, 2 + 2 k]: query or document, and its judgements (`compress.core.relevance`); where
-                 images are found by words [n, 3]: image or text, and its class (`compress.core.zero_shot`) or the image that a caption
-                 belongs to (`compress.core.captions`)
+                 (`compress.core.forms.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5]
+                 (`compress.core.forms.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+                 (`compress.core.forms.relevance`); where images are found by words [n, 3]: image or text, and its class
+                 (`compress.core.forms.zero_shot`) or the image that a caption belongs to (`compress.core.forms.captions`)
 """
 
 from __future__ import annotations

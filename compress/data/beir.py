@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.relevance import MOST_TEXTS
+from compress.core.forms.relevance import MOST_TEXTS
 from compress.core.shown import shown
 from compress.core.tasks import Task
 from compress.data.compressed import Limit

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.core import candidates
 from compress.core.errors import InputError
+from compress.core.forms import candidates
 from compress.core.tasks import SCORE, Task
 from compress.data.beir import CANDIDATES, FIRST, Collection, read_candidates, read_collection
 from compress.data.config import DataConfig

@@ -1,4 +1,4 @@
-"""Images with captions of their own, for models that find images by words and words by images (`compress.core.captions`).
+"""Images with captions of their own, for models that find images by words and words by images (`compress.core.forms.captions`).
 
     selection, evaluation   x_1 ... x_n, t_11, t_12, ...              every image, and every caption
     train                   x_1, t_11, x_1, t_12, ..., x_2, t_21 ...  pairs: every caption with its image before it
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core import captions, zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import captions, zero_shot
 from compress.core.shown import is_unicode, shown
 from compress.core.tasks import Task
 from compress.data.config import DataConfig

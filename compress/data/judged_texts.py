@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from compress.core import relevance, text_groups
 from compress.core.errors import InputError
+from compress.core.forms import relevance, text_groups
 from compress.core.shown import shown
 from compress.core.spread import spread
 from compress.core.tasks import SCORE, Task

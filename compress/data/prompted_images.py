@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from compress.core import zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import zero_shot
 from compress.data.splits import Data, Split
 from compress.standalone.preprocess import Row
 
@@ -25,7 +25,7 @@ MOST_PAIRS = 2**24
 
 
 def with_prompts(data: Data, templates: Sequence[str], where: str, log: Callable[[str], None]) -> Data:
-    """Returns the data with texts about the classes; see `compress.core.zero_shot` for its labels.
+    """Returns the data with texts about the classes; see `compress.core.forms.zero_shot` for its labels.
 
     Args:
         data: Splits of images with class ids.

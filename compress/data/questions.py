@@ -1,4 +1,4 @@
-"""Data for question-answering: windows of contexts, with the tokens that the answer begins and ends at (`compress.core.spans`).
+"""Data for question-answering: windows of contexts, with the tokens that the answer begins and ends at (`compress.core.forms.spans`).
 
 Questions are divided into splits first, then their contexts into windows (`compress.standalone.windows`), so that all windows of a question
 are in one split. A single file gives a fifth of its contexts, chosen by content hash, with all their questions to the test split.
@@ -17,7 +17,7 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.spans import NO_ANSWER, labels_of
+from compress.core.forms.spans import NO_ANSWER, labels_of
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.sources import read_sources

@@ -1,11 +1,11 @@
 """Pairs and triplets of sentences, for models that turn a single text into a vector.
 
     pairs with scores      (a, b) and s      texts a, b       labels  (s - low) / (high - low), in [0, 1] on the train split
-                                                                      (`compress.core.vectors`)
-    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.text_groups`)
+                                                                      (`compress.core.forms.vectors`)
+    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`compress.core.forms.text_groups`)
     triplets               (a, p, n)         texts a, p, n    the same
       of several negatives (a, p, n, m, ...) texts a, p, ...  the same; rows with fewer negatives than others are filled up
-                                                              (`compress.core.text_groups.filled`)
+                                                              (`compress.core.forms.text_groups.filled`)
       with margins                                            the same, and the margin of each negative, on the train split
 
 A file is of the first kind where it has a column of scores, of the last where the recipe names some of negatives. All files of a split are
@@ -24,8 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from compress.core import text_groups, vectors
 from compress.core.errors import InputError
+from compress.core.forms import text_groups, vectors
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import labels
 from compress.data.config import DataConfig

@@ -5,7 +5,7 @@
                           an empty line ends a sentence; -DOCSTART- lines are left out
 
 A sentence becomes its words with single spaces between them, which is what a server is sent too. A word of a table that holds spaces is as
-many words, and one without a character is left out. Tags are IOB1, IOB2, IOBES or BILOU (`compress.core.tags`).
+many words, and one without a character is left out. Tags are IOB1, IOB2, IOBES or BILOU (`compress.core.forms.tags`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from compress.core.errors import InputError
+from compress.core.forms.tags import Span, spans_of
 from compress.core.shown import shown
-from compress.core.tags import Span, spans_of
 from compress.data.tables import Cells, Table, opened, suffix, text_lines
 
 ENDINGS = (".conll", ".txt", ".iob", ".bio")

@@ -24,7 +24,7 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.core.runs import rows_of
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
@@ -71,11 +71,11 @@ class Split:
     """Texts, pairs of texts, encoded images, blocks or pairs of token ids, or questions with windows of their contexts."""
     labels: np.ndarray
     """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
-    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.tags`), int32 [n, 1 + G, W, 2] for
-    windows of contexts (`compress.core.spans`), int32 [n, 2, 1 + T] for texts that are spoken (`compress.core.transcripts`), float32 [n, 2]
-    for texts of pairs (`compress.core.vectors`), [n, 4] or [n, 5] for those of pairs and triplets without scores
-    (`compress.core.text_groups`), [n, 2 + 2 k] for queries and documents (`compress.core.relevance`), or [n, 3] for images and texts
-    (`compress.core.zero_shot`)."""
+    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`compress.core.forms.tags`), int32 [n, 1 + G, W, 2] for
+    windows of contexts (`compress.core.forms.spans`), int32 [n, 2, 1 + T] for texts that are spoken (`compress.core.forms.transcripts`),
+    float32 [n, 2] for texts of pairs (`compress.core.forms.vectors`), [n, 4] or [n, 5] for those of pairs and triplets without scores
+    (`compress.core.forms.text_groups`), [n, 2 + 2 k] for queries and documents (`compress.core.forms.relevance`), or [n, 3] for images and
+    texts (`compress.core.forms.zero_shot`)."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,4 +1,4 @@
-"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`compress.core.tags`).
+"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`compress.core.forms.tags`).
 
 Tags keep the names and ids of a model, or of a data set that numbers them; else they are O, and B and I of each kind of entity of the train
 split, by name. A model without B, or with E and S, gets its own tags.
@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from compress.core.errors import InputError
+from compress.core.forms.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from compress.core.shown import shown
-from compress.core.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources

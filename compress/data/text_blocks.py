@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from compress.core.errors import InputError
-from compress.core.next_token import Block, labels_of
+from compress.core.forms.next_token import Block, labels_of
 from compress.core.tasks import TASKS, Task
 from compress.data.config import Columns, DataConfig
 from compress.data.sources import Sources, read_sources

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from compress.core.errors import InputError
-from compress.core.next_token import Block, labels_of
+from compress.core.forms.next_token import Block, labels_of
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.splits import Data, Split, divide, hold_out

@@ -1,4 +1,4 @@
-"""Data for speech-recognition: sounds with the texts that are spoken in them (`compress.core.transcripts`).
+"""Data for speech-recognition: sounds with the texts that are spoken in them (`compress.core.forms.transcripts`).
 
 The vocabulary is that of the model, or of a new head the characters of the train split behind the blank, the token for unknown characters
 and the one between words. White space of any kind and length is one space. If a model writes in capitals or in small letters alone, texts
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compress.core.errors import InputError
+from compress.core.forms.transcripts import labels_of
 from compress.core.shown import shown
 from compress.core.tasks import Task
-from compress.core.transcripts import labels_of
 from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, with_test

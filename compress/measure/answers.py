@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import next_token, spans, tags, transcripts
 from compress.core.errors import InputError
 from compress.core.files import check_plain
-from compress.core.label_sets import are_sets
+from compress.core.forms import next_token, spans, tags, transcripts
+from compress.core.forms.label_sets import are_sets
 from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
     words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
-    contexts `[b, 168]` (`compress.core.spans`); of the frames of sounds `[b, F, 10]` (`compress.core.transcripts`)."""
+    contexts `[b, 168]` (`compress.core.forms.spans`); of the frames of sounds `[b, F, 10]` (`compress.core.forms.transcripts`)."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     if preprocessor.finds_spans:

@@ -44,7 +44,7 @@ from torch import nn
 from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
 from compress.core.errors import InputError
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.core.spread import spread
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
@@ -300,7 +300,7 @@ def bound_of(before: float, floor: float) -> float:
 
 def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
     """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, those of whole ones;
-    of images and texts all texts (`compress.core.zero_shot.spread`)."""
+    of images and texts all texts (`compress.core.forms.zero_shot.spread`)."""
     if labels is None:
         return spread(rows, count)
     return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]

@@ -1,8 +1,8 @@
 """The table of metrics, and the differences between the predictions of two models.
 
 To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`compress.core.tasks`). Metrics that one
-form of labels alone has stand in its row instead (`compress.core.forms`). The first metric of a task is the primary one, which goals refer
-to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
+form of labels alone has stand in its row instead (`compress.core.forms.table`). The first metric of a task is the primary one, which goals
+refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
 
@@ -11,13 +11,13 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in predictions or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
-    micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.label_sets`
-    entity_f1, entity_precision and entity_recall of entities in texts: `compress.core.tags`
-    answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none: `compress.core.spans`
-    wer and cer, errors of words and characters in texts that are spoken: `compress.core.transcripts`
-    perplexity and accuracy of the next token: `compress.core.next_token`
-    ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.core.ranking`
-    recall@1, @5 and @10 of images by their captions, and of captions by their images: `compress.core.captions`
+    micro_f1, macro_f1 and exact_match of sets of labels: `compress.core.forms.label_sets`
+    entity_f1, entity_precision and entity_recall of entities in texts: `compress.core.forms.tags`
+    answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none: `compress.core.forms.spans`
+    wer and cer, errors of words and characters in texts that are spoken: `compress.core.forms.transcripts`
+    perplexity and accuracy of the next token: `compress.core.forms.next_token`
+    ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.core.forms.ranking`
+    recall@1, @5 and @10 of images by their captions, and of captions by their images: `compress.core.forms.captions`
 
 An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
 """
@@ -30,9 +30,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import correlation, label_sets, next_token, spans, tags, transcripts
+from compress.core import correlation
 from compress.core.errors import InputError
-from compress.core.forms import FORMS, form_of
+from compress.core.forms import label_sets, next_token, spans, tags, transcripts
+from compress.core.forms.table import FORMS, form_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
 
@@ -67,9 +68,9 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
     Args:
         task: The task; its row names the metrics.
-        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`; vectors `[n, D]`.
-        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, pairs `[n, 2]` (`compress.core.vectors`),
-            queries and documents `[n, 2 + 2 k]` (`compress.core.relevance`), or candidates `[n, 13]` (`compress.core.candidates`).
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.forms.next_token`; vectors `[n, D]`.
+        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, or what a form of labels is
+            (`compress.core.forms.table`): pairs `[n, 2]`, queries and documents `[n, 2 + 2 k]`, candidates `[n, 13]`.
 
     Raises:
         InputError: There are no rows.
@@ -124,7 +125,7 @@ def matthews(logits: Array, labels: Array) -> float:
 def pearson(x: Array, y: Array) -> float:
     """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant.
 
-    Of vectors `x` and pairs `y` (`compress.core.vectors`) it is that of the cosines and the scores.
+    Of vectors `x` and pairs `y` (`compress.core.forms.vectors`) it is that of the cosines and the scores.
     """
     x, y = as_values(x, y)
     return correlation.pearson(x, y)
@@ -137,8 +138,9 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns what metrics are means over, `[m, ...]`, and the labels of that, `[m]`, by the form of the labels (`compress.core.forms`):
-    rows, pairs of texts, queries, or images. Predictions and labels of which nothing more is to be said are returned as they are."""
+    """Returns what metrics are means over, `[m, ...]`, and the labels of that, `[m]`, by the form of the labels
+    (`compress.core.forms.table`): rows, pairs of texts, queries, or images. Predictions and labels of which nothing more is to be said are
+    returned as they are."""
     return form_of(labels).values(answers, labels)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import relevance
+from compress.core.forms import relevance
 
 Array = NDArray[Any]
 Form = Literal["int8", "binary"]

@@ -19,8 +19,8 @@ from compress.artifacts.safetensors import read_json
 from compress.core.config import Config, as_given
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
+from compress.core.forms.spans import NO_ANSWER
 from compress.core.shown import shown
-from compress.core.spans import NO_ANSWER
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.models.files import find
 from compress.models.heads.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved

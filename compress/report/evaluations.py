@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import PROFILES, Run
-from compress.core import zero_shot
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
+from compress.core.forms import zero_shot
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.data.splits import Data
@@ -43,7 +43,7 @@ class Evaluation:
     mode: str
     precision: str
     logits: np.ndarray
-    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `compress.core.next_token`."""
+    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `compress.core.forms.next_token`."""
     labels: np.ndarray
     """int64 or float32 [n], or int32 [n, T]."""
     metrics: dict[str, float]

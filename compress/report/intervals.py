@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
+from compress.core.forms.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
 from compress.measure.metrics import METRICS, Metric, as_values, num_predictions
 
 Array = NDArray[Any]

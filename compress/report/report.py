@@ -18,10 +18,10 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core import vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
-from compress.core.forms import form_of
+from compress.core.forms import vectors
+from compress.core.forms.table import form_of
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task

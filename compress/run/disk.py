@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from compress.core import transcripts
 from compress.core.engines import ENGINES
-from compress.core.spans import Part
+from compress.core.forms import transcripts
+from compress.core.forms.spans import Part
 from compress.core.tasks import TASKS, Task
 from compress.models.architecture.shapes import auto_class
 from compress.models.forward import linears

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from compress.core.errors import InputError
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.models.architecture.blocks import blocks_of

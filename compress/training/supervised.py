@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
-from compress.core import text_groups
 from compress.core.errors import InputError
+from compress.core.forms import text_groups
 from compress.core.named import one_of
 from compress.core.tasks import TASKS, Task
 from compress.data.splits import Data

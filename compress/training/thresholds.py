@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from compress.core import spans
-from compress.core.label_sets import best_thresholds, each_f1
+from compress.core.forms import spans
+from compress.core.forms.label_sets import best_thresholds, each_f1
 from compress.measure.predictions import compared
 from compress.models.heads.reader import THRESHOLD_KEY
 from compress.stage.context import Context

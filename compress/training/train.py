@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split

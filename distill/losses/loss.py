@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
+from compress.core.forms.text_groups import are_groups, num_judged
 from compress.core.tasks import TASKS, Task
-from compress.core.text_groups import are_groups, num_judged
 from compress.machine.parallel import ALONE, Team
 from compress.models.heads.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of

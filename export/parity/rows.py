@@ -6,8 +6,8 @@ results only (`compress.data.splits`): no engine answers them before it has pass
 
 from __future__ import annotations
 
+from compress.core.forms.zero_shot import are_images_and_texts
 from compress.core.spread import spread
-from compress.core.zero_shot import are_images_and_texts
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread_rows
 

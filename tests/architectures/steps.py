@@ -18,7 +18,7 @@ from PIL import Image
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.data.splits import Data, Split

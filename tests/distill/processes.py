@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from compress.artifacts.artifact import Artifact
-from compress.core import candidates
-from compress.core.next_token import labels_of
+from compress.core.forms import candidates
+from compress.core.forms.next_token import labels_of
 from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.core import text_groups, vectors, zero_shot
+from compress.core.forms import text_groups, vectors, zero_shot
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split
 from compress.models.config import ModelConfig

@@ -12,7 +12,7 @@ import torch
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.next_token import IGNORED, labels_of
+from compress.core.forms.next_token import IGNORED, labels_of
 from compress.core.target import Target
 from compress.data.splits import Data, Split
 from compress.machine.parallel import Team

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core import candidates
 from compress.core.errors import InputError
+from compress.core.forms import candidates
 from compress.data.splits import Split
 from compress.models.architecture.blocks import between_blocks, blocks_of
 from compress.models.architecture.origin import Origin

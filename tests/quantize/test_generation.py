@@ -11,7 +11,7 @@ import scipy.special
 import torch
 
 from compress.artifacts.artifact import Artifact
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.core.target import Target
 from compress.data.splits import Split
 from compress.measure import closeness as trials

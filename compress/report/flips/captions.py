@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import captions
+from compress.core.forms import captions
 from compress.data.splits import Data
 
 
@@ -48,8 +47,3 @@ class CaptionFlips:
         labels = self.data.evaluation.labels
         own = next(other for other in captions.sides(labels)[1].tolist() if labels[other, 1] == labels[row, 1])
         return f"image of row {row}: {self.data.evaluation.rows[own]}"
-
-
-def flips(run: Run, data: Data) -> CaptionFlips:
-    """Returns what tells them."""
-    return CaptionFlips(data)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
 from compress.data.splits import Data
 from compress.standalone.sound import is_sound
 
@@ -33,8 +32,3 @@ class RowFlips:
 def readable(row: Any) -> Any:
     """Returns a row as JSON shows it."""
     return f"{'sound' if is_sound(row) else 'image'} of {len(row)} bytes" if isinstance(row, bytes) else row
-
-
-def flips(run: Run, data: Data) -> RowFlips:
-    """Returns what tells them."""
-    return RowFlips(data)

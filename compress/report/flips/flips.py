@@ -1,11 +1,11 @@
 """Writes `flips.jsonl`: one line for each prediction that changed.
 
-What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms`)."""
+What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms.table`)."""
 
 from __future__ import annotations
 
 import json
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,19 +13,45 @@ import numpy as np
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
-from compress.core.forms import form_of
+from compress.core.forms.table import form_of
 from compress.data.splits import Data
 from compress.report.evaluations import evaluations
+from compress.report.flips.captions import CaptionFlips
+from compress.report.flips.classes import RowFlips
+from compress.report.flips.ordered import FirstFlips
+from compress.report.flips.searched import FoundFlips
+from compress.report.flips.sets import SetFlips
+from compress.report.flips.spans import SpanFlips
+from compress.report.flips.tags import TagFlips
+from compress.report.flips.tokens import TokenFlips
+from compress.report.flips.transcripts import TranscriptFlips
+from compress.report.flips.vectors import NeighbourFlips
+from compress.report.flips.zero_shot import NearestClassFlips
 
 
 class Flips(Protocol):
-    """What a file in this room gives: `flips(run, data)` returns one of these."""
+    """What the class in each file of this room gives; it is made from the data of a run."""
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
 
     def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
         """Returns what is told of a flip at a place of `answers`, from one number to another."""
+
+
+DESCRIBED_BY: Mapping[str, Callable[[Data], Flips]] = {
+    "captions": CaptionFlips,
+    "classes": RowFlips,
+    "ordered": FirstFlips,
+    "searched": FoundFlips,
+    "sets": SetFlips,
+    "spans": SpanFlips,
+    "tags": TagFlips,
+    "transcripts": TranscriptFlips,
+    "vectors": NeighbourFlips,
+    "zero_shot": NearestClassFlips,
+}
+"""By the name of its file what describes the flips of a form; tokens are told with the tokenizer of a checkpoint as well."""
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -58,5 +84,5 @@ def write_flips(run: Run, data: Data) -> int:
 
 
 def _described(run: Run, data: Data) -> Flips:
-    made: Flips = import_module(f"compress.report.flips.{form_of(data.evaluation.labels).flips}").flips(run, data)
-    return made
+    name = form_of(data.evaluation.labels).flips
+    return TokenFlips(next(iter(run.variants.values())).path, data) if name == "tokens" else DESCRIBED_BY[name](data)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import candidates
+from compress.core.forms import candidates
 from compress.data.splits import Data
 
 
@@ -34,8 +33,3 @@ class FirstFlips:
         (query, first), (_, second) = rows[before], rows[after]
         grades = {"grade_before": int(labels[before, 2]), "grade_after": int(labels[after, 2])}
         return {"before": first, "after": second, **grades, "label": None, "input": query}
-
-
-def flips(run: Run, data: Data) -> FirstFlips:
-    """Returns what tells them."""
-    return FirstFlips(data)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import relevance
+from compress.core.forms import relevance
 from compress.data.splits import Data
 
 
@@ -45,8 +44,3 @@ class FoundFlips:
         rows, grades = self.data.evaluation.rows, self.grades[place[0]]
         found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}
         return {"before": rows[before], "after": rows[after], **found}
-
-
-def flips(run: Run, data: Data) -> FoundFlips:
-    """Returns what tells them."""
-    return FoundFlips(data)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
 from compress.data.splits import Data
 from compress.report.flips.classes import readable
 
@@ -29,8 +28,3 @@ class SetFlips:
         row, label = place
         said = {"before": SAID[before], "after": SAID[after], "label": SAID[int(labels[place])]}
         return {"of": self.data.labels[label], **said, "input": readable(self.data.evaluation.rows[row])}
-
-
-def flips(run: Run, data: Data) -> SetFlips:
-    """Returns what tells them."""
-    return SetFlips(data)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import spans
+from compress.core.forms import spans
 from compress.data.splits import Data
 from compress.standalone.windows import Window
 
@@ -39,8 +38,3 @@ class SpanFlips:
         row, texts = self.data.evaluation.rows[place[0]], list(self._texts)
         assert isinstance(row, Window), type(row)
         return {"before": texts[before], "after": texts[after], "label": None, "input": row.question}
-
-
-def flips(run: Run, data: Data) -> SpanFlips:
-    """Returns what tells them."""
-    return SpanFlips(data)

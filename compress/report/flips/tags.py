@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core.tags import NO_WORD, OUTSIDE, choices
+from compress.core.forms.tags import NO_WORD, OUTSIDE, choices
 from compress.data.splits import Data
 
 
@@ -29,8 +28,3 @@ class TagFlips:
         label = names[int(labels[row, len(self.data.labels) + position, 0])]
         said = {"before": names[before], "after": names[after], "label": label}
         return {"position": position + 1, "of": text.split(" ")[position], **said, "input": text}
-
-
-def flips(run: Run, data: Data) -> TagFlips:
-    """Returns what tells them."""
-    return TagFlips(data)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core.next_token import choices
+from compress.core.forms.next_token import choices
 from compress.data.splits import Data
 from compress.standalone.preprocess import TokenPair
 
@@ -46,8 +45,3 @@ class TokenFlips:
     def _text(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
-
-
-def flips(run: Run, data: Data) -> TokenFlips:
-    """Returns what tells them."""
-    return TokenFlips(next(iter(run.variants.values())).path, data)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import transcripts
+from compress.core.forms import transcripts
 from compress.data.splits import Data
 from compress.report.flips.classes import readable
 
@@ -33,8 +32,3 @@ class TranscriptFlips:
         said = {name: transcripts.shown(texts[number], names) for name, number in (("before", before), ("after", after))}
         (true,) = transcripts.true_texts(labels[place[0] : place[0] + 1])
         return {**said, "label": true, "input": readable(self.data.evaluation.rows[place[0]])}
-
-
-def flips(run: Run, data: Data) -> TranscriptFlips:
-    """Returns what tells them."""
-    return TranscriptFlips(data)

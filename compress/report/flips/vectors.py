@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core.vectors import neighbours
+from compress.core.forms.vectors import neighbours
 from compress.data.splits import Data
 
 
@@ -38,8 +37,3 @@ class NeighbourFlips:
         """Returns both neighbours and the text; there is no label of them."""
         rows = self.data.evaluation.rows
         return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}
-
-
-def flips(run: Run, data: Data) -> NeighbourFlips:
-    """Returns what tells them."""
-    return NeighbourFlips(data)

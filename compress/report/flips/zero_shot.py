@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run
-from compress.core import zero_shot
+from compress.core.forms import zero_shot
 from compress.data.splits import Data
 from compress.report.flips.classes import readable
 
@@ -37,8 +36,3 @@ class NearestClassFlips:
         names, label = self.data.labels, int(labels[place[0], 1])
         row = self.data.evaluation.rows[place[0]]
         return {"before": names[before], "after": names[after], "label": names[label], "input": readable(row)}
-
-
-def flips(run: Run, data: Data) -> NearestClassFlips:
-    """Returns what tells them."""
-    return NearestClassFlips(data)

@@ -6,8 +6,8 @@
     pointwise    each candidate for itself                       `compress.training.losses.pointwise`
 
 All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number
-are compared (`compress.core.candidates`), and these are never parted (`compress.training.dealing`): micro-batches and processes change
-nothing.
+are compared (`compress.core.forms.candidates`), and these are never parted (`compress.training.dealing`): micro-batches and processes
+change nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVER_LISTS: Mapping[OrderLoss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class CandidateLoss(ValueLoss):
-    """Logits `[b, 1]`, labels of candidates float32 `[b, 13]` (`compress.core.candidates`).
+    """Logits `[b, 1]`, labels of candidates float32 `[b, 13]` (`compress.core.forms.candidates`).
 
     Args:
         loss: The loss of the labels; None: the usual one.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.zero_shot import IMAGE, TEXT
+from compress.core.forms.zero_shot import IMAGE, TEXT
 
 LARGEST_SCALE = 100.0
 
@@ -35,7 +35,7 @@ def contrastive_loss(
 
     Args:
         vectors_nD: Vectors of length 1: those of all images, then those of all texts, each in the order of its rows; float32.
-        labels_n3: Side, class and number of the pair of each row, float32 (`compress.core.zero_shot`).
+        labels_n3: Side, class and number of the pair of each row, float32 (`compress.core.forms.zero_shot`).
         scale: s, float32 of one number.
         bias: b of SigLIP; None for CLIP.
         own_n: The rows whose loss is asked for, bool; others get 0. None: all.

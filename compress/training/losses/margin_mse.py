@@ -1,7 +1,7 @@
 """MarginMSE: how much nearer a text is to its positive than to a negative, learned as a number (https://arxiv.org/abs/2010.02666).
 
     s(x, y)  = v_x . v_y                                      the dot product of the vectors as they are
-    d_pi     = s(a_p, b_p) - s(a_p, n_pi)                     of anchor, positive and negative i of group p (`compress.core.text_groups`)
+    d_pi     = s(a_p, b_p) - s(a_p, n_pi)                     of anchor, positive and negative i of group p (`forms.text_groups`)
     loss_p   = mean_i (d_pi - m_pi)^2                         m: margins of a teacher, given with the data or computed from its vectors
 
 The paper has one negative for each query and takes the margins of cross-encoders, as a difference of their scores. Only differences are
@@ -26,7 +26,7 @@ def margin_mse(vectors_bD: Tensor, labels_b5: Tensor) -> Tensor:
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b5: Labels of the texts, with margins, float32 (`compress.core.text_groups`).
+        labels_b5: Labels of the texts, with margins, float32 (`compress.core.forms.text_groups`).
     """
     members = Members.of(labels_b5)
     return _against(margins(vectors_bD, members), labels_b5[members.negative_N, 4], members, labels_b5)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from compress.training.losses.answer_loss import AnswerLoss
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.transcripts import NO_TOKEN
+from compress.core.forms.transcripts import NO_TOKEN
 from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.answer_loss import AnswerLoss
 
 
 class TranscriptLoss(AnswerLoss):
-    """Logits `[b, F, V]` of all frames, labels int32 `[b, 2, 1 + T]` (`compress.core.transcripts`)."""
+    """Logits `[b, F, V]` of all frames, labels int32 `[b, 2, 1 + T]` (`compress.core.forms.transcripts`)."""
 
     name: str = "ctc"
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.text_groups import WITH_MARGINS, are_groups, num_judged
+from compress.core.forms.text_groups import WITH_MARGINS, are_groups, num_judged
 from compress.machine.parallel import ALONE, Team
 from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
@@ -53,7 +53,7 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine", 
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b2: Number of the pair and score of each text, float32 (`compress.core.vectors`).
+        labels_b2: Number of the pair and score of each text, float32 (`compress.core.forms.vectors`).
         loss: Which.
         own_b: The rows whose loss is asked for, bool; the pairs of others are candidates, and may get 0. None: all.
     """

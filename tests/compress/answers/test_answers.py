@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from compress.answers.table import ANSWERS, answer_of
-from compress.core import captions, spans, tags, text_groups, transcripts, vectors, zero_shot
+from compress.core.forms import captions, spans, tags, text_groups, transcripts, vectors, zero_shot
 from compress.core.tasks import TASKS
 from compress.standalone.windows import Read
-from tests.compress.core import test_transcripts
+from tests.compress.core.forms import test_transcripts
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("compress/answers/", "compress/training/losses/", "compress/core/tasks.py")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.answers.spans import NEAR_TIE, Spans
-from compress.core import spans
+from compress.core.forms import spans
 from compress.standalone.windows import Read
 
 COUNT, LENGTH, PADDED = 30, 40, 48

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import candidates
 from compress.core.errors import InputError
+from compress.core.forms import candidates
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data

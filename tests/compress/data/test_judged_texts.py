@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import relevance, text_groups, vectors
 from compress.core.errors import InputError
+from compress.core.forms import relevance, text_groups, vectors
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data

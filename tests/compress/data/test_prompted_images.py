@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import zero_shot
 from compress.core.errors import InputError
+from compress.core.forms import zero_shot
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.prompted_images import with_prompts

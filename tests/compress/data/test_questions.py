@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import spans
 from compress.core.errors import InputError
+from compress.core.forms import spans
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data, Split, content_key

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import tags
 from compress.core.errors import InputError
+from compress.core.forms import tags
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.sentences import sentence_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.core.errors import InputError
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.sources import Source

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from compress.core.errors import InputError
-from compress.core.next_token import IGNORED, answers_of
+from compress.core.forms.next_token import IGNORED, answers_of
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.splits import Data, content_key

@@ -341,7 +341,7 @@ def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:
     """A large vocabulary would be gathered: the layers are what shards."""
     task, config = KINDS["bert"]
     deep = copy.deepcopy(config)
-    deep.num_hidden_layers, deep.vocab_size = 24, 100
+    deep.num_hidden_layers, deep.vocab_size = 12, 100
     training = Training(deep, task, 4, None, 16, keeps_best=False)
     smallest = needed(dataclasses.replace(training, micro_batch_size=1), 4)
     found = proposal(training, Devices(4, round((smallest.peak - smallest.weights / 4) / 0.9)))

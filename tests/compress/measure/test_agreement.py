@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import poisson
 
 from compress.answers.table import answer_of
-from compress.core import candidates
+from compress.core.forms import candidates
 from compress.measure.agreement import compare_predictions, shortfall
 from compress.standalone.tolerance import MEDIAN_LIMIT, disagreements_allowed, judge
 

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import captions, correlation, spans, tags, text_groups, transcripts, zero_shot
-from compress.core.candidates import labels_of as candidate_labels
+from compress.core import correlation
 from compress.core.errors import InputError
-from compress.core.relevance import labels_of as judged_labels
+from compress.core.forms import captions, spans, tags, text_groups, transcripts, zero_shot
+from compress.core.forms.candidates import labels_of as candidate_labels
+from compress.core.forms.relevance import labels_of as judged_labels
+from compress.core.forms.vectors import labels_of
 from compress.core.target import Target
 from compress.core.tasks import TASKS
-from compress.core.vectors import labels_of
 from compress.measure import answers, metrics, predictions
 from compress.models.checkpoint import load
 from compress.models.forward import forward

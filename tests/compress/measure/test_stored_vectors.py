@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.core import relevance
-from compress.core.vectors import labels_of
+from compress.core.forms import relevance
+from compress.core.forms.vectors import labels_of
 from compress.measure.stored_vectors import bytes_of, codes, scale_of
 from tests.tiny_embedding import vectors
 

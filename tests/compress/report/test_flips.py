@@ -12,12 +12,13 @@ import pytest
 
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
-from compress.core import captions, zero_shot
-from compress.core.next_token import NO_CHOICE
+from compress.core.forms import captions, zero_shot
+from compress.core.forms.next_token import NO_CHOICE
+from compress.core.forms.table import FORMS, SINGLE
 from compress.data.splits import Data, Split
 from compress.report import evaluations
 from compress.report.evaluations import Evaluation
-from compress.report.flips.flips import write_flips
+from compress.report.flips.flips import DESCRIBED_BY, write_flips
 from compress.report.flips.tokens import TokenFlips
 from tests.compress import tiny_gpt
 
@@ -54,6 +55,10 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     assert (lines[1]["before"], lines[1]["after"], lines[1]["label"]) == (decode([5]), decode([9]), decode([block[5]]))
     assert lines[1]["input"] == decode(block[:5])
     assert (lines[2]["before"], lines[2]["after"]) == (decode([9]), decode([5]))
+
+
+def test_the_flips_of_every_form_are_described() -> None:
+    assert {form.flips for form in (*FORMS.values(), SINGLE)} == {*DESCRIBED_BY, "tokens"}
 
 
 def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

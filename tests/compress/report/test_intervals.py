@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compress.core.next_token import IGNORED, NO_CHOICE, perplexity
+from compress.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
 from compress.measure.metrics import METRICS, Metric
 from compress.report import intervals
 

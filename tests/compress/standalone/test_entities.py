@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
-from compress.core.tags import first_pieces
+from compress.core.forms.tags import first_pieces
 from compress.core.target import Target
 from compress.models.inputs.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compress.artifacts.artifact import Artifact
-from compress.core import candidates
 from compress.core.errors import InputError
+from compress.core.forms import candidates
 from compress.core.target import Target
 from compress.data.config import DataConfig
 from compress.data.load import load_data

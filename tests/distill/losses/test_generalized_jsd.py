@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from distill.losses.generalized_jsd import GeneralizedJsd, divergence
 from distill.losses.loss import Setting, Shape
 

@@ -12,7 +12,7 @@ import torch
 
 from compress.core.decoding import Decoding
 from compress.core.errors import InputError
-from compress.core.next_token import answers_of, labels_of, perplexity
+from compress.core.forms.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.layers.experts import with_separate_experts
 from compress.schemes.table import SCHEMES

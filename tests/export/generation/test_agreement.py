@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from compress.artifacts.artifact import Artifact
 from compress.core.decoding import Answer, Decoding
 from compress.core.errors import InputError
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.data.splits import Data, Split

@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 
 from compress.artifacts.artifact import Artifact
-from compress.core.next_token import labels_of
+from compress.core.forms.next_token import labels_of
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.data.splits import Data, Split

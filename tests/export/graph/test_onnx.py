@@ -17,6 +17,7 @@ from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float, module_of
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
+from tests.traced_once import really
 
 pytestmark = pytest.mark.whole
 
@@ -105,7 +106,8 @@ def test_mask_decides_what_is_seen():
     assert np.abs(run(path, seen) - logits)[1].max() > 1e-3
 
 
-def test_same_bytes_twice(tmp_path):
+def test_same_bytes_twice(tmp_path, monkeypatch):
+    really(monkeypatch)
     for family in ("distilbert", "vit"):
         folder, path = tiny.exported(family)
         again = export_float(folder, tiny.preprocessor(family), tmp_path / family / "other.onnx")
@@ -124,7 +126,8 @@ def test_large_weights_go_beside(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run(out, features), run(path, features))
 
 
-def test_says_nothing_and_leaves_the_loggers_alone(tmp_path, capfd):
+def test_says_nothing_and_leaves_the_loggers_alone(tmp_path, capfd, monkeypatch):
+    really(monkeypatch)
     folder, _ = tiny.exported("vit")
     getattr(ONNXRegistry.from_torchlib, "cache_clear", lambda: None)()  # torch warns where it makes one
     logger = logging.getLogger("torch.onnx")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from compress.core.tasks import Task
 from compress.training.distilled import TEMPERATURE
 from compress.training.losses.classes import ClassLoss

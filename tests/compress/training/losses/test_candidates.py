@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core import candidates
-from compress.core.ranking import figures
+from compress.core.forms import candidates
+from compress.core.forms.ranking import figures
 from compress.training.losses.candidates import OVER_LISTS, USUAL, CandidateLoss, OrderLoss
 from compress.training.losses.lambdarank import lambdarank, places
 from compress.training.losses.listwise import listwise

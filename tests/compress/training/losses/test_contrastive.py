@@ -14,9 +14,9 @@ from torch.nn import functional
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
 from compress.core.errors import InputError
+from compress.core.forms.zero_shot import labels_of
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
-from compress.core.zero_shot import labels_of
 from compress.data.splits import Data, Split
 from compress.stage.context import Context
 from compress.training.finetune import Finetune

@@ -9,7 +9,7 @@ from hypothesis import given, strategies
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.text_groups import have_margins, labels_of
+from compress.core.forms.text_groups import have_margins, labels_of
 from compress.training.losses.margin_mse import margin_mse, margin_mse_of
 from compress.training.losses.table import losses_of
 from compress.training.losses.vector import VectorLoss, compares_rows

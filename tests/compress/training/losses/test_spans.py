@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import BertForQuestionAnswering
 
-from compress.core import spans
+from compress.core.forms import spans
 from compress.models.checkpoint import load
 from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.spans import SpanLoss

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.core import tags
+from compress.core.forms import tags
 from compress.training.losses.tags import TagLoss
 
 NAMES = ("O", "B-A", "I-A")

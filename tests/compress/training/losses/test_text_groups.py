@@ -11,7 +11,7 @@ from hypothesis import given, strategies
 from torch import Tensor
 from torch.nn import functional
 
-from compress.core.text_groups import labels_of
+from compress.core.forms.text_groups import labels_of
 from compress.training.losses.table import losses_of
 from compress.training.losses.text_groups import group_loss
 from compress.training.losses.vector import VectorLoss, compares_rows

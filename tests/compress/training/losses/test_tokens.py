@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.next_token import IGNORED
+from compress.core.forms.next_token import IGNORED
 from compress.training.losses.tokens import TokenLoss, block_mean, token_losses
 
 BLOCKS, LENGTH, VOCABULARY = 3, 5, 6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.core.transcripts import labels_of
+from compress.core.forms.transcripts import labels_of
 from compress.models.heads.reader import PADDING_LOGIT
 from compress.training.losses.transcripts import TranscriptLoss, real_frames
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from compress.core import text_groups
 from compress.core.errors import InputError
+from compress.core.forms import text_groups
+from compress.core.forms.vectors import labels_of
 from compress.core.runs import equal
 from compress.core.spread import spread
-from compress.core.vectors import labels_of
 from compress.data.splits import Data, Split
 from compress.measure.closeness import spread_rows
 from compress.training.allowed import check_together

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 
-from compress.core import candidates, relevance, text_groups, vectors, zero_shot
+from compress.core.forms import candidates, relevance, text_groups, vectors, zero_shot
 from compress.data.splits import Split
 from compress.measure.closeness import spread_rows
 from compress.measure.metrics import METRICS, accuracy, metrics, num_predictions

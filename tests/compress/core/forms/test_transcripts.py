@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.answers.transcripts import NEAR_TIE, Transcripts
-from compress.core import transcripts
-from compress.core.tags import are_tags
-from compress.core.transcripts import ABSENT, K, Part
+from compress.core.forms import transcripts
+from compress.core.forms.tags import are_tags
+from compress.core.forms.transcripts import ABSENT, K, Part
 from compress.measure.metrics import metrics
 from compress.models.heads.transcriber import write_vocabulary
 from compress.standalone.preprocess import Preprocessor

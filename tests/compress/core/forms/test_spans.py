@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core import spans
 from compress.core.errors import InputError
+from compress.core.forms import spans
 from compress.measure.answers import gathered, kept
 from compress.measure.metrics import metrics, num_predictions
 from compress.report.intervals import paired, single

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from compress.core import candidates, ranking, relevance, vectors
+from compress.core.forms import candidates, ranking, relevance, vectors
 from compress.measure.metrics import as_values, metrics, num_predictions
 from compress.report.intervals import paired, single
 

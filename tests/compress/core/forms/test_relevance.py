@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from compress.core import ranking, relevance, vectors
+from compress.core.forms import ranking, relevance, vectors
 from compress.measure.metrics import METRICS, as_values, metrics, num_predictions
 from compress.report.intervals import paired, single
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core import tags
+from compress.core.forms import tags
 
 IOB = ("O", "B-A", "I-A", "B-B", "I-B")
 IOBES = ("O", *(f"{prefix}-{kind}" for kind in "AB" for prefix in "BIES"))

@@ -8,7 +8,7 @@ A row is an image or a text, and its labels say:
     side     0: image, 1: text
     pair     of rows that are trained together, an image and a text about it; -1: no pair
 
-Where images have captions of their own, the number of the image takes the place of the class (`compress.core.captions`).
+Where images have captions of their own, the number of the image takes the place of the class (`compress.core.forms.captions`).
 
 The texts of a class are its name in one or several templates ("a photo of a {}"). Zero-shot classification (CLIP, Radford et al. 2021,
 https://arxiv.org/abs/2103.00020, section 3.1):
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core import spread as evenly
-from compress.core.vectors import follow_each_other, of_length_one
+from compress.core.forms.vectors import follow_each_other, of_length_one
 
 Array = NDArray[Any]
 IMAGE, TEXT = 0, 1

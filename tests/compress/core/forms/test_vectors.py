@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compress.answers.table import answer_of
-from compress.core import vectors
+from compress.core.forms import vectors
 from compress.measure.metrics import metrics, num_predictions, pearson, spearman
 from compress.report.intervals import paired, single
 from tests.tiny_embedding import vectors as drawn

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from compress.answers.table import answer_of
-from compress.core.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
+from compress.core.forms.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.metrics import metrics, num_predictions
 

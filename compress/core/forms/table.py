@@ -3,8 +3,8 @@
     form_of(labels).values(answers, labels)        not  if are_captions(labels): ... elif are_pairs(labels): ...
 
 To add a form, write a file in this room that makes, recognizes and judges its labels, add a row to `FORMS`, and a file to
-`compress.report.flips` that tells what a flip of it is. A reader makes such labels (`compress.data.load`) for the task that has them
-(`compress.core.tasks`). Forms exclude each other; labels of no form in the table are class ids or numbers.
+`compress.report.flips`, with its row in `flips.py`, that tells what a flip of it is. A reader makes such labels (`compress.data.load`) for
+the task that has them (`compress.core.tasks`). Forms exclude each other; labels of no form in the table are class ids or numbers.
 
 Uses only numpy, and pytrec_eval for what is searched.
 """
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import (
+from compress.core import runs
+from compress.core.forms import (
     candidates,
     captions,
     label_sets,
     next_token,
     ranking,
     relevance,
-    runs,
     spans,
     tags,
     text_groups,

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.vectors import cosines
+from compress.core.forms.vectors import cosines
 
 Array = NDArray[Any]
 GROUP = 3
-"""What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.relevance`)."""
+"""What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.forms.relevance`)."""
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
 """Parts of a group; NEGATIVE is the first of them."""
 PAIR, TRIPLET = 2, 3

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import candidates, relevance
+from compress.core.forms import candidates, relevance
 
 Array = NDArray[Any]
 DEEPEST = 100
@@ -30,7 +30,7 @@ def figures(vectors: Array, labels: Array) -> Array:
 
     Args:
         vectors: Vectors of queries and documents, float `[n, D]`; or scores of candidates `[n, 1]`.
-        labels: Their labels, float32 `[n, 2 + 2 k]` (`compress.core.relevance`), or `[n, 13]` (`compress.core.candidates`).
+        labels: Their labels, float32 `[n, 2 + 2 k]` (`compress.core.forms.relevance`), or `[n, 13]` (`compress.core.forms.candidates`).
     """
     if candidates.are_candidates(labels):
         ordered = candidates.ordered(vectors, labels)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.vectors import CHUNK, of_length_one
+from compress.core.forms.vectors import CHUNK, of_length_one
 
 Array = NDArray[Any]
 Judgement = tuple[int, int, int]

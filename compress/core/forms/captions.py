@@ -1,6 +1,6 @@
 """Images that are found by their captions, and captions by their images: which belong together, and recall at k. Uses only numpy.
 
-A row is an image or a caption, with the labels of `compress.core.zero_shot`:
+A row is an image or a caption, with the labels of `compress.core.forms.zero_shot`:
 
     labels   float32 [n, 3]     side, number of the image, CAPTION
 
@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.relevance import nearest
-from compress.core.vectors import CHUNK, of_length_one
-from compress.core.zero_shot import IMAGE, TEXT, are_images_and_texts
+from compress.core.forms.relevance import nearest
+from compress.core.forms.vectors import CHUNK, of_length_one
+from compress.core.forms.zero_shot import IMAGE, TEXT, are_images_and_texts
 
 Array = NDArray[Any]
 CAPTION = -2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core import candidates, relevance, spans, tags, vectors, zero_shot
+from compress.core.forms import candidates, relevance, spans, tags, vectors, zero_shot
 from compress.measure.metrics import METRICS, metrics, num_predictions
 from compress.report.intervals import paired, single, wilson
 from tests.tiny_towers import TASK

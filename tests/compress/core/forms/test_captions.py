@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.answers.table import answer_of
-from compress.core import captions, zero_shot
+from compress.core.forms import captions, zero_shot
 from compress.measure.metrics import METRICS, metrics, num_predictions
 from compress.report.intervals import paired, single
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 CANDIDATE = 2
-"""What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.relevance`)."""
+"""What stands in front, where labels of queries and documents have 0 or 1 (`compress.core.forms.relevance`)."""
 BEST = 10
 """Grades that the value of a perfect order is computed of."""
 WIDTH = 3 + BEST

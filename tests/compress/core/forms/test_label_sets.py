@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.core import label_sets
+from compress.core.forms import label_sets
 from compress.measure.metrics import metrics, num_predictions
 from compress.report import intervals
 
