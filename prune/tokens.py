@@ -7,15 +7,7 @@ No weight is removed, and `sparsity` does not count it: of a row, later layers c
 fine-tuning of the stage, with the tokens gone (Goyal et al. 2020, PoWER-BERT, https://arxiv.org/abs/2001.08950, section 3.4). There shares
 are learned too, against the cost; here they are given, or searched.
 
-What is significant is fitted before that, on calibration rows, without labels (`significance`): by how far the outputs z move, to first
-order, if a token becomes the mean token of its row (as the Taylor scores of heads: Michel et al. 2019, https://arxiv.org/abs/1905.10650,
-section 4; here for the states x_j that come into a block),
-
-    t_j = sqrt( mean over signs v of (d(v z) / dx_j . (x_j - mean_i x_i))^2 )       v = +1 or -1 for each output, PROBES times
-    w   = ridge regression of log(t_j / mean_i t_i + FLOOR) on x_j                  over all tokens but the first ones
-
-For classes z are logits less their mean, so that what moves all of them alike counts for nothing. Signs stand for all outputs: the mean of
-the squares is that over the rows of the Jacobian (Hutchinson 1990).
+What is significant is fitted before that, on calibration rows (`prune.significance`).
 
 Two things are proved on rows of the data before anything is trained: that the head reads the first token alone, and that the layers treat
 tokens alike wherever they stand, so that what is left may stand in another order.
@@ -23,8 +15,7 @@ tokens alike wherever they stand, so that what is left may stand in another orde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -33,24 +24,14 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.models.architecture.blocks import between_blocks, blocks_of, states_of
+from compress.models.architecture.blocks import blocks_of, states_of
 from compress.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
 from compress.models.architecture.shapes import remade, with_sizes
 from compress.models.architecture.structure import Structure
 from compress.models.forward import forward
-from compress.models.inputs.padding import mask_of
 from compress.models.library import REFUSED, one_line
-from compress.training.train import Batch
 
 TOLERANCE: Final = 1e-3
-PROBES: Final = 4
-"""Draws of the signs v."""
-RIDGE: Final = 0.003
-"""Strength of the regression, in mean variances of the states."""
-FLOOR: Final = 0.05
-"""Added to relative changes before their logarithm; what is far below counts as nothing."""
-HIGHEST: Final = 8.0
-"""Largest relative change: one token that says all must not be all that is fitted."""
 ALL: Final = 1 - 0.4 / DENOMINATOR
 """A share that keeps all tokens, in the order of their significance."""
 HALF: Final = 0.5
@@ -131,91 +112,6 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
         assert fewer.shape == expected.shape
         if _distance(reordered, expected) > TOLERANCE:
             raise InputError(f"{about} the layers of this {config.model_type} read where tokens stand: leave it out")
-
-
-def significance(model: nn.Module, batches: Iterable[Batch], task: Task, key: str, seed: int = 0) -> list[Tensor]:
-    """Returns for each block how significant a token is, as the weights of the states that come in, float32 `[D]` on the CPU.
-
-    Args:
-        model: The model, which sees all tokens, in evaluation mode.
-        batches: Calibration rows on its device; labels are not read.
-        task: Task of the model.
-        key: Key path of the stage, for messages.
-        seed: Draws the signs.
-    """
-    blocks, generator = list(blocks_of(model, key).values()), torch.Generator().manual_seed(seed)
-    fits = [_Fit() for _ in blocks]
-    for batch in batches:
-        with torch.enable_grad(), _leaf_before(blocks[0]), between_blocks(blocks) as states:
-            outputs_BC = forward(model, batch.features)
-            if TASKS[task].problem_type == "single_label_classification":
-                outputs_BC = outputs_BC - outputs_BC.mean(-1, keepdim=True)
-            incoming = states[:-1]
-            mask_BL = mask_of(batch.features, incoming[0].shape[1])
-            valid_BL = torch.ones(incoming[0].shape[:2], dtype=torch.bool) if mask_BL is None else mask_BL.bool().cpu()
-            squares = [torch.zeros(valid_BL.shape) for _ in blocks]
-            for probe in range(PROBES):
-                signs_BC = torch.randint(0, 2, outputs_BC.shape, generator=generator).mul(2).sub(1).to(outputs_BC)
-                found = torch.autograd.grad((outputs_BC * signs_BC).sum(), incoming, retain_graph=probe < PROBES - 1)
-                for square_BL, state_BLD, gradient_BLD in zip(squares, incoming, found, strict=True):
-                    square_BL += _moved(state_BLD.detach(), gradient_BLD, valid_BL.to(state_BLD.device)).square().cpu() / PROBES
-        for fit, square_BL, state_BLD in zip(fits, squares, incoming, strict=True):
-            fit.add(state_BLD.detach().cpu(), square_BL.sqrt(), valid_BL)
-    return [fit.weights() for fit in fits]
-
-
-def _moved(states_BLD: Tensor, gradients_BLD: Tensor, valid_BL: Tensor) -> Tensor:
-    """Returns how far an output moves, to first order, with each token in turn as the mean token of its row, `[B, L]`."""
-    valid_BL1 = valid_BL[:, :, None].to(states_BLD.dtype)
-    mean_B1D = (states_BLD * valid_BL1).sum(1, keepdim=True) / valid_BL1.sum(1, keepdim=True)
-    return (gradients_BLD.float() * (states_BLD - mean_B1D).float()).sum(-1)
-
-
-class _Fit:
-    """Ridge regression of the logarithms of relative changes on states, by sums over the tokens."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-
-    def add(self, states_BLD: Tensor, moved_BL: Tensor, valid_BL: Tensor) -> None:
-        """Adds the tokens of some rows, the first one of each left out."""
-        others_BM = valid_BL[:, 1:]
-        rows = others_BM.any(1)
-        moved_BM = moved_BL[:, 1:].double()
-        mean_B1 = (moved_BM * others_BM).sum(1, keepdim=True) / others_BM.sum(1, keepdim=True).clamp(min=1)
-        relative_BM = (moved_BM / mean_B1.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=HIGHEST)
-        chosen_BM = others_BM & rows[:, None]
-        x_ND, y_N = states_BLD[:, 1:][chosen_BM].double(), (relative_BM[chosen_BM] + FLOOR).log()
-        new = (x_ND.sum(0), x_ND.T @ x_ND, y_N.sum(), x_ND.T @ y_N)
-        self.count += len(y_N)
-        self.sums = new if self.sums is None else tuple(old + more for old, more in zip(self.sums, new, strict=True))  # type: ignore[assignment]
-
-    def weights(self) -> Tensor:
-        """Returns w, float32 `[D]`; zeros if there were no tokens."""
-        if self.sums is None or not self.count:
-            raise ValueError("no tokens beside the first ones were seen")
-        x_D, xx_DD, y, xy_D = (total / self.count for total in self.sums)
-        covariance_DD = xx_DD - torch.outer(x_D, x_D)
-        strength = RIDGE * covariance_DD.diagonal().mean()
-        found: Tensor = torch.linalg.solve(covariance_DD + strength * torch.eye(len(x_D), dtype=torch.float64), xy_D - x_D * y)
-        return found.float()
-
-
-@contextmanager
-def _leaf_before(block: nn.Module) -> Iterator[None]:
-    """Lets gradients be taken of what comes into the first block, whatever parameters are frozen."""
-
-    def detached(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (args[0].detach().requires_grad_(), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": kwargs["hidden_states"].detach().requires_grad_()}
-
-    handle = block.register_forward_pre_hook(detached, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str) -> nn.Module:

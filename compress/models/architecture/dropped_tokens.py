@@ -11,7 +11,7 @@ tokens in whatever length it is padded to; of S places ceil(share S) stay, and t
 counts from the tokens that came in, so that shares fall from block to block.
 
 Blocks have to treat tokens alike wherever they stand: positions are added in front of the first one, and none are inside (no rotary ones,
-no distances). `prune.tokens` proves that and that the head reads nothing else, and fits w.
+no distances). `prune.tokens` proves that and that the head reads nothing else, and `prune.significance` fits w.
 
 Hooks do it: before the first block the lengths are taken, before a block that tokens leave they are chosen, and the blocks after it get
 the mask of those that are left. w is the buffer `significance` of its block: it is stored with the weights, and no training changes it.
@@ -179,7 +179,7 @@ def mask_like(mask: Tensor, valid_BK: Tensor, added_BK: Tensor) -> Tensor:
 
 
 def drop_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float], width: int) -> None:
-    """Lets tokens leave a model behind its blocks, in place. What is significant is unknown until `significance` of those blocks is set.
+    """Lets tokens leave a model behind its blocks, in place. What counts is unknown until their buffer `significance` is set.
 
     Args:
         blocks: Its blocks by module name, in order.
