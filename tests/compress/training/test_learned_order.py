@@ -146,7 +146,9 @@ def test_what_does_not_fit_is_refused_in_one_line(given: dict[str, Any], line: s
     assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize(("task", "remedy"), [("text-regression", "leave it out"), ("retrieval", "give cosine, ranking or triplet")])
+@pytest.mark.parametrize(
+    ("task", "remedy"), [("text-regression", "leave it out"), ("retrieval", "give cosine, ranking, triplet or margin_mse")]
+)
 def test_other_tasks_refuse_losses_of_candidates(task: str, remedy: str, model: Path, context: Context) -> None:
     other = replace(context, task=task, data=replace(context.data, train=Split(["a", "b"], np.array([0.1, 0.2], np.float32))))
     with pytest.raises(InputError, match=rf"finetune\.loss: listwise given; it is for reranking: {remedy}"):

@@ -24,6 +24,7 @@ from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch, TrainConfig, Training, train
 from quantize.training.linear import QatLinear
 from quantize.training.qat import Qat, extract, insert, learn
@@ -186,7 +187,7 @@ def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Cont
 
     def run(kind: type[Distilled], scratch: str) -> tuple[nn.Module, Distilled]:
         model, scales = start_of(bert.path, context)
-        objective = kind(load(bert.path), context.task, 48, 2, 2.0, 0.9)
+        objective = kind(load(bert.path), losses_of(context.task), 48, 2, 2.0, 0.9)
         insert(model, scales, group_of(scales), rate=10)
         split = Split(context.data.train.rows[:48], context.data.train.labels[:48])
         prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
