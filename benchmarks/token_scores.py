@@ -9,7 +9,7 @@ without padding; behind each layer ceil(share n) of its n tokens stay, the first
     all rows      attention of all tokens, summed (PoWER-BERT)
     length        length of the states behind the layer
     chance        none
-    fitted        `prune.significance` on sentences of train.tsv.gz of more than six words: what `prune: {tokens: ...}` takes
+    fitted        `prune.tokens.significance` on sentences of train.tsv.gz of more than six words: what `prune: {tokens: ...}` takes
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from compress.models.architecture.attention import find_attentions
 from compress.models.architecture.blocks import blocks_of, states_of
 from compress.models.architecture.dropped_tokens import most_significant, staying
 from compress.training.train import Batch
-from prune.significance import significance
-from prune.tokens import shares_of
+from prune.tokens.significance import significance
+from prune.tokens.tokens import shares_of
 
 SHARES: tuple[tuple[float, ...], ...] = ((0.5,), (1.0, 0.5), (1.0, 1.0, 0.5), (0.75, 0.55, 0.4, 0.3, 0.25))
 BATCH = 50

@@ -41,7 +41,7 @@ from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
 from prune.steps import Steps, take_part
 from prune.surgery import KeptUnits, check_shapes, shrink
-from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
 if TYPE_CHECKING:
     from torch import nn

@@ -40,10 +40,10 @@ from prune.recovery import Recover, RecoveryJob, part_of, recover
 from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
-from prune.significance import significance
 from prune.surgery import KeptUnits, shrink
 from prune.together import Cut, hand_out, received, tuples
-from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens.significance import significance
+from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
 STEP, FIGURES = "step-{}", "step.json"
 

@@ -11,7 +11,7 @@ tokens in whatever length it is padded to; of S places ceil(share S) stay, and t
 counts from the tokens that came in, so that shares fall from block to block.
 
 Blocks have to treat tokens alike wherever they stand: positions are added in front of the first one, and none are inside (no rotary ones,
-no distances). `prune.tokens` proves that and that the head reads nothing else, and `prune.significance` fits w.
+no distances). `prune.tokens.tokens` proves that and that the head reads nothing else, and `prune.tokens.significance` fits w.
 
 Hooks do it: before the first block the lengths are taken, before a block that tokens leave they are chosen, and the blocks after it get
 the mask of those that are left. w is the buffer `significance` of its block: it is stored with the weights, and no training changes it.

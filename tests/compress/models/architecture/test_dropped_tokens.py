@@ -20,7 +20,7 @@ from compress.models.architecture.dropped_tokens import are_tokens, most_signifi
 from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load
 from compress.models.own_shape import SHAPE_KEY
-from prune.tokens import with_tokens
+from prune.tokens.tokens import with_tokens
 
 KEY = "stages.prune"
 VOCABULARY = 60

@@ -30,8 +30,8 @@ from compress.training.train import Batch
 from distill.distill import Distill
 from distill.injected import Injected
 from prune.prune import Prune
-from prune.significance import FLOOR, HIGHEST, PROBES, RIDGE, significance
-from prune.tokens import check_tokens, prove_tokens, shares_of, with_tokens
+from prune.tokens.significance import FLOOR, HIGHEST, PROBES, RIDGE, significance
+from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VOCABULARY
 from tests.export import sentiment

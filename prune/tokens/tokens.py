@@ -7,7 +7,7 @@ No weight is removed, and `sparsity` does not count it: of a row, later layers c
 fine-tuning of the stage, with the tokens gone (Goyal et al. 2020, PoWER-BERT, https://arxiv.org/abs/2001.08950, section 3.4). There shares
 are learned too, against the cost; here they are given, or searched.
 
-What is significant is fitted before that, on calibration rows (`prune.significance`).
+What is significant is fitted before that, on calibration rows (`prune.tokens.significance`).
 
 Two things are proved on rows of the data before anything is trained: that the head reads the first token alone, and that the layers treat
 tokens alike wherever they stand, so that what is left may stand in another order.
