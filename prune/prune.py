@@ -109,7 +109,8 @@ class Prune(PruneSettings):
         if team.pipeline > 1 or team.sequence:
             what = "pipeline" if team.pipeline > 1 else "sequence"
             raise InputError(f"{given} beside parallel.{what}, which divides what layers tell each other of tokens: leave one of them out")
-        check_tokens(on_meta(config), Structure.of(on_meta(config), self.key), context.task, self.key)
+        shapes = on_meta(config)
+        check_tokens(shapes, Structure.of(shapes, self.key), context.task, self.key)
         shares_of(self.tokens or 1.0, len(self.planned(config)[0].layers), self.key)
         few = with_layers(config, range(min(2, config.num_hidden_layers)))
         tried = with_tokens(remade(on_meta(few), few), (), (), self.key)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from compress.core.spread import spread
 from compress.measure import closeness
 from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced
 from compress.schemes.scales import Layer, Scales
 
-__all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]
+__all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced"]
 
 
 def in_int8(model: nn.Module, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> AbstractContextManager[None]:

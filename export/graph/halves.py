@@ -39,8 +39,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from compress.models.inputs.padding import MASKED
 from export.graph.nodes import prune_initializers
-from export.graph.onnx import MASKED
 from export.graph.ranges import Ranges
 
 Half = Literal["fp16", "bf16"]

@@ -47,6 +47,7 @@ from compress.core.tasks import TASKS, Task
 from compress.models.architecture.shapes import auto_class
 from compress.models.config import read_config
 from compress.models.heads.towers import CAUSAL_TEXT
+from compress.models.inputs.padding import MASKED
 from compress.models.layers.conv1d import with_linears
 from compress.models.layers.experts import with_separate_experts
 from compress.models.layers.grids import put_on_grids
@@ -63,8 +64,6 @@ OPSET = 20
 MODULE = "module"
 """Key of the metadata of a GEMM node that holds the path of its torch module."""
 GEMMS = frozenset({"MatMul", "Gemm", "Conv"})
-MASKED = -30000.0
-"""Added to the scores of padding. exp(-30000 + score) is 0 in float32 as with the lowest float, and float16 can still hold it."""
 EXTERNAL_ABOVE = 2_000_000_000
 """Bytes of weights above which they go to a file of their own: protobuf stops at 2 GiB."""
 EXAMPLE_LENGTH = 7

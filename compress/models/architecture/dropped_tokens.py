@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.architecture.blocks import states_given
+from compress.models.inputs.padding import MASKED
 
 SIGNIFICANCE: Final = "significance"
 """Name of the buffer of a block that holds w, float `[D]`."""
@@ -42,8 +43,6 @@ MASKS: Final = ("attention_mask", "attn_mask", "mask")
 """What blocks call the mask of their tokens."""
 _PADDING: Final = -1.0
 """Added to a score, any less is padding."""
-_MASKED: Final = -30000.0
-"""Added to the scores of padding; exp(-30000 + score) is 0 in float32, and float16 can hold it (`export.graph.onnx`)."""
 
 
 def staying(tokens: Any, share: float) -> Any:
@@ -81,13 +80,16 @@ class DroppedTokens:
     """Share of the tokens that came in which stay behind the block; 1 keeps them all."""
     first: bool
     """Whether it is the first block."""
+    mask_name: str
+    """What the block calls the mask of its tokens; empty if it takes none."""
+    mask_place: int
+    """Place of the mask among the arguments."""
     kept_BK: Tensor | None = None
     """Places of the tokens that stay, while the block runs."""
 
     def before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Takes the lengths of the rows before the first block, hands later ones the mask of what is left, and chooses what stays."""
-        passing, names = self.passing, list(inspect.signature(block.forward).parameters)
-        name, place = next(((name, names.index(name)) for name in MASKS if name in names), ("", len(args)))
+        passing, name, place = self.passing, self.mask_name, self.mask_place
         if self.first:
             self._enter(states_given(args, kwargs), args[place] if place < len(args) else kwargs.get(name))
         elif passing.changed and passing.mask is not None:
@@ -119,7 +121,7 @@ class DroppedTokens:
         assert kept_BK is not None, "chosen before the block"
         if passing.mask is not None and passing.lengths_B1 is not None:
             valid_BK = are_tokens(passing.lengths_B1, self.share, staying(passing.incoming, self.share))
-            passing.added_BL = torch.where(valid_BK, 0.0, _MASKED)
+            passing.added_BL = torch.where(valid_BK, 0.0, MASKED)
             passing.mask = mask_like(passing.mask, valid_BK, passing.added_BL)
         passing.changed, self.kept_BK = True, None
         return select_tokens(states_BLD, kept_BK)
@@ -168,8 +170,8 @@ def added_to_scores(mask: Tensor) -> Tensor:
     """
     row_BL = mask if mask.ndim == 2 else mask[:, 0, 0]
     if row_BL.is_floating_point() and mask.ndim == 4:
-        return row_BL.clamp(min=_MASKED)
-    return torch.where(row_BL.bool(), 0.0, _MASKED)
+        return row_BL.clamp(min=MASKED)
+    return torch.where(row_BL.bool(), 0.0, MASKED)
 
 
 def mask_like(mask: Tensor, valid_BK: Tensor, added_BK: Tensor) -> Tensor:
@@ -190,7 +192,9 @@ def drop_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float], width:
     for number, block in enumerate(blocks.values()):
         earlier = shares[number - 1] if number else 1.0
         drops = shares[number] < earlier and number < len(shares) - 1
-        hooks = DroppedTokens(passing, shares[number] if drops else 1.0, first=not number)
+        names = list(inspect.signature(block.forward).parameters)
+        name, place = next(((name, names.index(name)) for name in MASKS if name in names), ("", len(names)))
+        hooks = DroppedTokens(passing, shares[number] if drops else 1.0, not number, name, place)
         block.register_forward_pre_hook(hooks.before, with_kwargs=True)
         if drops:
             block.register_buffer(SIGNIFICANCE, torch.zeros(width))

@@ -7,9 +7,13 @@ padding token itself (T5): its real tokens are all up to the last one that is no
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
+
+MASKED: Final = -30000.0
+"""Added to the scores of padding. exp(-30000 + score) is 0 in float32 as with the lowest float, and float16 can still hold it."""
 
 
 def read_by_decoder(decoder_ids_bL: Tensor, pad: int) -> Tensor:

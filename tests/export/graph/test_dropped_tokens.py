@@ -16,7 +16,7 @@ from export.graph.dropped_tokens import select_early
 from export.graph.onnx import export_float
 from prune.tokens.tokens import with_tokens
 from tests.export import tiny_checkpoints as tiny
-from tests.export.graph.test_unread_tokens import STEPS, WIDTH, Program, answers, layer
+from tests.export.graph.test_unread_tokens import STEPS, WIDTH, Program, answers, check, layer
 from tests.seldom import seldom
 
 KEPT = 3
@@ -41,28 +41,6 @@ def select(program: Program, x: str, scores_of: str) -> str:
     return program.add("GatherND", [x, pairs], ["batch", KEPT, WIDTH])
 
 
-def moved(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    products = select_early(made.graph)
-    del made.graph.value_info[:]
-    onnx.checker.check_model(made)
-    return made, products
-
-
-def check(model: onnx.ModelProto) -> int:
-    made, products = moved(model)
-    for batch, length in ((1, KEPT), (2, 5), (3, 11)):
-        random = np.random.default_rng(batch)
-        features = {
-            "x": random.standard_normal((batch, length, WIDTH), np.float32),
-            "bias": random.standard_normal((1, length, length), np.float32),
-        }
-        for whole, part in zip(answers(model, features), answers(made, features), strict=True):
-            np.testing.assert_allclose(part, whole, rtol=1e-5, atol=1e-5)
-    return products
-
-
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=8), st.integers(0, 9), st.booleans(), st.integers(0, 99))
 def test_random_graphs_answer_as_before(steps, scored, also_in_full, seed):
     program = Program(seed)
@@ -72,21 +50,21 @@ def test_random_graphs_answer_as_before(steps, scored, also_in_full, seed):
     program.outputs.append(program.add("Tanh", [x], program.shapes[x]))
     if also_in_full:
         program.outputs.append(made[seed % len(made)] if made[seed % len(made)] != "x" else program.linear("x"))
-    check(program.model())
+    check(program.model(), KEPT, select_early)
 
 
 def test_what_follows_the_choice_is_computed_for_what_stays():
     """The tokens are chosen by the input of the layer: its products but those of keys and values have fewer rows."""
     program = Program()
     program.read(select(program, layer(program, "x", bias=False), "x"), 0)
-    assert check(program.model()) == 6
+    assert check(program.model(), KEPT, select_early) == 6
 
 
 def test_a_bias_for_all_rows_is_read_in_full():
     """Of [1, S, S] no tokens of a row can be taken: scores are computed in full, and what reads their softmax is not."""
     program = Program()
     program.read(select(program, layer(program, "x"), "x"), 0)
-    assert check(program.model()) == 4
+    assert check(program.model(), KEPT, select_early) == 4
 
 
 def test_what_the_choice_needs_is_computed_in_full():
@@ -94,7 +72,7 @@ def test_what_the_choice_needs_is_computed_in_full():
     program = Program()
     x = layer(program, "x", bias=False)
     program.read(select(program, x, x), 0)
-    assert check(program.model()) == 0
+    assert check(program.model(), KEPT, select_early) == 0
 
 
 def test_two_selections_follow_each_other():
@@ -102,7 +80,7 @@ def test_two_selections_follow_each_other():
     x = select(program, layer(program, "x", bias=False), "x")
     y = program.add("Add", [x, program.linear(program.linear(x))], program.shapes[x])
     program.read(select(program, y, x), 0)
-    assert check(program.model()) == 6 + 2
+    assert check(program.model(), KEPT, select_early) == 6 + 2
 
 
 @pytest.mark.parametrize("family", seldom(("bert", "distilbert", "roberta", "vit", "deit"), ("distilbert", "roberta", "deit")))
