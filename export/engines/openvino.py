@@ -136,7 +136,7 @@ class OpenVino:
         self._core = openvino.Core()
         self._model = self._core.read_model(spec.path)
         self._properties = properties(spec.threads, spec.float_precision)
-        self._compiled: dict[tuple[int, ...], Any] = {}
+        self._compiled: dict[tuple[int, ...], Compiled] = {}
         if spec.mode == "dynamic":
             self._compile(())
 
@@ -150,7 +150,7 @@ class OpenVino:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the runtime model; see `_find` for how its layers are recognised."""
         shape = () if self._spec.mode == "dynamic" else (batch,) if sequence is None else (batch, sequence)
-        layers = [RuntimeLayer(node) for node in self._compile(shape)[0].get_runtime_model().get_ops()]
+        layers = [RuntimeLayer(node) for node in self._compile(shape).model.get_runtime_model().get_ops()]
         readers = _readers(self._model)
         found = {gemm: _find(gemm, readers.get(gemm, []), layers) for gemm in gemms}
         if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
@@ -167,7 +167,7 @@ class OpenVino:
 
     def placement(self) -> Placement:
         """Returns the settings that one of the compiled models reports: without bf16 arithmetic the plugin takes float32 in silence."""
-        compiled, _ = next(iter(self._compiled.values()))
+        compiled = next(iter(self._compiled.values())).model
         (device,) = compiled.get_property("EXECUTION_DEVICES")
         precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
@@ -187,22 +187,40 @@ class OpenVino:
         return {name: _codes(found[name], dequantized[name][1]) if name in dequantized else found[name] for name in tensors}
 
     def _infer(self, shape: tuple[int, ...], features: Features) -> Logits:
-        _, request = self._compile(shape)
-        request.infer(dict(features), share_inputs=True)
-        logits: Logits = np.array(request.get_output_tensor(0).data, dtype=np.float32)
+        """Returns the logits of features whose sizes are those of the compiled model.
+
+        `request.infer(features)` would set and check every tensor by itself: 0.1 ms a call, a tenth of a small model's time.
+        """
+        compiled = self._compile(shape)
+        read = {name: np.ascontiguousarray(values) for name, values in features.items()}  # held until the answer is there
+        for name, values in read.items():
+            if shape:
+                np.copyto(compiled.inputs[name], values, casting="equiv")
+            else:
+                compiled.request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        compiled.request.start_async()
+        compiled.request.wait()
+        logits: Logits = np.array(compiled.request.get_output_tensor(0).data, dtype=np.float32)
         return logits
 
-    def _compile(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Returns the compiled model for a shape, () for any, and its request."""
+    def _compile(self, shape: tuple[int, ...]) -> Compiled:
+        """Returns the compiled model for a shape, () for any."""
         if shape not in self._compiled:
             model = self._model
             if shape:
                 model = self._model.clone()
                 _reshape(model, shape)
-            compiled = self._core.compile_model(model, "CPU", self._properties)
-            self._compiled[shape] = compiled, compiled.create_infer_request()
-        found: tuple[Any, Any] = self._compiled[shape]
-        return found
+            self._compiled[shape] = Compiled(self._core.compile_model(model, "CPU", self._properties), known=bool(shape))
+        return self._compiled[shape]
+
+
+class Compiled:
+    """A compiled model, its one request and, where `known`, the memory that the request reads its inputs from, by name."""
+
+    def __init__(self, model: Any, known: bool) -> None:
+        self.model, self.request = model, model.create_infer_request()
+        names = [port.any_name for port in model.inputs] if known else []
+        self.inputs: dict[str, NDArray[Any]] = {name: self.request.get_tensor(name).data for name in names}
 
 
 class RuntimeLayer:

@@ -67,6 +67,21 @@ def test_answers_are_not_overwritten_by_the_next_call(float_build: Path, prepare
     np.testing.assert_array_equal(first, kept)
 
 
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_answers_are_those_of_a_plain_call_however_arrays_lie_in_memory(mode: str, float_build: Path, prepared: Preprocessor) -> None:
+    engine = OpenVino(spec(float_build, mode))
+    for texts, length in ((["good bad film"] * 4, 16), (["a film"], 8), (["bad", "good film", "film film", "a"], 8)):
+        features = prepared.encode(texts, length)
+        strided = {name: np.asfortranarray(np.repeat(values, 2, axis=1))[:, ::2] for name, values in features.items()}
+        model = library.Core().read_model(float_build / "openvino.xml")
+        model.reshape({port.any_name: list(features[port.any_name].shape) for port in model.inputs})
+        plain = library.Core().compile_model(model, "CPU", properties(1, "fp32"))(dict(features))[0]
+        for arrays in (features, strided):
+            before = {name: values.copy() for name, values in arrays.items()}
+            np.testing.assert_allclose(engine.predict(arrays), plain, atol=1e-5)
+            assert all((arrays[name] == before[name]).all() for name in arrays)
+
+
 def test_static_compiles_each_shape_once_and_only_on_use(float_build: Path, prepared: Preprocessor) -> None:
     engine = OpenVino(spec(float_build, "static"))
     assert engine._compiled == {}
@@ -76,7 +91,7 @@ def test_static_compiles_each_shape_once_and_only_on_use(float_build: Path, prep
 
 
 def test_the_settings_are_in_force(float_build: Path) -> None:
-    compiled, _ = OpenVino(spec(float_build, "dynamic"))._compile(())
+    compiled = OpenVino(spec(float_build, "dynamic"))._compile(()).model
     assert compiled.get_property("INFERENCE_PRECISION_HINT") == library.Type.f32
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
     assert compiled.get_property("NUM_STREAMS") == 1
