@@ -34,6 +34,7 @@ from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
 from compress.stage.context import TimedPrecision
+from distill.distill import Distill
 from export.engines.registry import engine_module
 from prune.prune import Prune
 from quantize.quantize import Quantize
@@ -56,7 +57,7 @@ class UntrainedLatency:
         self._baseline = baseline
 
     def absent(self, setup: Setup) -> str | None:
-        """It needs engines to time, and shapes that are known before the stages run."""
+        """It needs shapes that differ and are known before the stages run, and engines to time them in."""
         if not {"latency", "throughput"} & set(setup.search.objectives) and not _limits(setup):
             return "neither an objective nor a goal asks for time"
         if TASKS[setup.recipe.model.task].generates:
@@ -65,6 +66,8 @@ class UntrainedLatency:
             return "untrained shapes are timed on the CPU alone"
         if not _engines(setup.recipe):
             return "no engine of the target can be timed here"
+        if not any(isinstance(stage, Distill | Prune) for stage in setup.own):
+            return "all candidates have one shape"
         timed = [str(stage.id) for stage in setup.own if isinstance(stage, Prune) and _shape_is_open(stage)]
         return f"the shape that {timed[0]} makes is known only when it has run" if timed else None
 

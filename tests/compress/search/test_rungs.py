@@ -94,6 +94,9 @@ def test_a_rung_that_a_recipe_has_no_use_for_says_why(tmp_path: Path) -> None:
     found = left_out(setup_of(tmp_path, {"quantize.smoothquant": [True, False]}, [FINETUNE, {"quantize": {}}]))
     assert found["untrained"] == "no stage trains, so the whole run is this rung"
     assert found["short"] == "no stage trains"
+    calibrated = [FINETUNE, {"quantize": {}}, {"export": {}}]
+    found = left_out(setup_of(tmp_path, {"quantize.smoothquant": [True, False]}, calibrated, objectives=["metric", "latency"]))
+    assert found["latency"] == "all candidates have one shape"
     open_ = [FINETUNE, {"prune": {"measure": "latency", "sparsity": 0.3, "granularity": ["ffn"], "multiple_of": 8}}, {"export": {}}]
     found = left_out(setup_of(tmp_path, PRUNED, open_, objectives=["metric", "latency"]))
     assert found["latency"] == "the shape that prune makes is known only when it has run"
