@@ -17,6 +17,7 @@ evaluation split, so what is built, left out or recommended does not depend on e
 to it: of an int8 build the same graph is, with its float part in fp32. A cache of keys and values in less
 than float is not held to it either: the engine is with a float cache, and what less costs is recorded (`export.generation.float_cache`).
 With `tensor_parallel` the last variant is divided over ranks, too (`export.divided`).
+A float build that an earlier export of the store has made is taken from there (`export.reuse`).
 `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -43,7 +45,7 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Build, computes_bf16, has_half_graphs, planned, rivals
-from export.exporter import MODEL, Asked, Exporter
+from export.exporter import MODEL, Exporter
 from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
 from export.generation.prompts import Generation
@@ -52,6 +54,7 @@ from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
 from export.half_graphs import HalfGraphs
 from export.parity.rows import gate_rows
+from export.reuse import Asked, Reuse
 from export.towers import TowersExporter
 
 EXPORTED = "export.json"
@@ -151,10 +154,12 @@ class Export(Stage):
         answers: dict[Asked, NDArray[Any]] = {}
         builds = planned(context, self.variants, self.generation.draft)
         graphs = HalfGraphs(context, self.float_precision)
+        reuse = Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
             exporter = TowersExporter if TASKS[context.task].two_towers else Exporter
-            entries.append(exporter(build, context, out, self.float_precision, answers, agreement, graphs).run())
+            make = partial(_made, exporter, build, context, out, self.float_precision, answers, agreement, graphs)
+            entries.append(reuse.entry(build, make))
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
         divided = {} if self.tensor_parallel == 1 else {"divided": self._divided(context, out)}
@@ -233,6 +238,11 @@ def _check_cache(config: Any, context: Context) -> None:
             f"target.engines: {cached[0]} given; it answers from keys and values of every layer, and {missing}: "
             f"give a decoder whose layers all keep them, or leave {cached[0]} out"
         )
+
+
+def _made(exporter: type[Exporter], *given: Any) -> dict[str, Any]:
+    """Returns the entry of export.json of a build that is made now."""
+    return exporter(*given).run()
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:

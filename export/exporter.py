@@ -30,14 +30,13 @@ from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
+from export.reuse import Asked
 
 MODEL, SPLIT = "model.onnx", "model_split.onnx"
 NO_GRAPH = "torch has no graph of its own that could be counted"
 BATCH_SIZE = 32
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
-Asked = tuple[str, str, str, str]
-"""Engine, variant, precision and float precision."""
 
 
 class Exporter:

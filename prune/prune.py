@@ -26,6 +26,7 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.parallel import ALONE, Team
 from compress.models.architecture.blocks import with_layers
+from compress.models.architecture.dropped_tokens import SIGNIFICANCE
 from compress.models.architecture.origin import Origin
 from compress.models.architecture.structure import Sizes, Structure
 from compress.stage.context import Context
@@ -88,6 +89,11 @@ class Prune(PruneSettings):
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
+        if self.measure == "latency" and self.planned(config)[1].tokens:
+            raise InputError(
+                f"{self.key}.measure: latency given; tokens leave the incoming model, and the latency table is that of layers which see "
+                "all of them: give macs, or let tokens leave in this stage or a later one"
+            )
         if self.tokens is not None:
             self._check_tokens_leave(config, context)
         if self.recover is not None:
@@ -182,7 +188,10 @@ class Prune(PruneSettings):
         if latency is not None:
             lowest = lowest_share(first, incoming, self.limits(structure))
             sparsity = latency.sparsity(self.sparsity, incoming.cost, lowest, f"{self.key}.{self.target_key}")
-        steps = Steps(self, self.id or self.NAME, incoming, latency, source, context)
+        tokens = structure.sizes.tokens
+        if tokens:
+            model = with_tokens(model, (), (), self.key)
+        steps = Steps(self, self.id or self.NAME, incoming, latency, source, context, tokens)
         figures: list[dict[str, Any]] = []
         for number, share in enumerate(self.shares_of(sparsity), 1):
             model, origin, found = steps.iterate(number, share, model, origin)
@@ -220,7 +229,8 @@ class Prune(PruneSettings):
         kept, sizes = self.planned(config)
         large = on_meta(config)
         small = on_meta(with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key))
-        check_shapes(Structure.of(large, self.key), kept, large.state_dict(), small.state_dict(), config.model_type, self.key)
+        left = {name: weight for name, weight in small.state_dict().items() if not name.endswith(SIGNIFICANCE)}  # fitted again
+        check_shapes(Structure.of(large, self.key), kept, large.state_dict(), left, config.model_type, self.key)
         try:
             Structure.of(small, self.key)  # runs the model
         except InputError as error:

@@ -62,6 +62,8 @@ class Steps:
     source: Path
     """Checkpoint with the tokenizer or image processor."""
     context: Context
+    tokens: tuple[float, ...] = ()
+    """Share of the tokens behind each layer of the incoming model, if tokens left it; units are scored on a model that sees all of them."""
 
     def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, Any]]:
         """Runs one iteration; a finished one is loaded from the scratch folder.
@@ -86,7 +88,7 @@ class Steps:
             return load(folder), Origin(*map(tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
         if last:
-            small = self.drop_tokens(small)
+            small = self.drop_tokens(small, origin)
         if stage.recover is not None:
             hand_out(context.team, Cut(small, self.source, origin), context.scratch)
             history = recover(small, recovery_job(stage, stage.recover, number, self.source, origin, context))
@@ -148,15 +150,18 @@ class Steps:
         left = origin.after(kept.layers, kept.hidden, kept.query_heads(structure.sizes))
         return shrink(model, structure, kept, key), left, figures
 
-    def drop_tokens(self, model: nn.Module) -> nn.Module:
-        """Returns the model that tokens leave as the stage asks; the same one if it does not."""
+    def drop_tokens(self, model: nn.Module, origin: Origin) -> nn.Module:
+        """Returns the model that tokens leave as the stage asks, or as they left the incoming one; the same model if neither."""
         stage = self.stage
-        if stage.tokens is None:
+        if stage.tokens is None and not self.tokens:
             return model
         whole = with_tokens(model, (), (), stage.key).to(computing_device())
         structure = Structure.of(whole, stage.key)
         check_tokens(whole, structure, self.context.task, stage.key)
-        shares = shares_of(stage.tokens, structure.depth, stage.key)
+        if stage.tokens is None:
+            shares = tuple(self.tokens[layer] for layer in origin.layers)
+        else:
+            shares = shares_of(stage.tokens, structure.depth, stage.key)
         prove_tokens(whole, next(iter(calibration_batches(whole, self.source, stage.rows, self.context, ""))).features, stage.key)
         label = f"{self.name}: significant tokens"
         batches = calibration_batches(whole, self.source, stage.rows, self.context, label)

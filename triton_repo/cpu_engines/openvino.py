@@ -52,7 +52,7 @@ class Engine:
         self._properties = {name: value for name, value in properties.items() if name != KEPT}
         self._kept = Path(properties[KEPT]) if KEPT in properties else None
         self._static, self._sizes = mode == "static", sorted(batch_sizes, reverse=True)
-        self._requests: dict[tuple[int, ...], Any] = {}
+        self._requests: dict[tuple[int, ...], Bound] = {}
         self._mapped: list[np.ndarray] = []
         """The kept networks: their memory is used as long as they answer."""
 
@@ -69,7 +69,7 @@ class Engine:
     def _open(self, wanted: Sequence[tuple[int, ...]]) -> None:
         with ThreadPoolExecutor(1) as pool:  # the next ones are hashed while one is read
             for shape, kept in zip(wanted, pool.map(self._whole, wanted), strict=True):
-                self._requests[shape] = self._network_of(shape, kept).create_infer_request()
+                self._requests[shape] = Bound(self._network_of(shape, kept), known=shape != DYNAMIC)
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the logits, float32 [n, C], of rows of the same shape."""
@@ -80,7 +80,7 @@ class Engine:
         for start, stop in self.spans(shape[0], [size for size in self._sizes if size == 1 or (size, *shape[1:]) in self._requests]):
             part = {name: array[start:stop] for name, array in features.items()}
             parts.append(self._infer(next(iter(part.values())).shape, part))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @staticmethod
     def spans(rows: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -92,11 +92,9 @@ class Engine:
             start += size
 
     def _infer(self, shape: tuple[int, ...], features: Mapping[str, np.ndarray]) -> np.ndarray:
-        request = self._request(shape)
-        request.infer(dict(features), share_inputs=True)
-        return np.array(request.get_output_tensor(0).data, dtype=np.float32)
+        return self._request(shape).infer(features)
 
-    def _request(self, shape: tuple[int, ...]) -> Any:
+    def _request(self, shape: tuple[int, ...]) -> Bound:
         if shape not in self._requests:
             self._open([shape])
         return self._requests[shape]
@@ -148,6 +146,30 @@ class Engine:
     def _place(self, shape: tuple[int, ...]) -> Path:
         assert self._kept is not None, "asked before"
         return self._kept / f"{'x'.join(map(str, shape)) or 'dynamic'}.network"
+
+
+class Bound:
+    """A compiled network, its one request and, where its shape is known, the memory that the request reads its inputs from.
+
+    `request.infer(features)` would set and check every tensor by itself: 0.1 ms a call, a tenth of a small model's time.
+    """
+
+    def __init__(self, network: Any, known: bool) -> None:
+        self._request = network.create_infer_request()
+        names = [port.any_name for port in network.inputs] if known else []
+        self._inputs = {name: self._request.get_tensor(name).data for name in names}
+
+    def infer(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the logits, float32 [n, C]."""
+        read = {name: np.ascontiguousarray(values) for name, values in features.items()}  # held until the answer is there
+        for name, values in read.items():
+            if name in self._inputs:
+                np.copyto(self._inputs[name], values, casting="equiv")
+            else:
+                self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        self._request.start_async()
+        self._request.wait()
+        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
 
 
 def digest(name: str, network: Any) -> bytes:

@@ -279,3 +279,31 @@ def test_a_model_whose_tokens_left_is_pruned_from_all_of_them(
     assert figures["before"]["tokens"] == (0.5, 0.25, 0.25)
     assert Structure.of(again, KEY).sizes.tokens == (0.75, 0.75, 0.75)
     torch.testing.assert_close(again.get_buffer("bert.encoder.layer.0.significance"), first.get_buffer("bert.encoder.layer.0.significance"))
+
+
+@pytest.mark.parametrize("granularity", [["heads", "ffn"], ["layers"], ["hidden"]])
+def test_tokens_leave_what_is_pruned_after_them_as_before(
+    granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    folder = checkpoint("bert", num_hidden_layers=3)
+    small_runs.pruned(Prune(tokens=(0.5, 0.25), **{**BRIEF, "recover": None}), folder, make_context(folder), tmp_path / "first")
+    brief = {"sparsity": 0.34, "granularity": granularity, "rows": 16, "recover": None, "multiple_of": 8}
+    stage = Prune.model_validate(brief)
+    again, figures = small_runs.pruned(stage, tmp_path / "first", make_context(folder), tmp_path / "again")
+    plain, _ = small_runs.pruned(stage, folder, make_context(folder), tmp_path / "plain")
+    kept = figures["layers"]
+    assert Structure.of(again, KEY).sizes.tokens == tuple((0.5, 0.25, 0.25)[layer] for layer in kept)
+    assert figures["sparsity"] > 0.2
+    own = {name: value for name, value in again.state_dict().items() if not name.endswith("significance")}
+    for name, value in plain.state_dict().items():  # the units were chosen, and what stays was updated, on all tokens
+        torch.testing.assert_close(own[name], value)
+
+
+def test_latency_of_a_model_whose_tokens_left_is_refused(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    folder = checkpoint("bert")
+    small_runs.pruned(Prune(tokens=(0.5,), **{**BRIEF, "recover": None}), folder, make_context(folder), tmp_path / "first")
+    stage = Prune.model_validate({"measure": "latency", "sparsity": 0.3, "recover": None})
+    with pytest.raises(InputError, match=r"measure: latency given; tokens leave the incoming model.*give macs"):
+        stage.check(load(tmp_path / "first").config, None, make_context(folder))

@@ -1,0 +1,117 @@
+"""Float builds that an earlier export of the same store has made: the candidates of a search and a run with other settings take them.
+
+    stages/build-<key>/<name>/     the folder of the build: hard links
+    stages/build-<key>/entry.json  its entry of export.json
+    stages/build-<key>/answers     what its engines answered to the trial rows, float32, where the float part of int8 is chosen by them
+
+The key is a digest of everything that a build depends on: checkpoint, data, target, settings, libraries and machine. Every file is hashed
+before it is taken; a build of which one was changed is made again.
+
+Left out: quantized builds, which are what differs, models that generate, several towers, and engines of other devices than the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
+from compress.artifacts.store import holding
+from compress.core.tasks import TASKS
+from compress.stage.context import Context
+from export.builds import Build, has_half_graphs
+
+ENTRY, ANSWERS = "entry.json", "answers"
+Asked = tuple[str, str, str, str]
+"""Engine, variant, precision and float precision."""
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Makes builds, or takes them from an earlier export."""
+
+    context: Context
+    out: Path
+    """Where the folders of the builds go."""
+    answers: MutableMapping[Asked, NDArray[Any]]
+    """What engines answered to the trial rows so far; added to."""
+    settings: Any
+    """Version and settings of the stage, JSON types."""
+
+    def entry(self, build: Build, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the entry of export.json of a build, whose folder is there then.
+
+        Args:
+            build: The build.
+            make: Makes it.
+        """
+        if not self._is_reusable(build):
+            return make()
+        assert self.context.shared is not None, "asked above"
+        kept = self.context.shared / f"build-{self.key(build)[:16]}"
+        with holding(self.context.shared.parent, kept.name, self.context.progress.log):
+            known = self._taken(kept, build)
+            if known is not None:
+                self.context.progress.log("    as an earlier export has made it")
+                return known
+            entry = make()
+            self._keep(kept, build, entry)
+            return entry
+
+    def key(self, build: Build) -> str:
+        """Returns the digest of everything that a build depends on."""
+        context = self.context
+        return digest(
+            {
+                "settings": self.settings,
+                "build": [build.variant, build.precision, build.floating],
+                "checkpoint": context.checkpoints[build.variant].digest,
+                "task": context.task,
+                "seed": context.seed,
+                "data": [context.data.digest, context.data.judge],
+                "rows": [context.max_length, context.stride, context.aggregate],
+                "target": [context.target.model_dump(mode="json", exclude={"serve"}), context.target.num_threads],
+                "machine": dict(context.fingerprint),
+            }
+        )
+
+    def _is_reusable(self, build: Build) -> bool:
+        facts, context = TASKS[self.context.task], self.context
+        plain = not (build.is_quantized or facts.generates or facts.two_towers or has_half_graphs(context))
+        return context.shared is not None and context.target.device == "cpu" and plain
+
+    def _taken(self, kept: Path, build: Build) -> dict[str, Any] | None:
+        """Links the folder of a kept build and returns its entry; None where there is none, or with a warning where it was changed."""
+        if not kept.exists():
+            return None
+        try:
+            problems = verify(load(kept))
+            entry: dict[str, Any] = {} if problems else read_json(kept / ENTRY)
+        except DamagedArtifact as error:
+            problems = [str(error)]
+        if problems:
+            self.context.progress.warn(f"{problems[0]}; {build.name} is made again")
+            return None
+        shutil.copytree(kept / build.name, self.out / build.name, copy_function=os.link)
+        for file in sorted((kept / ANSWERS).glob("*.npy")):
+            engine, rest = file.stem.split(".")
+            self.answers[engine, build.variant, build.precision, rest] = np.load(file)
+        return entry
+
+    def _keep(self, kept: Path, build: Build, entry: Mapping[str, Any]) -> None:
+        """Keeps a build that was made."""
+        mine = {key: found for key, found in self.answers.items() if key[1:3] == (build.variant, build.precision)}
+        with writing(kept) as folder:
+            shutil.copytree(self.out / build.name, folder / build.name, copy_function=os.link)
+            write_json(folder / ENTRY, entry)
+            for (engine, _, _, rest), found in mine.items():
+                (folder / ANSWERS).mkdir(exist_ok=True)
+                np.save(folder / ANSWERS / f"{engine}.{rest}.npy", found)
+            seal(folder, id=build.name, kind="engine", key=self.key(build), parents=[], fields={})

@@ -1,0 +1,122 @@
+"""Float builds are taken from an earlier export of the store, with the same bytes and entries, and made again where anything differs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.core.progress import ConsoleProgress
+from compress.stage.context import Context
+from export.export import Export
+from export.exporter import Exporter
+from export.reuse import Reuse
+from tests.engines_inside import inside
+from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
+REUSED = "as an earlier export has made it"
+
+
+@pytest.fixture(autouse=True)
+def _engines_inside() -> Iterator[None]:
+    with inside():
+        yield
+
+
+class Lines(ConsoleProgress):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__("silent")
+        self.lines: list[str] = []
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    def warn(self, message: str) -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    checkpoints = {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}
+    made = sentiment.context(tmp_path / "scratch", checkpoints)
+    (tmp_path / "stages").mkdir()
+    count = len(made.data.evaluation)
+    answers = {name: sentiment.answers(one.path, count) for name, one in made.checkpoints.items()}
+    return replace(made, shared=tmp_path / "stages", predictions=answers, progress=Lines())
+
+
+def exported(context: Context, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    Export(id="export").run(context.checkpoints["quantize"], context, out)
+    found: dict[str, Any] = json.loads((out / "export.json").read_text())
+    return found
+
+
+def floating(document: dict[str, Any]) -> str:
+    return json.dumps([build for build in document["builds"] if build["variant"] == "baseline"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_second_export_takes_float_builds_and_makes_what_is_quantized(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = exported(context, tmp_path / "first")
+    made: list[str] = []
+    run = Exporter.run
+    monkeypatch.setattr(Exporter, "run", lambda self: made.append(self.build.name) or run(self))
+    second = exported(context, tmp_path / "second")
+    assert made == ["quantize-int8"]
+    assert floating(second) == floating(first)
+    for build in second["builds"]:
+        name = build["folder"]
+        if build["variant"] == "baseline":
+            assert contents(tmp_path / "second" / name) == contents(tmp_path / "first" / name)
+        assert all((tmp_path / "second" / file).is_file() for engine in build["engines"] for file in [engine["predictions"]])
+    logged = context.progress.lines  # type: ignore[attr-defined]
+    assert logged.count(f"    {REUSED}") == len(second["builds"]) - 1
+
+
+def test_what_was_changed_is_made_again(context: Context, tmp_path: Path) -> None:
+    first = exported(context, tmp_path / "first")
+    (kept,) = [folder for folder in (tmp_path / "stages").glob("build-*") if (folder / "baseline-fp32").exists()]
+    graph = kept / "baseline-fp32" / "model.onnx"
+    changed = graph.read_bytes()[:-1]
+    graph.unlink()
+    graph.write_bytes(changed)
+    second = exported(context, tmp_path / "second")
+    assert [build["folder"] for build in second["builds"]] == [build["folder"] for build in first["builds"]]
+    logged = context.progress.lines  # type: ignore[attr-defined]
+    assert any("contents differ from the manifest" in line and line.endswith("baseline-fp32 is made again") for line in logged)
+    assert (tmp_path / "second" / "baseline-fp32" / "model.onnx").read_bytes() != changed
+    before = len(logged)
+    exported(context, tmp_path / "third")
+    assert f"    {REUSED}" in logged[before:]
+
+
+def test_whatever_a_build_depends_on_is_in_its_key(context: Context, tmp_path: Path) -> None:
+    from export.builds import planned
+
+    build = planned(context, "ends")[0]
+    key = Reuse(context, tmp_path, {}, [1]).key(build)
+    others = [
+        Reuse(context, tmp_path, {}, [2]),
+        Reuse(replace(context, seed=context.seed + 1), tmp_path, {}, [1]),
+        Reuse(replace(context, max_length=context.max_length - 1), tmp_path, {}, [1]),
+        Reuse(replace(context, target=context.target.model_copy(update={"threads": 7})), tmp_path, {}, [1]),
+        Reuse(replace(context, fingerprint={"processor": "another"}), tmp_path, {}, [1]),
+        Reuse(replace(context, data=replace(context.data, selection=context.data.selection.take(range(2)))), tmp_path, {}, [1]),
+        Reuse(replace(context, checkpoints={**context.checkpoints, "baseline": context.checkpoints["quantize"]}), tmp_path, {}, [1]),
+    ]
+    keys = [other.key(build) for other in others] + [Reuse(context, tmp_path, {}, [1]).key(replace(build, precision="bf16"))]
+    assert key not in keys, keys.index(key)
+    assert len(set(keys)) == len(keys), [keys.index(one) for one in keys]
+    served = context.target.model_copy(update={"serve": "first"})
+    assert Reuse(replace(context, target=served), tmp_path, {}, [1]).key(build) == key
