@@ -47,6 +47,7 @@ ALIKE = (
     "stsb-embedding-pruned",
     "fsdd-ast",
     "sst2-minilm",
+    "sst2-minilm-small",
     "cifar10-vit",
     "flickr30k-clip",
 )
