@@ -56,6 +56,8 @@ class Work:
     def __init__(self, setup: Setup, study: Study, baseline: Baseline) -> None:
         self._setup, self._study = setup, study
         self._rungs = [rung for rung, absent in rungs_of(setup, baseline).items() if absent is None]
+        self._is_short_of_time = False
+        """Whether this process has dropped a candidate because the hours that are left do not do for it."""
 
     def run(self) -> None:
         """Works until no candidate is open and none is left to draw.
@@ -73,7 +75,7 @@ class Work:
             wave = [one for one in self._study.candidates() if one.state == "open"]
             if wave and self._study.is_drawn(wave[0].wave):
                 return wave
-            if not wave and self._seconds_left() <= 0:
+            if not wave and (self._seconds_left() <= 0 or self._is_short_of_time):  # the next candidates would fare alike
                 self._setup.progress.log("search.budget.hours is used up")
                 return []
             drawn = self._study.draw_wave()
@@ -154,6 +156,7 @@ class Work:
         reason = f"{max(0.0, left):.0f} s of search.budget.hours are left; this rung takes {price:.0f} s by prediction"
         with self._study.locked():
             self._study.drop(one.number, rung.NAME, reason)
+        self._is_short_of_time = True
         self._setup.progress.log(f"{one.name} dropped: {reason}")
 
     def _price(self, rung: Rung, one: Candidate) -> Price:

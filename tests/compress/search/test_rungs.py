@@ -267,7 +267,10 @@ def test_a_wave_that_fails_as_a_whole_ends_the_search(tmp_path: Path, monkeypatc
 
 def test_what_does_not_fit_into_the_time_left_is_dropped_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Work, "_price", lambda self, rung, one: Price(100.0 * (rung.NAME == "full") * (not one.own), 0.0))
-    study, _ = worked(tmp_path, monkeypatch, [Scripted("size"), Scripted("full")], budget={"trials": 8, "hours": 0.01})
+    study, setup = worked(tmp_path, monkeypatch, [Scripted("size"), Scripted("full")], budget={"trials": 8, "hours": 0.01})
+    assert len(study.candidates()) == 4  # one wave: the next one would fare alike
+    Work(setup, study, BASELINE).run()  # another call tries again
+    assert len(study.candidates()) == 8
     finished = [one for one in study.candidates() if one.state == "finished"]
     assert [one.own for one in finished] == [True]
     for one in study.candidates():
