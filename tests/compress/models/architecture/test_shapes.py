@@ -61,7 +61,7 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", seldom(CONFIGS, ("roberta", "distilbert")))
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_shape_is_written_read_and_counted(kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     config = with_class(CONFIGS[kind](), task_of(kind))
