@@ -21,7 +21,7 @@ from tests.traced_once import traced_once
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
 TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("timeless", TIMELESS, max_examples=50)  # each test run draws others
+settings.register_profile("timeless", TIMELESS, max_examples=25)  # each test run draws others
 settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesis-profile thorough
 settings.load_profile("timeless")
 

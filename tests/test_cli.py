@@ -237,7 +237,7 @@ finally:
     ("number", "swallowed"),
     [
         (signal.SIGTERM, True),
-        (signal.SIGINT, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
     ],

@@ -125,6 +125,7 @@ def test_plan_equals_the_run(finished: Outcome) -> None:
     assert f"evaluation blocks of {tiny_gpt.LENGTH} tokens" in describe(recipe(), Path("absent"))
 
 
+@pytest.mark.slow  # test_agreement measures it, test_generation_section shows it
 def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_clocks.hurry(monkeypatch)
     target = {"engines": ["openvino_genai"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}

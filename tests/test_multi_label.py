@@ -51,16 +51,20 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1) -> Any:
     return check(given)
 
 
-def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SHORT: list[Any] = [{"finetune": {"epochs": 2, "learning_rate": 1e-3}}, {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}}]
+LONG: list[Any] = [
+    SHORT[0],
+    {"distill": {"student": {"layers": 1}, "epochs": 0.5}},
+    {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5, "distill": True}}},
+    {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 0.5}}},
+]
+"""`test_entities` takes these stages in every test run."""
+
+
+@pytest.mark.parametrize("stages", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
-    stages = [
-        {"finetune": {"epochs": 2, "learning_rate": 1e-3}},
-        {"distill": {"student": {"layers": 1}, "epochs": 0.5}},
-        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5, "distill": True}}},
-        {"quantize": {"mode": "qat", "calibration": {"rows": 64}, "qat": {"epochs": 0.5}}},
-        {"export": {}},
-        {"triton_repo": {"serve": False}},
-    ]
+    stages = [*stages, {"export": {}}, {"triton_repo": {"serve": False}}]
     outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
     assert report["metric"] == {"name": "micro_f1", "higher_is_better": True}

@@ -50,9 +50,14 @@ ALIKE = (
     "sst2-minilm-small",
     "cifar10-vit",
     "flickr30k-clip",
+    "cifar10-clip",
+    "tinyshakespeare-gpt",
+    "stsb-embedding",
+    "cranfield-retrieval",
 )
 """Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
-test takes through every stage: the slow tests run them."""
+test takes through every stage: the slow tests run them. What the last four do is done by test_image_text, test_generation,
+test_embedding_folder with test_sentence_embedding, and test_retrieval."""
 
 
 def test_there_are_recipes() -> None:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from compress.core.target import Checkpointing, Parallel, Schedule
@@ -144,30 +144,48 @@ class Proposal:
     """Why a pipeline is proposed; None where none is."""
 
 
-def needed(training: Training, processes: int, counted: Counted | None = None) -> Needed:
+class Sizes(NamedTuple):
+    """Numbers of weights of a model or, where devices share its layers, of the part of one device."""
+
+    own: int
+    units: tuple[int, ...]
+    """Those of each block and end of the model."""
+    trained: int
+    widest: int
+    """Those of the block or end of which most are trained."""
+    moments: int
+    """Bytes that the optimizer keeps."""
+    taught: int
+    """Those of a teacher."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was counted of one model; plans for it differ in rows and in how devices share it."""
+
+    phases: Counted = field(default_factory=dict)
+    sizes: dict[int, Sizes] = field(default_factory=dict)
+    """By the number of devices that share each layer."""
+
+
+def needed(training: Training, processes: int, known: Known | None = None) -> Needed:
     """Returns what a training takes on each of some devices; see the top of this file.
 
     Args:
         training: The training.
         processes: Devices, one process on each.
-        counted: Activations of the same model that are known already, by rows and what is kept; new ones are added.
+        known: What is known already of the same model, trained in the same way; what is counted for this plan is added.
     """
     if training.pipeline > 1:
         return _needed_in_stages(training, processes)
-    counted = {} if counted is None else counted
+    known = Known() if known is None else known
     groups = processes // training.tensor
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
-    with without_memory(training.config, training.task, training.tensor, lora=training.lora, changes=training.changes) as model:
-        parts = [*blocks_of(model, "model").values(), *ends_of(model)]
-        own, units = numel(model), [numel(part) for part in parts]
-        trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
-        moments = moment_bytes(training.optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
-    taught = 0
-    if training.teacher is not None:
-        with without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
-            taught = numel(model)
-    kind = rows, training.checkpointing, training.tensor, training.sequence
+    if training.tensor not in known.sizes:
+        known.sizes[training.tensor] = _sizes(training)
+    own, units, trained, widest, moments, taught = known.sizes[training.tensor]
+    kind, counted = (rows, training.checkpointing, training.tensor, training.sequence), known.phases
     if kind not in counted:
         names = ("config", "task", "length", "half", "checkpointing", "tensor", "sequence", "lora", "changes", "teacher", "soft_weight")
         counted[kind] = phases_of_backward(Step(rows=rows, **{name: getattr(training, name) for name in names}))
@@ -191,6 +209,20 @@ def needed(training: Training, processes: int, counted: Counted | None = None) -
         together=max(phase.kept + there * FLOAT * phase.trained // divided for phase in counted[kind]),
         host=(1 - there) * (weights + gradients + moments) + best - here,
     )
+
+
+def _sizes(training: Training) -> Sizes:
+    """Counts the weights of a training."""
+    with without_memory(training.config, training.task, training.tensor, lora=training.lora, changes=training.changes) as model:
+        parts = [*blocks_of(model, "model").values(), *ends_of(model)]
+        own, units = numel(model), tuple(numel(part) for part in parts)
+        trained, widest = numel(model, trained=True), max(numel(part, trained=True) for part in parts)
+        moments = moment_bytes(training.optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
+    taught = 0
+    if training.teacher is not None:
+        with without_memory(training.teacher, training.task, training.tensor, if_shared=True) as model:
+            taught = numel(model)
+    return Sizes(own, units, trained, widest, moments, taught)
 
 
 def _needed_in_stages(training: Training, processes: int) -> Needed:
@@ -293,12 +325,12 @@ def proposal(training: Training, given: Devices, runs: Callable[[Training], bool
         given: The devices.
         runs: Whether the stage takes the settings of a proposal; those that it refuses are left out.
     """
-    counted: Counted = {}
+    known = Known()
     least: Proposal | None = None
     for each in proposals(training, given.count, given.link):
         if least is not None and not runs(each):
             continue
-        taken = needed(each, given.count, counted)
+        taken = needed(each, given.count, known)
         if least is None or taken.peak < least.needed.peak:
             least = Proposal(each, taken, taken.peak <= given.usable, tuple(_changes(training, each)), _why(training, each, given))
         if least.fits:

@@ -49,7 +49,7 @@ stages:"""
 """Of runs of two processes, without their stages."""
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
-STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
+STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 3}
 WRITES: Mapping[str, Mapping[str, Any]] = {
     "words": {"kind": "gpt2", "n_layer": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "grouped": {"kind": "llama", "num_hidden_layers": 4, "tie_word_embeddings": True},
@@ -160,7 +160,7 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "answers", "int8", "pruned", "zeros", "moved units", "negatives")),
+        "ddp": (USUAL, ("finetune", "answers", "int8", "moved units", "negatives")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
@@ -169,7 +169,10 @@ PLANS: Mapping[str, Plans] = {
     "slow": {
         "ddp": (
             USUAL,
-            ("inside", "order", "pruned in steps", "pruned inside", "eight bits", "joint", "joint channels", "movement", "lasso"),
+            (
+                *("inside", "order", "pruned", "pruned in steps", "pruned inside", "zeros", "eight bits"),
+                *("joint", "joint channels", "movement", "lasso"),
+            ),
         ),
         "fsdp2": (SHARDED, ("inside", "order", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
@@ -265,9 +268,9 @@ KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
 KILLED_IN += [("tokens in four", "tensor with sequence and fsdp2", "distilled")]
 """Where they are killed."""
-MOVED_IN = [("quick", plan) for plan in PLANS["quick"]] + [
-    ("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")
-]
+MOVED_IN = [("quick", plan) for plan in ("fsdp2", "pipeline")]  # weights in shards, and blocks in two places
+MOVED_IN += [("slow", plan) for plan in ("ddp", "tensor")] + [("tokens", "tensor with sequence")]
+MOVED_IN += [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")]
 """Plans that go on with what one process began, and begin what one process goes on with."""
 
 

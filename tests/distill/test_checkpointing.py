@@ -78,7 +78,7 @@ def trained(
     return losses, load(out), runs[0]
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.slow), True])  # autocast has casts that are computed again, too
 @pytest.mark.parametrize("name", seldom(STAGES, {"finetune lora", "recovery", "joint", "sparse", "movement", "lasso"}))
 def test_stages_come_to_the_same(
     name: str, half: bool, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

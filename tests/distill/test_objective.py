@@ -37,6 +37,8 @@ from distill.teacher import Pair, Teacher
 from tests.soft_target import soft_target
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
+LIKE_BERT = ("roberta", "distilbert")
+"""Kinds whose layers are looked into as those of bert are (test_capture does in every test run): with each loss, the slow tests do."""
 Make = Callable[..., Any]
 
 
@@ -72,9 +74,10 @@ WITHOUT_ROWS = sorted(set(PRESETS) - {"mixkd", "projected", "margin_mse", "hard_
 ROWWISE = [name for name in WITHOUT_ROWS if not any(loss.ACROSS_ROWS for loss in PRESETS[name].losses)]
 
 
-def pairs_of(kinds: Sequence[str]) -> list[tuple[str, str]]:
+def pairs_of(kinds: Sequence[str]) -> list[Any]:
     """Presets and kinds of models that go together: the first token of a decoder stands for nothing."""
-    return [(preset, kind) for preset in WITHOUT_ROWS for kind in kinds if (preset, kind) != ("pkd", "gpt2")]
+    pairs = [(preset, kind) for preset in WITHOUT_ROWS for kind in kinds if (preset, kind) != ("pkd", "gpt2")]
+    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[1] in LIKE_BERT)) for pair in pairs]
 
 
 @pytest.mark.parametrize(("preset", "kind"), pairs_of(KINDS))

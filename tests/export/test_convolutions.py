@@ -14,6 +14,7 @@ from export.builds import Build
 from export.export import Export
 from tests.architectures.steps import Bench, quantize
 from tests.architectures.table import ARCHITECTURES
+from tests.seldom import seldom
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
 
@@ -21,7 +22,7 @@ TARGET = Target(engines=("openvino", "onnxruntime"), batch_sizes=(1,), threads=1
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", ["resnet", "convnext"])
+@pytest.mark.parametrize("name", seldom(["resnet", "convnext"], ["convnext"]))
 def test_engines_agree_with_torch_and_run_every_quantized_layer_in_int8(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.of(ARCHITECTURES[name], tmp_path)
     quantized = quantize(bench)

@@ -224,7 +224,7 @@ def float_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
 
 
 @NEEDS_BF16
-@pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
+@pytest.mark.parametrize(("rest", "first"), [pytest.param("bf16", "bf16", marks=pytest.mark.slow), ("auto", "fp32"), ("auto", "bf16")])
 def test_the_float_part_of_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float_answers: dict[Any, Any], rest: str, first: str
 ) -> None:

@@ -33,14 +33,19 @@ def expected(kind: str, scheme: str | None) -> float:
     return sum(sizes[name] for name in layers) / sum(sizes.values())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        *(pytest.param("llama", scheme, marks=[pytest.mark.slow] * (scheme not in (None, "w8a8", ZERO_POINTS))) for scheme in SCHEMES),
+        *(pytest.param("mixtral", scheme, marks=[pytest.mark.slow] * (scheme != "w8a8")) for scheme in SCHEMES),
+    ],
+)
 def test_codes_in_the_graph_with_a_cache_are_counted(kind: str, scheme: str | None) -> None:
     model = genai_folder(kind, scheme) / MODEL
     assert integer_weights([model, model.with_suffix(".bin")]) == pytest.approx(expected(kind, scheme))
 
 
-@pytest.mark.parametrize("scheme", seldom(SCHEMES, ("w8a16", "w4a16")))
+@pytest.mark.parametrize("scheme", seldom(SCHEMES, (None, "w8a16", "w4a16")))
 def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tmp_path: Path) -> None:
     target = Target(engines=("openvino", "onnxruntime"), sequence_lengths=(8,), batch_sizes=(1,), threads=1)
     given = checkpoint("llama", scheme)

@@ -24,7 +24,9 @@ def products(sizes: Any, tokens: int) -> int:
     return sum(2 * tokens * tokens * heads * sizes.head_dim for heads in sizes.heads)
 
 
-@pytest.mark.parametrize("kind", seldom(["bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral"], ["roberta", "distilbert"]))
+@pytest.mark.parametrize(
+    "kind", seldom(["bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral"], ["roberta", "distilbert", "gpt2", "vit"])
+)
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 99))
 def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make_model: Callable[..., Any]) -> None:

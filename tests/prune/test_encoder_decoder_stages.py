@@ -101,10 +101,10 @@ EVERYTHING = ("heads", "ffn", "hidden", "layers")
 @pytest.mark.parametrize(
     ("method", "granularity"),
     [
-        ("magnitude", ("ffn", "layers")),
+        pytest.param("magnitude", ("ffn", "layers"), marks=pytest.mark.slow),
         ("taylor", EVERYTHING),
-        ("fisher", ("heads", "ffn")),
-        ("activation", EVERYTHING),
+        pytest.param("fisher", ("heads", "ffn"), marks=pytest.mark.slow),
+        pytest.param("activation", EVERYTHING, marks=pytest.mark.slow),  # its scores are asked for above
         ("joint", EVERYTHING),
         ("movement", ("heads", "ffn")),
     ],

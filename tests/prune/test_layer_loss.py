@@ -27,6 +27,7 @@ from tests.export.generation.tiny_encoder_decoders import checkpoint as pair_che
 from tests.prune.conftest import GENERATES, task_of_kind
 from tests.prune.small_runs import pruned
 from tests.prune.test_encoder_decoder import DECODER, ENCODER, features, without_layers
+from tests.seldom import seldom
 
 KEY = "stages.prune"
 LISTS = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "vit": "vit.layers", "llama": "model.layers", "mixtral": "model.layers"}
@@ -48,7 +49,7 @@ def naive(models: list[Any], batches: list[Batch], task: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("kind", seldom(LISTS, ("vit", "llama")))
 def test_it_is_the_loss_without_the_layer(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model = make_model(kind)
     batches = [batch_of(kind, make_features(kind, rows, seed=rows)) for rows in (4, 1)]  # a row counts as much as any other

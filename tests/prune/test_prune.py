@@ -33,13 +33,13 @@ TRAINED = {"epochs": 0.5, "learning_rate": 1e-3}
     "settings",
     [
         {"method": "magnitude"},
-        {"method": "taylor"},
+        pytest.param({"method": "taylor"}, marks=pytest.mark.slow),  # test_scores and test_encoder_decoder_stages take every method
         {"method": "fisher"},
-        {"method": "activation"},
-        {"allocation": "uniform"},
+        pytest.param({"method": "activation"}, marks=pytest.mark.slow),
+        pytest.param({"allocation": "uniform"}, marks=pytest.mark.slow),  # test_pipeline plans it
         {"allocation": "sensitivity"},
         {"granularity": ["layers"]},
-        {"granularity": ["hidden"]},
+        pytest.param({"granularity": ["hidden"]}, marks=pytest.mark.slow),
         {"granularity": ["layers", "hidden", "heads", "ffn"], "measure": "parameters"},
     ],
     ids=str,

@@ -25,11 +25,11 @@ from prune.surgery import KeptUnits, head_numbers, indices, shrink
 from tests.seldom import seldom
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
-RELATIVES = ("roberta", "distilbert", "qwen2_moe")
-"""Kinds of which another one is shaped alike: of them the quick tests only take layers, heads and neurons away."""
+RELATIVES = ("roberta", "distilbert", "qwen2_moe", "qwen3_moe")
+"""Kinds of which another one is shaped alike: the slow tests cut them."""
 KEY = "stages.prune"
 NORMS = ("LayerNorm", "MixtralRMSNorm", "LlamaRMSNorm", "Qwen2MoeRMSNorm", "Qwen3MoeRMSNorm")
-FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -91,7 +91,7 @@ def test_all_of_it_is_the_model_itself(kind: str, make_model: Callable[..., Any]
     assert small.config.to_dict() == model.config.to_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", seldom(KINDS, RELATIVES))
 @FEW
 @given(data=st.data())
 def test_the_small_model_is_the_large_one_with_the_rest_silent(

@@ -86,8 +86,17 @@ def test_the_weights_of_a_checkpoint_are_on_their_grids_in_any_type(bert: Artifa
         assert torch.equal(full.get_submodule(name).weight.view(torch.uint8), half.get_submodule(name).weight.view(torch.uint8))
 
 
-@pytest.mark.parametrize("rounding", ["gptq", "adaround"])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize(
+    ("scheme", "rounding"),
+    [
+        ("w8a8", "gptq"),
+        pytest.param("w8a8", "adaround", marks=pytest.mark.slow),
+        pytest.param("w8a8-dynamic", "gptq", marks=pytest.mark.slow),
+        ("w8a8-dynamic", "adaround"),
+        ("w4a16", "gptq"),
+        pytest.param("w4a16", "adaround", marks=pytest.mark.slow),
+    ],
+)
 def test_rounding_by_the_outputs_brings_their_error_down(
     bert: Artifact, context: Context, tmp_path: Path, scheme: str, rounding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +110,14 @@ def test_rounding_by_the_outputs_brings_their_error_down(
     assert np.abs(before - after).mean() < 0.4 * before.std()
 
 
-@pytest.mark.parametrize("settings", [{}, {"rounding": "gptq"}, {"rounding": "adaround"}, {"awq": True}, {"awq": True, "rounding": "gptq"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        *(pytest.param(alone, marks=pytest.mark.slow) for alone in ({"rounding": "gptq"}, {"rounding": "adaround"}, {"awq": True})),
+        {"awq": True, "rounding": "gptq"},
+    ],
+)
 def test_zero_points_err_less_than_symmetric_weights(
     bert: Artifact, context: Context, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +158,7 @@ def test_awq_gptq_and_bias_correction_together_are_closer_than_rounding_to_neare
     assert any(line.startswith("  awq: ") for line in told.lines)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16", "fp8"])
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_scans_and_mixed_precision_know_every_scheme(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
     settings = {"rounding": "nearest" if scheme == "fp8" else "gptq", "exclude": ["*.layer.1.*"]}
     figures = run(bert, context, tmp_path / "out", scheme=scheme, mixed_precision={"max_drop": 0, "max_float": 0.5}, **settings)

@@ -86,8 +86,14 @@ NEAREST = [
 ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
 
 
-@pytest.mark.parametrize("settings", NEAREST, ids=ID)
-@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float32), ("gpt2", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "settings"),
+    [
+        pytest.param(kind, dtype, settings, id=f"{kind} {name}", marks=[pytest.mark.slow] * (at not in quick))
+        for kind, dtype, quick in (("llama", torch.float32, (0, 1, 2, 4, 6)), ("gpt2", torch.bfloat16, (1, 5)))  # all but w8a16
+        for at, (name, settings) in enumerate(zip(ID, NEAREST, strict=True))
+    ],
+)
 def test_to_the_nearest_everything_is_equal(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context
 ) -> None:

@@ -79,7 +79,7 @@ def tokens_in_torch(folder: Path, variant: str, prompt: str) -> list[int]:
     [
         ((), "quantize", "quantize (int8, rest fp32, OpenVINO GenAI paged)"),
         (("--variant", "finetune"), "finetune", "finetune (fp32, OpenVINO GenAI paged)"),
-        (("--variant", "finetune-fp32", "--engine", "torch"), "finetune", "finetune (fp32, torch)"),
+        pytest.param(("--variant", "finetune-fp32", "--engine", "torch"), "finetune", "finetune (fp32, torch)", marks=pytest.mark.slow),
         (("--engine", "torch"), "quantize", "quantize (int8, rest fp32, torch)"),
     ],
 )
@@ -95,7 +95,7 @@ def test_an_answer_is_that_of_the_checkpoint(finished: Path, arguments: tuple[st
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (("--draft", "finetune"), "paged, draft finetune fp32)"),
+        pytest.param(("--draft", "finetune"), "paged, draft finetune fp32)", marks=pytest.mark.slow),
         (("--draft", "finetune-fp32", "--draft-tokens", "2"), "paged, draft finetune fp32)"),
         (("--draft", "RUN"), "paged, draft quantize int8)"),
         (("--prompt-lookup", "3"), "paged, looking the prompt up)"),
@@ -143,7 +143,7 @@ def test_prompts_come_line_by_line_from_standard_input(finished: Path) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("other", ["finetune", "finetune-fp32", "torch"])
+@pytest.mark.parametrize("other", [pytest.param("finetune", marks=pytest.mark.slow), "finetune-fp32", "torch"])
 def test_two_answers_stand_side_by_side(finished: Path, other: str) -> None:
     status, out, err = generate(finished, "--prompt", "The old", "--compare", other)
     assert status == 0, err

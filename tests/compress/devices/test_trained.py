@@ -307,13 +307,15 @@ def test_activations_grow_with_rows_and_layers() -> None:
 
 def test_the_smallest_change_that_fits_is_proposed() -> None:
     task, config = KINDS["bert"]
-    training = Training(config, task, 16, None, 64, keeps_best=False)
+    shallow = copy.deepcopy(config)
+    shallow.num_hidden_layers = 2
+    training = Training(shallow, task, 8, None, 128, keeps_best=False)
     whole = needed(training, 2).peak
     assert proposal(training, Devices(2, round(whole / 0.9) + 2)).changes == ()
     tight = proposal(training, Devices(2, round(0.8 * whole / 0.9)))
     assert tight.fits
     assert tight.changes == (f"micro_batch_size: {tight.training.micro_batch_size}",)
-    assert tight.training.micro_batch_size in (1, 2, 4)
+    assert tight.training.micro_batch_size in (1, 2)
     never = proposal(training, Devices(2, 10**6))
     assert not never.fits
     assert never.changes == ("micro_batch_size: 1", "parallel: {strategy: fsdp2, checkpointing: full, offload: true}")

@@ -34,6 +34,7 @@ from tests.export.engines.test_openvino_genai import PENALTY, TOKENS, in_transfo
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_decoders import CONFIGS, GROUPED, VOCABULARY, decoder
+from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
 
@@ -136,7 +137,7 @@ def test_a_model_with_the_same_modules_that_computes_otherwise_is_refused() -> N
 
 
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", seldom(KINDS, ("mistral", "qwen2")))  # windows and biases: their tokens are asked for above
 def test_logits_are_those_of_torch_that_rounds_as_the_engine_does(kind: str, scheme: str | None) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
     model: Any = load_float(checkpoint(kind, scheme))

@@ -31,9 +31,22 @@ pytestmark = pytest.mark.whole
 
 STATEFUL = {"mistral": "window of 8 tokens", "qwen2": "window of 8", "gemma3": "window of 8", "gemma2": "window of 8", "bloom": "ALiBi"}
 MIXTURES = ("mixtral", "qwen2_moe")
-TOKENS = 64
+KINDS = seldom(CONFIGS, ("gpt_neox", "opt", "qwen2", "qwen3", "gemma3", "phi3", "olmo2", "qwen2_moe"))
+"""Left are learned, rotated and biased positions, keys that heads share, both kinds of windows, parallel blocks and experts."""
+TOKENS = 32
+RUNS_IN = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "w8a16", "w8a16": "w8a16", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}
+"""What the products of a scheme run in."""
 PENALTY = 3.0
 """Random models repeat one token for ever, which would hide errors."""
+QUICK = {"llama": tuple(RUNS_IN), "gpt2": (None, "w8a8"), "mixtral": ("w8a8", ZERO_POINTS)}
+"""Every scheme once; turned weights and experts in those that differ most."""
+
+
+def each_scheme(*kinds: str) -> list[Any]:
+    """Returns kinds in every scheme; what is not `QUICK` is slow."""
+    return [
+        pytest.param(kind, scheme, marks=[pytest.mark.slow] * (scheme not in QUICK.get(kind, ()))) for kind in kinds for scheme in RUNS_IN
+    ]
 
 
 def spec(kind: str, scheme: str | None = None, mode: str | None = None, cache_precision: str = "fp32") -> EngineSpec:
@@ -62,7 +75,7 @@ def in_transformers(kind: str, prompt: np.ndarray, **settings: Any) -> list[list
     return answers
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
     for asked in (prompts((9,)), prompts((1, 7, 12, 20, 33), seed=1)):
@@ -74,7 +87,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
             assert list(answer.seconds) == sorted(answer.seconds)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_models_that_paged_attention_gets_wrong_are_known(kind: str) -> None:
     obstacle = paged_obstacle(genai_folder(kind))
     if kind in STATEFUL:
@@ -91,8 +104,7 @@ def test_paged_attention_does_get_a_sliding_window_wrong() -> None:
     assert right != wrong  # once they are equal, the mode need not be avoided any more
 
 
-@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS])
-@pytest.mark.parametrize("kind", seldom(["gpt2", "llama", "mixtral", "qwen2_moe"], ["qwen2_moe"]))
+@pytest.mark.parametrize(("kind", "scheme"), each_scheme("gpt2", "llama", "mixtral", "qwen2_moe"))
 def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | None) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
     with torch.no_grad():
@@ -137,19 +149,15 @@ def said_by(model: Any, count: int, length: int) -> np.ndarray:
     return ids.numpy()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "expected"),
-    [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w8a16", "w8a16"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16")],
-)
-@pytest.mark.parametrize("kind", seldom(["gpt2", "llama", "bloom", "mixtral"], ["bloom"]))
-def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str | None) -> None:
+@pytest.mark.parametrize(("kind", "scheme"), each_scheme("gpt2", "llama", "bloom", "mixtral"))
+def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None) -> None:
     model: Any = load_float(checkpoint(kind)) if scheme is None else with_separate_experts(load_float(checkpoint(kind)))
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != head]
     attention = {name.rpartition(".")[0] for name in names if "attn" in name or "attention" in name}
     asked = [*(f"{name}/MatMul" for name in names), *(f"{name}/{one}" for name in attention for one in ("qk", "pv")), f"{head}/MatMul"]
     told = engine(kind, scheme).precisions(asked, 1, 8)
-    assert {told.get(f"{name}/MatMul") for name in names} == {expected}
+    assert {told.get(f"{name}/MatMul") for name in names} == {RUNS_IN[scheme]}
     assert {told[f"{name}/{one}"] for name in attention for one in ("qk", "pv")} == {"fp32"}
     assert told[f"{head}/MatMul"] == "fp32"
 

@@ -29,12 +29,13 @@ from tests.seldom import seldom
 pytestmark = pytest.mark.whole
 
 SCHEMES = (None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
-QUICK = {*(("t5", scheme) for scheme in SCHEMES if scheme != "w4a16"), ("bart", None), ("bart", "w8a8")}
-"""Symmetric int4 is a case of zero points; biases and positions, which bart has on top, meet float and int8."""
+QUICK = {("t5", None), ("t5", ZERO_POINTS), ("bart", None), ("bart", "w8a8")}
+"""Symmetric int4 is a case of zero points; biases and positions, which bart has on top, meet float and int8. How each scheme goes into
+graphs is asked of decoders (test_codes, test_openvino_genai)."""
 CASES = [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in product(("t5", "bart"), SCHEMES)]
 TOLD = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "w8a16", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}
 """What the products of a scheme run in."""
-TOKENS = 64
+TOKENS = 32
 PENALTY = 3.0
 """Random models repeat one token for ever, which would hide errors."""
 
@@ -91,7 +92,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     assert first != second  # the source is read
 
 
-@pytest.mark.parametrize("beams", [2, 4])
+@pytest.mark.parametrize("beams", seldom([2, 4], [2]))
 @pytest.mark.parametrize("kind", ["t5", "mbart"])
 def test_searches_are_those_of_transformers(kind: str, beams: int) -> None:
     ends = tuple(range(40, 60))

@@ -57,7 +57,9 @@ def exported(kind: str, tmp_path: Path, settings: Generation = SETTINGS, **chang
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("kind", "modes"), [("gpt2", ["paged"]), ("mistral", ["stateful", "paged"])])
+@pytest.mark.parametrize(
+    ("kind", "modes"), [("gpt2", ["paged"]), pytest.param("mistral", ["stateful", "paged"], marks=pytest.mark.slow)], ids=str
+)
 def test_the_answers_of_an_engine_are_kept_and_compared(kind: str, modes: list[str], tmp_path: Path) -> None:
     build = exported(kind, tmp_path)["builds"][0]
     assert [entry["mode"] for entry in build["engines"]] == modes

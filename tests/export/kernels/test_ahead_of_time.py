@@ -38,10 +38,12 @@ INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
 ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(EVERY)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
+OWN = (80, 90, 100)
+"""Capabilities whose matrix instructions differ."""
 APPROXIMATE = ("SiLU",)
 """Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
-    pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
+    pytest.param(name, capability, marks=[] if capability == ONCE[name] or (name == GEMM and capability in OWN) else pytest.mark.slow)
     for name in EVERY
     for capability in CAPABILITIES
 ]

@@ -59,7 +59,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "asked", "caches"),
     [
-        ({"latency_ms": {"sequence": 8, "value": 3.0}}, 3.0, 0.0),
+        pytest.param({"latency_ms": {"sequence": 8, "value": 3.0}}, 3.0, 0.0, marks=pytest.mark.slow),
         ({"latency_ms": {"batch": 8, "sequence": 16, "value": 2.2}}, 2.2, 0.15),
         ({"speedup": 1.5, "schedule": "cubic", "iterations": 2, "recover": {"epochs": 0.1}}, WHOLE / 1.5, 0.15),
     ],

@@ -63,18 +63,18 @@ def zeros(model: Any) -> dict[str, torch.Tensor]:
     ("settings", "share"),
     [
         ({"method": "magnitude", "sparsity": 0.3}, 0.3),
-        ({"method": "magnitude", "pattern": BLOCK}, 0.5),
-        ({"method": "wanda", "sparsity": 0.75}, 0.75),
+        pytest.param({"method": "magnitude", "pattern": BLOCK}, 0.5, marks=pytest.mark.slow),
+        pytest.param({"method": "wanda", "sparsity": 0.75}, 0.75, marks=pytest.mark.slow),
         ({"method": "wanda", "pattern": "2:4"}, 0.5),
-        ({"method": "wanda", "pattern": BLOCK}, 0.5),
-        ({"method": "sparsegpt", "sparsity": 0.6}, 0.6),
-        ({"method": "sparsegpt", "pattern": "1:4"}, 0.75),
+        pytest.param({"method": "wanda", "pattern": BLOCK}, 0.5, marks=pytest.mark.slow),
+        pytest.param({"method": "sparsegpt", "sparsity": 0.6}, 0.6, marks=pytest.mark.slow),
+        pytest.param({"method": "sparsegpt", "pattern": "1:4"}, 0.75, marks=pytest.mark.slow),
         ({"method": "sparsegpt", "pattern": BLOCK}, 0.5),
-        ({"method": "movement", "sparsity": 0.8}, 0.8),
+        pytest.param({"method": "movement", "sparsity": 0.8}, 0.8, marks=pytest.mark.slow),
         ({"method": "movement", "pattern": BLOCK}, 0.5),
         ({"method": "lasso", "pattern": BLOCK, "lasso": {"threshold": "layer"}}, 0.5),
-        ({"method": "lasso", "pattern": BLOCK, "lasso": {"metric": "weights"}}, 0.5),
-        ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both", "threshold": "layer"}}, 0.5),
+        pytest.param({"method": "lasso", "pattern": BLOCK, "lasso": {"metric": "weights"}}, 0.5, marks=pytest.mark.slow),
+        pytest.param({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both", "threshold": "layer"}}, 0.5, marks=pytest.mark.slow),
         ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "columns", "threshold": "balanced"}}, 0.5),
     ],
     ids=str,
@@ -191,8 +191,16 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("settings", [{"method": "movement"}, {"method": "lasso", "pattern": BLOCK, "lasso": {"reweight": 0.5}}], ids=str)
-@pytest.mark.parametrize("dies_at", [3, 7])  # while zeros are learned, and while the rest is trained
+@pytest.mark.parametrize(
+    ("settings", "dies_at"),  # while zeros are learned, and while the rest is trained
+    [
+        pytest.param({"method": "movement"}, 3, marks=pytest.mark.slow),
+        ({"method": "movement"}, 7),
+        ({"method": "lasso", "pattern": BLOCK, "lasso": {"reweight": 0.5}}, 3),
+        pytest.param({"method": "lasso", "pattern": BLOCK, "lasso": {"reweight": 0.5}}, 7, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_kill_costs_no_bit(
     settings: dict[str, Any],
     dies_at: int,
@@ -283,10 +291,10 @@ def test_what_gets_no_zeros_or_no_whole_pattern_is_said(
     [
         Finetune(epochs=1, learning_rate=3e-3),
         Quantize(mode="qat", qat=TRAINED, calibration={"rows": 16}, weight_bits=8),
-        Quantize(calibration={"rows": 16}, weight_bits=8),
+        pytest.param(Quantize(calibration={"rows": 16}, weight_bits=8), marks=pytest.mark.slow),
         Quantize(calibration={"rows": 16}, weight_bits=8, equalization=True, bias_correction=True, rounding="gptq"),
         Quantize(calibration={"rows": 16}, scheme="w4a16", group_size=16, awq=True, rounding="gptq"),
-        Quantize(calibration={"rows": 16}, scheme="fp8"),
+        pytest.param(Quantize(calibration={"rows": 16}, scheme="fp8"), marks=pytest.mark.slow),
     ],
     ids=["finetune", "qat", "ptq", "gptq", "awq", "fp8"],
 )

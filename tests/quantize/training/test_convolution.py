@@ -126,7 +126,7 @@ def test_a_step_moves_weights_and_scales_and_leaves_a_plain_layer_on_its_grid() 
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("dropout", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resnet_trains_in_int8(dropout: bool, tmp_path: Path) -> None:
     bench = Bench.of(ARCHITECTURES["resnet"], tmp_path)
     settings = {"batch_size": 8, "keep": "last", "learning_rate": 1e-3, "dropout": dropout}

@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
 from tests.export.tensorrt_stand_in import Driver
+from tests.seldom import seldom
 from tests.triton_repo.gpu.repositories import (
     LARGEST,
     NAME,
@@ -51,7 +52,7 @@ def published(out, part="plan"):
     return config(out / "models" / f"{NAME}_{part}" / "config.pbtxt")
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", seldom(MACHINES, ("four of a kind",)))
 def test_one_plan_for_each_kind_and_instances_on_every_gpu(machine, graph, tmp_path):
     gpus = MACHINES[machine]
     out = repository(graph, tmp_path / "gpu", serving={"instances": 2, "max_queue_delay_us": 300, "response_cache": True})

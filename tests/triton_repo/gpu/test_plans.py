@@ -235,12 +235,15 @@ def test_a_plan_with_wrong_answers_is_not_published_and_retracts_the_last(writte
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda logits, batch: logits[:, ::-1] if batch == 1 else logits,
-        lambda logits, batch: logits[:, ::-1] if batch > 1 else logits,
-        lambda logits, batch: logits + np.float32(0.03),
-        lambda logits, batch: np.where(np.arange(batch)[:, None] == 0, np.float32("nan"), logits),
+        pytest.param(lambda logits, batch: logits[:, ::-1] if batch == 1 else logits, id="wrong alone", marks=pytest.mark.slow),
+        pytest.param(lambda logits, batch: logits[:, ::-1] if batch > 1 else logits, id="wrong in batches"),
+        pytest.param(lambda logits, batch: logits + np.float32(0.03), id="off by 0.03"),
+        pytest.param(
+            lambda logits, batch: np.where(np.arange(batch)[:, None] == 0, np.float32("nan"), logits),
+            id="not a number",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["wrong alone", "wrong in batches", "off by 0.03", "not a number"],
 )
 def test_ways_to_be_wrong(written, spoil):
     assert build(written[0], "90", spoil=spoil)[0] == 1

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.core.errors import InputError
+from tests.seldom import seldom
 from tests.triton_repo.load.fake_server import Fake, address, serving
 from triton_repo.load import load as calling
 from triton_repo.load import process
@@ -62,7 +63,7 @@ def test_the_selector_is_woken_by_files_and_does_not_wait_longer_than_asked():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", seldom(["grpc", "http"], ["http"]))  # test_connection asks over both
 def test_a_load_from_a_process_of_its_own(protocol):
     """Both loops, two rows in a request; every row of the data arrives."""
     said = []

@@ -1,4 +1,7 @@
-"""The real server under load, with its environment: python -m pytest tests/triton_repo/load/test_real_server.py"""
+"""The real server under load, with its environment: python -m pytest -m slow tests/triton_repo/load/test_real_server.py
+
+`test_engines` starts the real server in every test run; there both loops and both protocols meet `fake_server`.
+"""
 
 import pytest
 
@@ -9,7 +12,7 @@ from triton_repo.load.connection import Address, Model
 from triton_repo.load.load import examine, load_test
 from triton_repo.load.settings import Load
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_both_loops_over_both_protocols(tmp_path):

@@ -65,7 +65,7 @@ def test_whole_floats_stay_as_they_are_stored(context: Context) -> None:
     assert torch.equal(layer.weight, before)
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("llama", SCHEMES[0]), ("gpt2", SCHEMES[2])])
+@pytest.mark.parametrize(("kind", "settings"), [("llama", SCHEMES[0]), pytest.param("gpt2", SCHEMES[2], marks=pytest.mark.slow)])
 def test_the_graph_of_a_short_checkpoint_answers_as_torch(kind: str, settings: dict[str, Any], context: Context, tmp_path: Path) -> None:
     import onnxruntime
 
