@@ -49,7 +49,7 @@ stages:"""
 """Of runs of two processes, without their stages."""
 ROWS, BATCH = 46, 5
 """Ten steps an epoch; the last of them has a single row, fewer than processes."""
-STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 3}
+STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
 WRITES: Mapping[str, Mapping[str, Any]] = {
     "words": {"kind": "gpt2", "n_layer": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "grouped": {"kind": "llama", "num_hidden_layers": 4, "tie_word_embeddings": True},
