@@ -1,6 +1,6 @@
 """Float builds that an earlier export of the same store has made: the candidates of a search and a run with other settings take them.
 
-    stages/build-<key>/<name>/     the folder of the build: hard links
+    stages/build-<key>/<name>/     the folder of the build: hard links, where there are such
     stages/build-<key>/entry.json  its entry of export.json
     stages/build-<key>/answers     what its engines answered to the trial rows, float32, where the float part of int8 is chosen by them
 
@@ -99,7 +99,7 @@ class Reuse:
         if problems:
             self.context.progress.warn(f"{problems[0]}; {build.name} is made again")
             return None
-        shutil.copytree(kept / build.name, self.out / build.name, copy_function=os.link)
+        shutil.copytree(kept / build.name, self.out / build.name, copy_function=_linked)
         for file in sorted((kept / ANSWERS).glob("*.npy")):
             engine, rest = file.stem.split(".")
             self.answers[engine, build.variant, build.precision, rest] = np.load(file)
@@ -109,9 +109,17 @@ class Reuse:
         """Keeps a build that was made."""
         mine = {key: found for key, found in self.answers.items() if key[1:3] == (build.variant, build.precision)}
         with writing(kept) as folder:
-            shutil.copytree(self.out / build.name, folder / build.name, copy_function=os.link)
+            shutil.copytree(self.out / build.name, folder / build.name, copy_function=_linked)
             write_json(folder / ENTRY, entry)
             for (engine, _, _, rest), found in mine.items():
                 (folder / ANSWERS).mkdir(exist_ok=True)
                 np.save(folder / ANSWERS / f"{engine}.{rest}.npy", found)
             seal(folder, id=build.name, kind="engine", key=self.key(build), parents=[], fields={})
+
+
+def _linked(source: str, destination: str) -> None:
+    """Links a file, or copies it where the file system has no hard links."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy2(source, destination)

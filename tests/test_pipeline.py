@@ -176,7 +176,9 @@ def test_verify_reloads_the_engines(finished: Outcome) -> None:
 def test_clean_removes_what_the_last_recipe_does_not_reference(copy: Path) -> None:
     left_over = copy / "stages" / "quantize-00000000"
     left_over.mkdir()
-    assert clean(copy) == [left_over]
+    builds = sorted((copy / "stages").glob("build-*"))
+    assert builds  # what the next export would take; the export itself keeps its files
+    assert clean(copy) == [*builds, left_over]
     assert not left_over.exists()
     assert len(open_run(copy).artifacts) == 7
 
@@ -235,4 +237,4 @@ def test_failing_stage_leaves_finished_ones_and_no_trace(recipe: Recipe, copy: P
     with pytest.raises(OSError, match="No space left"):
         run(recipe, copy, start="evaluate-quantize", progress=ConsoleProgress("quiet"))
     assert not list(copy.glob("stages/.*.tmp"))
-    assert len(list(copy.glob("stages/*-*"))) == 7
+    assert len([folder for folder in copy.glob("stages/*-*") if not folder.name.startswith("build-")]) == 7

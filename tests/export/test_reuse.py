@@ -84,6 +84,16 @@ def test_a_second_export_takes_float_builds_and_makes_what_is_quantized(
     assert logged.count(f"    {REUSED}") == len(second["builds"]) - 1
 
 
+def test_files_are_copied_where_they_cannot_be_linked(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, destination: str) -> None:
+        raise OSError(95, "Operation not supported", destination)
+
+    monkeypatch.setattr("export.reuse.os.link", refuse)
+    first, second = exported(context, tmp_path / "first"), exported(context, tmp_path / "second")
+    assert floating(second) == floating(first)
+    assert contents(tmp_path / "second" / "baseline-fp32") == contents(tmp_path / "first" / "baseline-fp32")
+
+
 def test_what_was_changed_is_made_again(context: Context, tmp_path: Path) -> None:
     first = exported(context, tmp_path / "first")
     (kept,) = [folder for folder in (tmp_path / "stages").glob("build-*") if (folder / "baseline-fp32").exists()]
