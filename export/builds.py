@@ -14,6 +14,8 @@ from export.engines.registry import engine_module
 from export.graph.quantized import precision_of
 
 HALVES: Final = ("fp16", "bf16")
+Asked = tuple[str, str, str, str]
+"""Whose answers: engine, variant, precision and float precision."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from compress.models.library import model_class
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
-from export.builds import Build, computes_bf16, has_half_graphs, planned, rivals
+from export.builds import Asked, Build, computes_bf16, has_half_graphs, planned, rivals
 from export.exporter import MODEL, Exporter
 from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
@@ -54,7 +54,7 @@ from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
 from export.half_graphs import HalfGraphs
 from export.parity.rows import gate_rows
-from export.reuse import Asked, Reuse
+from export.reuse import Reuse
 from export.towers import TowersExporter
 
 EXPORTED = "export.json"

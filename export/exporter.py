@@ -19,7 +19,7 @@ from compress.schemes.table import is_static_int8, of_precision
 from compress.schemes.tables import load_tables
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from export.builds import HALVES, Build, computes_bf16
+from export.builds import HALVES, Asked, Build, computes_bf16
 from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
@@ -30,7 +30,6 @@ from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
-from export.reuse import Asked
 
 MODEL, SPLIT = "model.onnx", "model_split.onnx"
 NO_GRAPH = "torch has no graph of its own that could be counted"

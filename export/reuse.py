@@ -5,7 +5,7 @@
     stages/build-<key>/answers     what its engines answered to the trial rows, float32, where the float part of int8 is chosen by them
 
 The key is a digest of everything that a build depends on: checkpoint, data, target, settings, libraries and machine. Every file is hashed
-before it is taken; a build of which one was changed is made again.
+before it is taken; a build of which one was changed is made again, and so is every build of an export that is forced.
 
 Left out: quantized builds, which are what differs, models that generate, several towers, and engines of other devices than the CPU.
 """
@@ -26,11 +26,9 @@ from compress.artifacts.artifact import DamagedArtifact, digest, load, read_json
 from compress.artifacts.store import holding
 from compress.core.tasks import TASKS
 from compress.stage.context import Context
-from export.builds import Build, has_half_graphs
+from export.builds import Asked, Build, has_half_graphs
 
 ENTRY, ANSWERS = "entry.json", "answers"
-Asked = tuple[str, str, str, str]
-"""Engine, variant, precision and float precision."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,15 @@ class Reuse:
         if not self._is_reusable(build):
             return make()
         assert self.context.shared is not None, "asked above"
-        kept = self.context.shared / f"build-{self.key(build)[:16]}"
+        key = self.key(build)
+        kept = self.context.shared / f"build-{key[:16]}"
         with holding(self.context.shared.parent, kept.name, self.context.progress.log):
-            known = self._taken(kept, build)
+            known = None if self.context.forced else self._taken(kept, build)
             if known is not None:
                 self.context.progress.log("    as an earlier export has made it")
                 return known
             entry = make()
-            self._keep(kept, build, entry)
+            self._keep(kept, key, build, entry)
             return entry
 
     def key(self, build: Build) -> str:
@@ -105,16 +104,16 @@ class Reuse:
             self.answers[engine, build.variant, build.precision, rest] = np.load(file)
         return entry
 
-    def _keep(self, kept: Path, build: Build, entry: Mapping[str, Any]) -> None:
+    def _keep(self, kept: Path, key: str, build: Build, entry: Mapping[str, Any]) -> None:
         """Keeps a build that was made."""
-        mine = {key: found for key, found in self.answers.items() if key[1:3] == (build.variant, build.precision)}
+        mine = {asked: found for asked, found in self.answers.items() if asked[1:3] == (build.variant, build.precision)}
         with writing(kept) as folder:
             shutil.copytree(self.out / build.name, folder / build.name, copy_function=_linked)
             write_json(folder / ENTRY, entry)
             for (engine, _, _, rest), found in mine.items():
                 (folder / ANSWERS).mkdir(exist_ok=True)
                 np.save(folder / ANSWERS / f"{engine}.{rest}.npy", found)
-            seal(folder, id=build.name, kind="engine", key=self.key(build), parents=[], fields={})
+            seal(folder, id=build.name, kind="engine", key=key, parents=[], fields={})
 
 
 def _linked(source: str, destination: str) -> None:

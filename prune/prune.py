@@ -91,7 +91,7 @@ class Prune(PruneSettings):
         self._try_on_shapes(config)
         if self.measure == "latency" and self.planned(config)[1].tokens:
             raise InputError(
-                f"{self.key}.measure: latency given; tokens leave the incoming model, and the latency table is that of layers which see "
+                f"{key}.measure: latency given; tokens leave the incoming model, and the latency table is that of layers which see "
                 "all of them: give macs, or let tokens leave in this stage or a later one"
             )
         if self.tokens is not None:

@@ -155,7 +155,7 @@ class Steps:
         stage = self.stage
         if stage.tokens is None and not self.tokens:
             return model
-        whole = with_tokens(model, (), (), stage.key).to(computing_device())
+        whole = model.to(computing_device()).eval()  # no tokens have left it yet, whatever the incoming model did
         structure = Structure.of(whole, stage.key)
         check_tokens(whole, structure, self.context.task, stage.key)
         if stage.tokens is None:

@@ -68,7 +68,7 @@ def _found_or_made(
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
     profiles = None if context.profiles is None else context.profiles / destination.name
-    context = replace(context, scratch=folder / "stages" / scratch, team=step.team(team), profiles=profiles)
+    context = replace(context, scratch=folder / "stages" / scratch, team=step.team(team), profiles=profiles, forced=force)
     if not team.is_first:
         return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
     if force:  # a checkpoint within the stage belongs to an earlier attempt

@@ -102,6 +102,8 @@ class Context:
     """The processes that run this stage."""
     shared: Path | None = None
     """Folder `stages` of the run, for what several stages, and all runs that share the store, compute alike; None outside a run."""
+    forced: bool = False
+    """Whether the stage runs although it was finished before: what earlier runs of it kept does not count."""
     parallel: Parallel = field(default_factory=Parallel)
     """How trainings use devices and their memory."""
     profiles: Path | None = None

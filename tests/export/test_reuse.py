@@ -94,6 +94,15 @@ def test_files_are_copied_where_they_cannot_be_linked(context: Context, tmp_path
     assert contents(tmp_path / "second" / "baseline-fp32") == contents(tmp_path / "first" / "baseline-fp32")
 
 
+def test_an_export_that_is_forced_makes_all_builds_again(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = exported(context, tmp_path / "first")
+    made: list[str] = []
+    run = Exporter.run
+    monkeypatch.setattr(Exporter, "run", lambda self: made.append(self.build.name) or run(self))
+    exported(replace(context, forced=True), tmp_path / "second")
+    assert made == [build["folder"] for build in first["builds"]]
+
+
 def test_what_was_changed_is_made_again(context: Context, tmp_path: Path) -> None:
     first = exported(context, tmp_path / "first")
     (kept,) = [folder for folder in (tmp_path / "stages").glob("build-*") if (folder / "baseline-fp32").exists()]

@@ -74,12 +74,12 @@ class Engine:
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the logits, float32 [n, C], of rows of the same shape."""
         if not self._static:
-            return self._infer(DYNAMIC, features)
+            return self._request(DYNAMIC).infer(features)
         parts = []
         shape = next(iter(features.values())).shape
         for start, stop in self.spans(shape[0], [size for size in self._sizes if size == 1 or (size, *shape[1:]) in self._requests]):
             part = {name: array[start:stop] for name, array in features.items()}
-            parts.append(self._infer(next(iter(part.values())).shape, part))
+            parts.append(self._request(next(iter(part.values())).shape).infer(part))
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @staticmethod
@@ -90,9 +90,6 @@ class Engine:
             size = next(size for size in sizes if size <= rows - start)
             yield start, start + size
             start += size
-
-    def _infer(self, shape: tuple[int, ...], features: Mapping[str, np.ndarray]) -> np.ndarray:
-        return self._request(shape).infer(features)
 
     def _request(self, shape: tuple[int, ...]) -> Bound:
         if shape not in self._requests:
@@ -161,12 +158,11 @@ class Bound:
 
     def infer(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the logits, float32 [n, C]."""
-        read = {name: np.ascontiguousarray(values) for name, values in features.items()}  # held until the answer is there
-        for name, values in read.items():
-            if name in self._inputs:
-                np.copyto(self._inputs[name], values, casting="equiv")
-            else:
-                self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        held = {name: np.ascontiguousarray(values) for name, values in features.items() if name not in self._inputs}
+        for name, values in held.items():
+            self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        for name, memory in self._inputs.items():
+            np.copyto(memory, features[name], casting="equiv")
         self._request.start_async()
         self._request.wait()
         return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
