@@ -229,6 +229,13 @@ def test_unknown_start_names_the_steps(recipe: Recipe, tmp_path: Path) -> None:
         run(recipe, tmp_path / "x", start="quantise", progress=ConsoleProgress("quiet"))
 
 
+def test_a_run_from_export_on_makes_float_builds_again(recipe: Recipe, copy: Path) -> None:
+    before = {folder: folder.stat().st_ino for folder in (copy / "stages").glob("build-*")}
+    run(recipe, copy, start="export", progress=ConsoleProgress("quiet"))
+    assert before
+    assert all(folder.stat().st_ino != number for folder, number in before.items())
+
+
 def test_failing_stage_leaves_finished_ones_and_no_trace(recipe: Recipe, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path, **fields: Any) -> None:
         raise OSError(28, "No space left on device", str(folder))
