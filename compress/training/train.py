@@ -115,6 +115,8 @@ class Batch:
     """Index of the step, from 0."""
     num_steps: int
     """Total number of steps."""
+    counts: bool = True
+    """False for rows that run for their collectives alone, in a process that the batch has no rows for."""
 
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -364,7 +366,7 @@ class _Loop:
         labels = self.labels[torch.from_numpy(indices)].to(self.device)
         if not counts and self.compares_runs:  # other processes must not compare theirs with these
             labels = torch.full_like(labels, NO_ROW)
-        batch = Batch(features, labels, indices, self.history.steps, self.num_steps)
+        batch = Batch(features, labels, indices, self.history.steps, self.num_steps, counts)
         autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
             return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)

@@ -8,12 +8,13 @@
 
 Works with different widths, and for regression as well as classification. The loss compares the rows of a batch with each other, so a batch
 cannot be split into micro-batches; a batch of a single row, such as the last one of an epoch, contributes nothing. The gradient of a
-distance of 0 is defined as 0.
+distance of 0 is defined as 0. Several processes gather the vectors of a batch (`compress.training.gathered`): each compares its own rows with
+all, and the mean distance is that of the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.training.gathered import gathered
 from distill.capture import Captured, Wanted
 from distill.losses.loss import Loss, LossInputs, Setting, check_first
 
@@ -31,6 +33,7 @@ class Relational(Loss):
     """Distances and angles between the rows of a batch."""
 
     ACROSS_ROWS: ClassVar[bool] = True
+    GATHERS: ClassVar[bool] = True
     ONE_ANSWER: ClassVar[bool] = True
 
     name: Literal["relational"] = "relational"
@@ -60,12 +63,21 @@ class Relational(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `distance` and `angle`, omitting those of weight 0."""
-        student, teacher = self._vectors(inputs.student), self._vectors(inputs.teacher)
+        student_bD, teacher_bE, team = self._vectors(inputs.student), self._vectors(inputs.teacher), inputs.setting.team
+        if team.data_size == 1:
+            return self._compared(student_bD, teacher_bE)
+        every = gathered(student_bD, teacher_bE, team, inputs.batch.counts)
+        losses = self._compared(every.vectors_nD, every.labels_nk, every.own_n, every.total)
+        return {name: every.own(loss_n) for name, loss_n in losses.items()}
+
+    def _compared(
+        self, student_bD: Tensor, teacher_bE: Tensor, own_b: Tensor | None = None, total: Callable[[Tensor], Tensor] | None = None
+    ) -> dict[str, Tensor]:
         parts = {}
         if self.distance:
-            parts["distance"] = self.distance * distance_loss(student, teacher)
+            parts["distance"] = self.distance * distance_loss(student_bD, teacher_bE, own_b, total)
         if self.angle:
-            parts["angle"] = self.angle * angle_loss(student, teacher)
+            parts["angle"] = self.angle * angle_loss(student_bD, teacher_bE, own_b)
         return parts
 
     def _vectors(self, captured: Captured) -> Tensor:
@@ -78,49 +90,63 @@ class Relational(Loss):
         return masked_bLD.sum(dim=1) / mask_bL.sum(dim=1, keepdim=True)
 
 
-def distance_loss(student_bD: Tensor, teacher_bD: Tensor) -> Tensor:
+def distance_loss(
+    student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = None, total: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Returns the Huber loss of the normalized distances, averaged over all other rows, float32 `[b]`; zeros for a single row.
 
     Args:
         student_bD: One vector per row, float32 `[b, D_s]`.
         teacher_bD: One vector per row, float32 `[b, D_t]`; detached.
+        own_b: The rows whose loss is asked for, bool; others get 0. None: all.
+        total: Given the sums of the distances of these rows, `[2]` (student and teacher), returns those of all rows. None: all are asked for.
     """
     rows = len(student_bD)
     if rows < 2:
         return student_bD.sum(dim=1) * 0
-    losses_bb = functional.huber_loss(_distances(student_bD), _distances(teacher_bD), reduction="none")
-    return losses_bb.sum(dim=1) / (rows - 1)  # the diagonal contributes 0
+    ours_mb, theirs_mb = (_lengths(_chosen(vectors, own_b)[:, None] - vectors) for vectors in (student_bD, teacher_bD))
+    sums_2 = torch.stack([ours_mb.sum(), theirs_mb.sum()])
+    means_2 = ((sums_2 if total is None else total(sums_2)) / (rows * (rows - 1))).clamp(min=SHORTEST)
+    losses_mb = functional.huber_loss(ours_mb / means_2[0], theirs_mb / means_2[1].detach(), reduction="none")
+    return _placed(losses_mb.sum(dim=1) / (rows - 1), own_b)  # the diagonal contributes 0
 
 
-def angle_loss(student_bD: Tensor, teacher_bD: Tensor) -> Tensor:
+def angle_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
     """Returns the Huber loss of the cosines at each row, averaged over pairs of other rows, float32 `[b]`; zeros for fewer than 3 rows.
 
     Args:
         student_bD: One vector per row, float32 `[b, D_s]`.
         teacher_bD: One vector per row, float32 `[b, D_t]`; detached.
+        own_b: The rows whose loss is asked for, bool; others get 0. None: all.
     """
     rows = len(student_bD)
     if rows < 3:
         return student_bD.sum(dim=1) * 0
-    losses_bbb = functional.huber_loss(_cosines(student_bD), _cosines(teacher_bD), reduction="none")
+    ours_mbb, theirs_mbb = (_cosines(vectors, own_b) for vectors in (student_bD, teacher_bD))
+    losses_mbb = functional.huber_loss(ours_mbb, theirs_mbb, reduction="none")
     # i = j, k = j and i = k have the same cosine, 0 or 1, in both models. The exception: if e_i = e_j in only one model, the cosine for i =
     # k is 0 there and 1 in the other, which adds a constant H(1) without gradient.
-    return losses_bbb.sum(dim=(1, 2)) / ((rows - 1) * (rows - 2))
+    return _placed(losses_mbb.sum(dim=(1, 2)) / ((rows - 1) * (rows - 2)), own_b)
 
 
-def _distances(vectors_bD: Tensor) -> Tensor:
-    """Returns D, `[b, b]`."""
-    lengths_bb = _lengths(vectors_bD[:, None] - vectors_bD)
-    rows = len(vectors_bD)
-    return lengths_bb / (lengths_bb.sum() / (rows * (rows - 1))).clamp(min=SHORTEST)
+def _cosines(vectors_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
+    """Returns A as `[j, i, k]`, of the asked rows j."""
+    differences_mbD = vectors_bD - _chosen(vectors_bD, own_b)[:, None]  # [j, i]: from e_j to e_i
+    units_mbD = differences_mbD / _lengths(differences_mbD)[:, :, None].clamp(min=SHORTEST)
+    with torch.autocast(units_mbD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
+        return units_mbD @ units_mbD.mT
 
 
-def _cosines(vectors_bD: Tensor) -> Tensor:
-    """Returns A as `[j, i, k]`."""
-    differences_bbD = vectors_bD - vectors_bD[:, None]  # [j, i]: from e_j to e_i
-    units_bbD = differences_bbD / _lengths(differences_bbD)[:, :, None].clamp(min=SHORTEST)
-    with torch.autocast(units_bbD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
-        return units_bbD @ units_bbD.mT
+def _chosen(vectors_bD: Tensor, own_b: Tensor | None) -> Tensor:
+    """Returns the vectors of the asked rows, `[m, D]`."""
+    return vectors_bD if own_b is None else vectors_bD[own_b]
+
+
+def _placed(losses_m: Tensor, own_b: Tensor | None) -> Tensor:
+    """Returns the losses of the asked rows at their places in the batch, `[b]`; 0 elsewhere."""
+    if own_b is None:
+        return losses_m
+    return losses_m.new_zeros(len(own_b)).index_add(0, torch.nonzero(own_b)[:, 0], losses_m)
 
 
 def _lengths(vectors: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class Similarity(Loss):
         student_bD, teacher_bE, team = inputs.student.logits, inputs.teacher.logits, inputs.setting.team
         if team.data_size == 1:
             return {"similarity": similarity_loss(student_bD, teacher_bE)}
-        every = gathered(student_bD, torch.cat([inputs.batch.labels[:, :1], teacher_bE.float()], dim=1), team)
-        return {"similarity": every.own(similarity_loss(every.vectors_nD, every.labels_nk[:, 1:], every.own_n))}
+        every = gathered(student_bD, teacher_bE.float(), team, inputs.batch.counts)
+        return {"similarity": every.own(similarity_loss(every.vectors_nD, every.labels_nk, every.own_n))}
 
 
 def similarity_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = None) -> Tensor:

@@ -129,6 +129,11 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="soft_target", hard_weight=0.5),  # type: ignore[arg-type]
     ),
     "similar": ("scored", Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="similarity")),  # type: ignore[arg-type]
+    "relations": (
+        "still",
+        Distill(**{**STEADY, "batch_size": 11, "epochs": 10}, student={"layers": 2}, losses=[{"name": "relational"}]),  # type: ignore[arg-type]
+    ),  # five steps an epoch, the last one of two rows: fewer than three processes
+    "related pairs": ("pairs", Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, losses=[{"name": "relational"}])),  # type: ignore[arg-type]
     "margins": ("mined", Distill(**{**STEADY, "batch_size": 12}, student={"layers": 1}, loss="margin_mse")),  # type: ignore[arg-type]
     "int8 pairs": (
         "pairs",
@@ -160,7 +165,7 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "answers", "int8", "moved units", "negatives")),
+        "ddp": (USUAL, ("finetune", "answers", "int8", "moved units", "negatives", "relations")),
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
@@ -199,14 +204,18 @@ PLANS: Mapping[str, Plans] = {
             USUAL,
             (
                 *("given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
-                *("taught pairs", "similar", "margins", "int8 pairs"),
+                *("taught pairs", "similar", "related pairs", "margins", "int8 pairs"),
             ),
         ),
-        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar")),
+        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar", "relations")),
+        "tensor": (SHARED, ("relations",)),
+    },
+    "groups in three": {
+        "ddp of three": (USUAL, ("negatives", "similar", "relations", "related pairs")),
     },
     "groups in four": {
-        "ddp of four": (USUAL, ("negatives", "towers", "similar")),
-        "tensor and ddp": (SHARED, ("negatives", "pairs")),
+        "ddp of four": (USUAL, ("negatives", "towers", "similar", "relations")),
+        "tensor and ddp": (SHARED, ("negatives", "pairs", "relations")),
     },
     "tokens": {
         "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),

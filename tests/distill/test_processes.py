@@ -80,6 +80,12 @@ def results_of_groups(checkpoint: Callable[..., Path], tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="module")
+def results_of_groups_in_three(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same with three processes, which deal out no batch evenly."""
+    return trained("groups in three", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
 def results_of_groups_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The same with four processes."""
     return trained("groups in four", checkpoint, tmp_path_factory.mktemp("processes"))
@@ -99,7 +105,7 @@ def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results
     patched = processes.train.autocast_dtype, processes.teacher_logits.autocast_dtype
     try:
         processes.killed_alone(folder, part)
-        count = 4 if part.endswith("four") else 2
+        count = {"three": 3, "four": 4}.get(part.rpartition(" ")[2], 2)
         finished = launch(str(ROOT / "tests" / "distill" / "processes.py"), str(folder), part, processes=count)
         assert finished.returncode == 0, finished.stderr[-3000:]
         ours = processes.alone(folder, part) | (processes.moved_to_one(folder, part) if processes.moved_in(part) else {})
@@ -148,6 +154,12 @@ def test_two_processes_compare_the_rows_that_one_compares(strategy: str, case: s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("groups in three"))
+def test_three_processes_compare_the_rows_that_one_compares(strategy: str, case: str, results_of_groups_in_three: Results) -> None:
+    compare(strategy, case, results_of_groups_in_three)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "case"), cases("groups in four"))
 def test_four_processes_compare_the_rows_that_one_compares(strategy: str, case: str, results_of_groups_in_four: Results) -> None:
     compare(strategy, case, results_of_groups_in_four)
@@ -159,7 +171,7 @@ def compare(strategy: str, case: str, results: Results) -> None:
     assert one["steps"] == two["steps"] == {"answers": 10, "states": 10, "order": 30}.get(case, 50)
     together = strategy.startswith(("tensor", "pipeline")) and "and" not in strategy  # both hold one model, so both have all rows
     share = two["rows"] / one["rows"]
-    least = 0.25 if strategy == "ddp of four" else 0.5
+    least = {"ddp of three": 1 / 3, "ddp of four": 0.25}.get(strategy, 0.5)
     assert share == 1 if together else least <= share < least + 0.2  # the larger half of a batch of five, or of three groups
     assert two["alike"]
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.losses.relational import Relational, _cosines, angle_loss, distance_loss
+from distill.losses.relational import Relational, _cosines, _lengths, angle_loss, distance_loss
 
 Vectors = list[list[float]]
 
@@ -44,6 +44,31 @@ def test_they_are_the_formulas(rows: int, student_width: int, teacher_width: int
     for row in range(rows):
         assert math.isclose(float(distances[row]), naive_distances(student.tolist(), teacher.tolist(), row), rel_tol=1e-3, abs_tol=1e-5)
         assert math.isclose(float(angles[row]), naive_angles(student.tolist(), teacher.tolist(), row), rel_tol=1e-3, abs_tol=1e-4)
+
+
+@given(st.integers(1, 7), st.integers(1, 4), st.booleans(), st.integers(0, 99))
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(rows: int, processes: int, equal: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = torch.randn(rows, 4, generator=generator), torch.randn(rows, 3, generator=generator)
+    if equal and rows > 1:
+        student[1] = student[0]
+    student = student.double().requires_grad_()
+    teacher = teacher.double()
+
+    def total(sums_2: torch.Tensor) -> torch.Tensor:
+        return torch.stack([_lengths(vectors[:, None] - vectors).sum() for vectors in (student, teacher)])
+
+    for loss, given_total in ((distance_loss, {"total": total}), (angle_loss, {})):
+        whole = loss(student, teacher)
+        found, gradient = torch.zeros_like(whole), torch.zeros_like(student)
+        for process in range(processes):
+            own = torch.arange(rows) % processes == process
+            losses = loss(student, teacher, own, **given_total)  # type: ignore[arg-type]
+            assert not losses[~own].any()
+            found += losses.detach()
+            gradient += torch.autograd.grad(losses.sum(), student)[0]
+        torch.testing.assert_close(found, whole.detach())
+        torch.testing.assert_close(gradient, torch.autograd.grad(whole.sum(), student)[0], rtol=1e-6, atol=1e-9)
 
 
 def test_rotation_scale_and_shift_change_no_relation() -> None:
@@ -92,8 +117,10 @@ def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
 @pytest.mark.parametrize(("changes", "parts"), [({}, {"distance", "angle"}), ({"angle": 0}, {"distance"}), ({"distance": 0}, {"angle"})])
 def test_what_has_no_weight_is_not_computed(changes: Any, parts: set[str]) -> None:
     from distill.capture import Captured
-    from distill.losses.loss import LossInputs
+    from distill.losses.loss import LossInputs, Setting, Shape
 
     captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (), last=torch.randn(4, 2, 3))
-    inputs = LossInputs(None, None, 1.0, captured, captured, None)  # type: ignore[arg-type]
+    shape = Shape("bert", 1, 3, 1, 2)
+    setting = Setting(shape, shape, "text-classification", "distill.losses.0")
+    inputs = LossInputs(setting, None, 1.0, captured, captured, None)  # type: ignore[arg-type]
     assert set(Relational(**changes).parts(inputs, None)) == parts
