@@ -12,7 +12,7 @@ with p = softmax of the logits z. The final weights are those with the best metr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -30,7 +30,7 @@ from compress.stage.stage import Stage
 from compress.training.allowed import check_training
 from compress.training.lora import Lora
 from compress.training.losses.candidates import OrderLoss
-from compress.training.losses.vector import PairLoss
+from compress.training.losses.vector import PairLoss, compares_vectors
 from compress.training.optimizers import Optimizer
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, check_loss, supervised
@@ -50,7 +50,8 @@ class Finetune(Stage):
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, if a whole batch does not fit; the result is the same up to rounding and dropout."""
+    """Rows in memory at once, if a whole batch does not fit; the result is the same up to rounding and dropout. ranking and triplet compare
+    the rows of the whole batch all the same, and run most rows forward twice for it."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -84,8 +85,13 @@ class Finetune(Stage):
         return processes
 
     def work(self, macs: int, data: Data) -> float:
-        """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split."""
-        return macs * self.epochs * (3.0 * len(data.train.rows) + len(data.selection.rows))
+        """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split.
+
+        Micro-batches whose rows are compared with each other run forward twice.
+        """
+        parted = (self.micro_batch_size or self.batch_size) < self.batch_size
+        again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
+        return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -97,7 +103,7 @@ class Finetune(Stage):
         key = f"stages.{self.id or self.NAME}"
         if TASKS[context.task].two_towers:
             self._check_two_towers(config, key)
-        check_loss(config, context, key, self.micro_batch_size, self.loss)
+        check_loss(config, context, key, None, self.loss)  # `compress.training.grad_cache` compares rows of several micro-batches
         if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
             raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
         if self.label_smoothing and not answer_of(context.task).PROBABILITIES:

@@ -6,8 +6,8 @@
 
 So the sum of the losses over the processes, and its gradient, are those of one process that has the whole batch. OpenAI trained CLIP so
 (https://arxiv.org/abs/2103.00020, section 2.5: each GPU computes the similarities of its own part); sentence-transformers calls it
-`gather_across_devices`. Only vectors travel, a few numbers for each row. What is one number for the whole batch, such as a mean, is summed over
-the processes in the same way (`Gathered.total`).
+`gather_across_devices`. Only vectors travel, a few numbers for each row. What is one number for the whole batch, such as a mean, is summed
+over the processes in the same way (`Gathered.total`).
 
 Left out: a reduce-scatter in place of the sum, which gloo does not have; it would halve what backward sends.
 """

@@ -146,14 +146,20 @@ def _contexts(kind: Checkpointing, block: nn.Module) -> tuple[AbstractContextMan
 @contextmanager
 def _second(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
     """Within the block, batch norms leave their running means as they are."""
-    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats]
+    with norms_at_rest(block), inner:
+        yield
+
+
+@contextmanager
+def norms_at_rest(model: nn.Module) -> Iterator[None]:
+    """Within the block, the batch norms of a model normalize as they do in a training but leave their running means as they are."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0  # running <- 1 * running + 0 * new
         norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
     try:
-        with inner:
-            yield
+        yield
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count

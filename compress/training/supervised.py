@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
@@ -18,6 +20,7 @@ from compress.models.forward import forward
 from compress.models.heads.embedding import EMBEDDING_KEY
 from compress.stage.context import Context
 from compress.training.gathered import gathered
+from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
 from compress.training.losses.margin_mse import LARGEST
@@ -50,7 +53,8 @@ def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | 
         config: Transformers config of the model.
         context: Task and data.
         key: Key path of the settings of what learns from the labels, for messages.
-        micro_batch_size: Rows in memory at once; None: a whole batch.
+        micro_batch_size: Rows in memory at once; None: a whole batch, or micro-batches whose rows are compared all the same
+            (`compress.training.grad_cache`).
         loss: The loss that the recipe names; None: the usual one of the rows.
 
     Raises:
@@ -88,12 +92,35 @@ def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderL
     """
     if TASKS[task].two_towers:
         return partial(_contrastive, team)
-    losses = losses_of(task, loss, team)
+    return Supervised(losses_of(task, loss, team), label_smoothing)
 
-    def learn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {losses.named(batch.labels): losses.labelled(forward(model, batch.features), batch.labels, label_smoothing)}
 
-    return learn
+class Supervised:
+    """The objective of learning from labels alone.
+
+    Args:
+        losses: Those of the task.
+        label_smoothing: Share of the target probability that is spread over all choices.
+    """
+
+    def __init__(self, losses: AnswerLoss, label_smoothing: float) -> None:
+        self.losses, self.label_smoothing = losses, label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the loss of the labels."""
+        return self.terms(forward(model, batch.features), torch.empty(0), batch)
+
+    def compares_rows(self, labels: NDArray[Any]) -> bool:
+        """Whether the loss compares rows that a micro-batch may part."""
+        return self.losses.compares_rows(labels)
+
+    def beside(self, batch: Batch) -> Tensor:
+        """Nothing."""
+        return torch.empty(0)
+
+    def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns the loss of the labels, given the answers of the model."""
+        return {self.losses.named(batch.labels): self.losses.labelled(answers_bD, batch.labels, self.label_smoothing)}
 
 
 def _contrastive(team: Team, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

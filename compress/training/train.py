@@ -18,8 +18,9 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -47,6 +48,7 @@ from compress.training.division import Division, divided, generator_state, in_mo
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
 from compress.training.gathered import NO_ROW
+from compress.training.grad_cache import GradCache
 from compress.training.history import History
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
@@ -55,9 +57,9 @@ from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows
+from compress.training.schedule import learning_rate, steps_in
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
-ROUNDING = 1e-9
 RANK_SEED = 1_000_003
 """Distance between the seeds of two processes, so that their dropout differs."""
 
@@ -221,22 +223,6 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     return loop.finish()
 
 
-def steps_in(factor: float, num_steps: int) -> int:
-    """Returns `factor * num_steps`, rounded up; tolerates rounding errors, so that 1.1 * 50 is 55."""
-    return math.ceil(factor * num_steps - ROUNDING)
-
-
-def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedule: Literal["linear", "cosine", "constant"]) -> float:
-    """Returns the learning rate of step `step` (from 0) of `num_steps`."""
-    rising = steps_in(warmup, num_steps)
-    if step < rising:
-        return peak * (step + 1) / rising
-    if schedule == "constant":
-        return peak
-    done = (step - rising) / max(1, num_steps - rising)
-    return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
-
-
 class _Loop:
     """The state of one training and its steps."""
 
@@ -270,7 +256,8 @@ class _Loop:
         self.masks = ZeroMasks(model)
         self.epoch_steps = self.dealing.epoch_steps
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
-        self.engine = Engine(objective, model, trained, team, training.parallel, self.num_steps)
+        self.cache = GradCache.of(objective, model, training.split.labels, config.micro_batch_size, label)
+        self.engine = Engine(self.cache.answers if self.cache else objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
@@ -334,17 +321,19 @@ class _Loop:
 
     def _gradients(self, indices: NDArray[np.int64], dtype: torch.dtype) -> Gradients:
         """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
-        team, parts = self.team, self.dealing.parts(indices)
+        # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
+        parts = [(part if len(part) else self.dealing.first(indices), len(part) > 0) for part in self.dealing.parts(indices)]
         sums: dict[str, float] = {}
         self.optimizer.zero_grad(set_to_none=True)
-        for number, part in enumerate(parts, 1):
-            # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
+        if self.cache is not None:
+            batches = [self._batch(*part) for part in parts]
+            sums = self.cache.backward(self.engine, batches, len(indices), partial(self._autocast, dtype))
+        for number, part in enumerate(parts if self.cache is None else [], 1):
             with self.engine.micro_batch(last=number == len(parts)):
-                counted = part if len(part) else self.dealing.first(indices)
-                terms = self._backward(counted, len(part) > 0, len(indices), dtype)
+                terms = self._backward(*part, len(indices), dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
-        sums = dict(zip(sums, team.total(list(sums.values())), strict=True))
+        sums = dict(zip(sums, self.team.total(list(sums.values())), strict=True))
         if self.pipeline is not None:
             self.pipeline.sum_gradients()
         self.masks.apply()
@@ -360,23 +349,29 @@ class _Loop:
 
     def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int, dtype: torch.dtype) -> dict[str, float]:
         """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
-        num_counted = len(indices) if counts else 0
-        indices = indices if self.pipeline is None else self.pipeline.filled(indices)
-        features = on_device(self.rows.batch(indices), self.device)
-        labels = self.labels[torch.from_numpy(indices)].to(self.device)
-        if not counts and self.compares_runs:  # other processes must not compare theirs with these
-            labels = torch.full_like(labels, NO_ROW)
-        batch = Batch(features, labels, indices, self.history.steps, self.num_steps, counts)
-        autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
-            return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)
-        with autocast:
+            batch = self._batch(self.pipeline.filled(indices), counts)
+            return self.pipeline.backward(self.objective, batch, len(indices) * counts, num_rows, self._autocast(dtype))
+        batch = self._batch(indices, counts)
+        with self._autocast(dtype):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
         sums = sums if counts else 0.0 * sums
         (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
         return dict(zip(parts, sums.tolist(), strict=True))
+
+    def _batch(self, indices: NDArray[np.int64], counts: bool) -> Batch:
+        """Returns rows as a batch on the device."""
+        features = on_device(self.rows.batch(indices), self.device)
+        labels = self.labels[torch.from_numpy(indices)].to(self.device)
+        if not counts and self.compares_runs:  # other processes must not compare theirs with these
+            labels = torch.full_like(labels, NO_ROW)
+        return Batch(features, labels, indices, self.history.steps, self.num_steps, counts)
+
+    def _autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Returns the context of a forward pass."""
+        return torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
 
     def _stop(self, wrong: str, rows: str = "") -> NoReturn:
         """Ends a training in which something is no number."""

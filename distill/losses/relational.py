@@ -8,8 +8,8 @@
 
 Works with different widths, and for regression as well as classification. The loss compares the rows of a batch with each other, so a batch
 cannot be split into micro-batches; a batch of a single row, such as the last one of an epoch, contributes nothing. The gradient of a
-distance of 0 is defined as 0. Several processes gather the vectors of a batch (`compress.training.gathered`): each compares its own rows with
-all, and the mean distance is that of the whole batch.
+distance of 0 is defined as 0. Several processes gather the vectors of a batch (`compress.training.gathered`): each compares its own rows
+with all, and the mean distance is that of the whole batch.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def distance_loss(
         student_bD: One vector per row, float32 `[b, D_s]`.
         teacher_bD: One vector per row, float32 `[b, D_t]`; detached.
         own_b: The rows whose loss is asked for, bool; others get 0. None: all.
-        total: Given the sums of the distances of these rows, `[2]` (student and teacher), returns those of all rows. None: all are asked for.
+        total: Given the sums of the distances of these rows (student, teacher), `[2]`, returns those of all rows. None: all are asked for.
     """
     rows = len(student_bD)
     if rows < 2:

@@ -27,7 +27,8 @@ from compress.machine.device import computing_device
 from compress.machine.parallel import Team
 from compress.stage.distillation import DistillationSettings
 from compress.training.layer_share import LayerShare
-from compress.training.train import Objective, steps_in
+from compress.training.schedule import steps_in
+from compress.training.train import Objective
 from prune.cost import CostModel
 from prune.masks.joint import Joint, Learn, Shared, mask_rate
 from prune.masks.masks import fold, masked

@@ -267,7 +267,7 @@ class Sparsify(SparsifySettings):
 
     def _learning_rate(self, step: int, num_steps: int) -> float:
         """Returns the learning rate of a step of `learning`."""
-        from compress.training.train import learning_rate
+        from compress.training.schedule import learning_rate
 
         return learning_rate(step, num_steps, self.learning.learning_rate, self.learning.warmup, self.learning.schedule)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from compress.training.losses.divergence import divergence
@@ -27,6 +29,10 @@ class AnswerLoss(ABC):
     def named(self, labels: Tensor) -> str:
         """Returns the name of the loss against these labels."""
         return self.name
+
+    def compares_rows(self, labels: NDArray[Any]) -> bool:
+        """Whether the loss against labels, given those of all rows, compares rows that need not be in one micro-batch."""
+        return False
 
     @abstractmethod
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

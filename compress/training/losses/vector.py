@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.forms.text_groups import WITH_MARGINS, are_groups, num_judged
+from compress.core.forms.vectors import are_pairs
 from compress.machine.parallel import ALONE, Team
 from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
@@ -90,6 +91,11 @@ def compares_rows(loss: PairLoss, labels: NDArray[Any]) -> bool:
     return loss == "ranking" or (loss == "triplet" and not (are_groups(labels) and num_judged(labels)))
 
 
+def compares_vectors(loss: PairLoss | None, labels: NDArray[Any]) -> bool:
+    """Whether labels of any task are of texts that belong together, and the loss compares such as belong to different groups."""
+    return (are_pairs(labels) or are_groups(labels)) and compares_rows(chosen(loss, labels), labels)
+
+
 def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
     """Returns |v - t|^2 / |t|^2 of each text, float32 `[b]`; of vectors of length 1 that is 2 - 2 cos(v, t)."""
     return (vectors_bD - target_bD).square().sum(dim=1) / target_bD.square().sum(dim=1).clamp(min=1e-12)
@@ -109,6 +115,10 @@ class VectorLoss(AnswerLoss):
     def named(self, labels: Tensor) -> PairLoss:
         """The loss that was chosen, or the usual one of these labels."""
         return chosen(self.loss, labels)
+
+    def compares_rows(self, labels: NDArray[Any]) -> bool:
+        """As `compares_rows` says of the loss and the labels of all rows."""
+        return compares_vectors(self.loss, labels)
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The loss of the pair or triplet that a text belongs to."""

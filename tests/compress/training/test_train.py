@@ -26,8 +26,9 @@ from compress.training.finite import blamed
 from compress.training.history import History
 from compress.training.optimizers import parameter_groups
 from compress.training.rows import Rows, plan_epoch
+from compress.training.schedule import learning_rate, steps_in
 from compress.training.supervised import supervised
-from compress.training.train import Batch, TrainConfig, Training, learning_rate, steps_in, train
+from compress.training.train import Batch, TrainConfig, Training, train
 
 TARGET = Target(sequence_lengths=(8,))
 

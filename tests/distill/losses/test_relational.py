@@ -47,7 +47,9 @@ def test_they_are_the_formulas(rows: int, student_width: int, teacher_width: int
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.booleans(), st.integers(0, 99))
-def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(rows: int, processes: int, equal: bool, seed: int) -> None:
+def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(
+    rows: int, processes: int, equal: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     student, teacher = torch.randn(rows, 4, generator=generator), torch.randn(rows, 3, generator=generator)
     if equal and rows > 1:
