@@ -111,7 +111,7 @@ def test_gradients_are_those_of_the_batch_in_one_piece(groups: int, at_once: int
     found = gradients(model)
     assert found.keys() == expected.keys() >= {"first.weight", "second.bias"}
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=5e-6)
 
 
 @pytest.mark.parametrize("at_once", [2, 4, 6, 10])
