@@ -30,9 +30,12 @@ from distill.presets import PRESETS, Preset
 from distill.settings import DistillSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from compress.data.splits import Data
     from compress.machine.parallel import Team
     from compress.training.history import History
+    from distill.losses.loss import Setting
     from distill.objective import Objective
     from distill.steps import Steps
 
@@ -41,6 +44,8 @@ class Distill(DistillSettings):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     VERSION: ClassVar[int] = 2
+    JOINS_MICRO_BATCHES: ClassVar[bool] = True
+    """Whether the objective is trained on as it is, so that it can compare the rows of several micro-batches."""
 
     def team(self, processes: Team) -> Team:
         """All processes train."""
@@ -80,8 +85,17 @@ class Distill(DistillSettings):
         live = self.augment is not None or self.on_policy is not None or any(not loss.ANSWERS_ONLY for loss in losses)
         teacher_passes = len(teachers_named(self)) * (self.epochs if live else 1) if losses else 0
         sampled = self.on_policy.share if self.on_policy else 0.0
-        trained = (3.0 + sampled) * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
+        again = float(self.micro_batch_size is not None and self.micro_batch_size < self.batch_size and self._compares(data))
+        trained = (3.0 + sampled + again) * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
         return macs * (self.epochs * (trained + selection) + teacher_passes * rows)
+
+    def _compares(self, data: Data) -> bool:
+        """Whether a loss compares the rows of a batch; micro-batches are then run forward twice."""
+        from compress.training.losses.vector import compares_vectors
+
+        preset = self.resolved()
+        hard = preset.hard_weight != 0 and compares_vectors(None, data.train.labels)
+        return hard or any(loss.ACROSS_ROWS for loss in preset.losses)
 
     def config_after(self, config: Any) -> Any:
         """The Transformers config of the student."""
@@ -134,21 +148,35 @@ class Distill(DistillSettings):
         preset = self.resolved()
         if not preset.losses:
             check_labelled(context.task, context.data, self.key)
+        settings = self.loss_settings(after, teacher, context)
+        parts = None if self._joins_micro_batches(preset, settings, context.task) else self.micro_batch_size
         if preset.hard_weight != 0:
-            check_loss(after, context, self.key, self.micro_batch_size)
+            check_loss(after, context, self.key, parts)
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
-        for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
+        for loss, setting in zip(preset.losses, settings, strict=True):
             loss.wants(setting)
             if loss.VECTORS_ALONE and not TASKS[context.task].embeds:
                 tasks = tasks_with(lambda row: row.embeds)
                 raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
             check_compared(loss, loss.name, setting, context.data.train.labels)
-            if loss.ACROSS_ROWS and self.micro_batch_size is not None:
-                raise InputError(
-                    f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"
-                )
+            if loss.ACROSS_ROWS and parts is not None:
+                raise InputError(f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({parts} given)")
             check_processes(loss, setting, context.team)
+
+    def _joins_micro_batches(self, preset: Preset, settings: Sequence[Setting], task: Task) -> bool:
+        """Whether rows of several micro-batches can be compared (`compress.training.grad_cache`).
+
+        All losses have to read the vectors alone, and to train nothing besides.
+        """
+        import torch
+
+        facts = TASKS[task]
+        if not self.JOINS_MICRO_BATCHES or not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in preset.losses):
+            return False
+        with torch.device("meta"):
+            built = [loss.build(setting) for loss, setting in zip(preset.losses, settings, strict=True)]
+        return not any(list(module.parameters()) for module in built if module is not None)
 
     def _check_rows(self, context: Context) -> None:
         """Raises if extra rows do not fit the data of the run."""

@@ -9,7 +9,7 @@ further training rows (`extra_text`, `augment`, `corpus`) and several teachers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 from torch import nn
@@ -26,6 +26,7 @@ from distill.steps import Steps
 class _InjectedStage(Distill):
     """The stage `distill` without a student and rows of its own: only its losses and their checks."""
 
+    JOINS_MICRO_BATCHES: ClassVar[bool] = False  # stages wrap the objective: in gates, without dropout
     settings_key: str
     """Key path of the settings, for error messages."""
     key_of_teacher: str

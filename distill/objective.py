@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
@@ -20,7 +22,7 @@ from compress.core.tasks import Task
 from compress.machine.parallel import ALONE, Team
 from compress.training.losses.table import losses_of
 from compress.training.train import Batch
-from distill.capture import Wanted
+from distill.capture import Captured, Wanted
 from distill.ensemble import run_teachers
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.schedules import Ramp, value_at
@@ -69,7 +71,7 @@ class Objective(nn.Module):
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the weighted loss terms by name, float `[b]` each; terms of the same name are added up."""
         step, num_steps = batch.step, batch.num_steps
-        active = [i for i, loss in enumerate(self.losses) if loss.counts(step, num_steps)]
+        active = self._active(batch)
         from_student, from_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in active:
             from_student, from_teacher = from_student | self.wanted[i][0], from_teacher | self.wanted[i][1]
@@ -82,7 +84,34 @@ class Objective(nn.Module):
         student = pair.student(batch.features, from_student) if from_student != Wanted() else NOTHING
         temperature = value_at(self.temperature, step, num_steps)
         teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, self.answer)
-        parts: dict[str, Tensor] = {}
+        return self._weighted(active, student, teacher, batch, sampled is not None)
+
+    def compares_rows(self, labels: NDArray[Any]) -> bool:
+        """Whether answers of rows are compared that a micro-batch may part."""
+        compared = any(loss.ACROSS_ROWS for loss in self.losses) or (self.hard_weight != 0 and self.answer.compares_rows(labels))
+        return compared and all(loss.ANSWERS_ONLY for loss in self.losses)
+
+    def beside(self, batch: Batch) -> Tensor:
+        """Returns the answers of the teachers, float32 `[b, E]`; empty where no loss reads them."""
+        wanted = Wanted()
+        for i in self._active(batch):
+            wanted = wanted | self.wanted[i][1]
+        temperature = value_at(self.temperature, batch.step, batch.num_steps)
+        return run_teachers(self.pair.teachers, self.pair.weights, batch, wanted, temperature, self.answer).logits
+
+    def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns what `forward` does, given the answers of student and teachers."""
+        return self._weighted(self._active(batch), Captured(answers_bD), Captured(beside_bE), batch)
+
+    def _active(self, batch: Batch) -> list[int]:
+        return [i for i, loss in enumerate(self.losses) if loss.counts(batch.step, batch.num_steps)]
+
+    def _weighted(
+        self, active: Sequence[int], student: Captured, teacher: Captured, batch: Batch, sampled: bool = False
+    ) -> dict[str, Tensor]:
+        """Returns the weighted loss terms of what was captured; `sampled`: of answers that the student wrote."""
+        step, num_steps, parts = batch.step, batch.num_steps, dict[str, Tensor]()
+        temperature = value_at(self.temperature, step, num_steps)
         for i in active:
             inputs = LossInputs(self.settings[i], batch, temperature, student, teacher, self.pair)
             weight = value_at(self.losses[i].weight, step, num_steps)
@@ -91,9 +120,9 @@ class Objective(nn.Module):
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
             hard = self.answer.labelled(student.logits, batch.labels)
-            if sampled is not None:  # nobody wrote what follows the student's own words
+            if sampled:  # nobody wrote what follows the student's own words
                 hard = torch.zeros_like(hard)
-            labelled_b = pair.labelled(batch.indices)
+            labelled_b = self.pair.labelled(batch.indices)
             if labelled_b is not None:
                 hard = torch.where(labelled_b.to(hard.device), hard, 0.0)
             parts["hard_target"] = value_at(self.hard_weight, step, num_steps) * hard

@@ -104,13 +104,20 @@ def test_flips_are_texts_with_another_neighbour(tmp_path: Path) -> None:
     ("stage", "line"),
     [
         ({"finetune": {"label_smoothing": 0.1}}, "stages.finetune.label_smoothing: 0.1 given; sentence-embedding has no classes"),
-        ({"finetune": {"loss": "ranking", "micro_batch_size": 8}}, "stages.finetune.micro_batch_size: 8 given; ranking compares"),
         ({"distill": {"student": {"layers": 1}, "loss": "mixkd"}}, "stages.distill.loss: mixkd given; mixkd compares logits of classes"),
         (
             {"distill": {"student": {"layers": 1}, "fraction": 0.5}},
             "stages.distill.fraction: given; the rows of sentence-embedding are texts",
         ),
-        ({"distill": {"student": {"layers": 1}, "loss": "similarity", "micro_batch_size": 8}}, "similarity compares the rows of a batch"),
+        (
+            {"distill": {"student": {"layers": 1}, "losses": [{"name": "similarity"}, {"name": "hidden"}], "micro_batch_size": 8}},
+            r"stages.distill.losses\[0\]: similarity compares the rows of a batch; remove micro_batch_size \(8 given\)",
+        ),
+        ({"distill": {"student": {"layers": 1}, "loss": "relational", "micro_batch_size": 8}}, "relational compares the rows of a batch"),
+        (
+            {"quantize": {"mode": "qat", "qat": {"loss": "similarity", "micro_batch_size": 8}}},
+            "stages.quantize.qat.loss: similarity compares the rows of a batch; remove micro_batch_size",
+        ),
     ],
 )
 def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
@@ -250,8 +257,16 @@ def test_margins_of_several_negatives_are_trained_on(tmp_path: Path) -> None:
             {"finetune": {"loss": "cosine"}},
             "finetune.loss: cosine given; it learns scores, and the train rows have none: give ranking or",
         ),
-        ({}, {"finetune": {"loss": "triplet", "micro_batch_size": 8}}, "finetune.micro_batch_size: 8 given; triplet compares the rows"),
-        ({"negative": "negative"}, {"finetune": {"micro_batch_size": 9}}, "finetune.micro_batch_size: 9 given; ranking compares the rows"),
+        (
+            {"negative": "negative"},
+            {"quantize": {"mode": "qat", "qat": {"distill": False, "micro_batch_size": 9}}},
+            "quantize.qat.micro_batch_size: 9 given; ranking compares the rows of a batch: leave it out",
+        ),
+        (
+            {},
+            {"distill": {"student": {"layers": 1}, "losses": [{"name": "hidden"}], "hard_weight": 1, "micro_batch_size": 8}},
+            "distill.micro_batch_size: 8 given; ranking compares the rows of a batch: leave it out",
+        ),
         (
             {"negative": "negative"},
             {"finetune": {"loss": "margin_mse"}},

@@ -122,6 +122,8 @@ CASES: Mapping[str, tuple[str, Stage]] = {
             ("scored", "scored", {}),
             ("ranked", "scored", {"loss": "ranking"}),
             ("towers", "towers", {}),
+            ("joined negatives", "mined", {"micro_batch_size": 4}),
+            ("joined pairs", "pairs", {"micro_batch_size": 2}),
         )
     },
     "taught pairs": (
@@ -129,6 +131,10 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="soft_target", hard_weight=0.5),  # type: ignore[arg-type]
     ),
     "similar": ("scored", Distill(**{**STEADY, "batch_size": 6}, student={"layers": 1}, loss="similarity")),  # type: ignore[arg-type]
+    "joined similar": (
+        "scored",
+        Distill(**{**STEADY, "batch_size": 6}, micro_batch_size=2, student={"layers": 1}, loss="similarity"),  # type: ignore[arg-type]
+    ),
     "relations": (
         "still",
         Distill(**{**STEADY, "batch_size": 11, "epochs": 10}, student={"layers": 2}, losses=[{"name": "relational"}]),  # type: ignore[arg-type]
@@ -205,13 +211,14 @@ PLANS: Mapping[str, Plans] = {
             (
                 *("given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
                 *("taught pairs", "similar", "related pairs", "margins", "int8 pairs"),
+                *("joined negatives", "joined pairs", "joined similar"),
             ),
         ),
-        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar", "relations")),
-        "tensor": (SHARED, ("relations",)),
+        "fsdp2": (SHARDED, ("negatives", "pairs", "towers", "taught pairs", "similar", "relations", "joined pairs", "joined similar")),
+        "tensor": (SHARED, ("relations", "joined pairs")),
     },
     "groups in three": {
-        "ddp of three": (USUAL, ("negatives", "similar", "relations", "related pairs")),
+        "ddp of three": (USUAL, ("negatives", "similar", "relations", "related pairs", "joined negatives")),
     },
     "groups in four": {
         "ddp of four": (USUAL, ("negatives", "towers", "similar", "relations")),

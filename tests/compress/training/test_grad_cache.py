@@ -147,6 +147,23 @@ def test_with_dropout_gradients_are_those_of_what_was_drawn_first() -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
 
 
+def test_bfloat16_is_that_of_the_batch_in_one_piece() -> None:
+    """Casts of weights that a run without a graph leaves behind would have no gradient."""
+    labels, _ = labels_of("pairs", 8, 0)
+    torch.manual_seed(0)
+    x_bI, model, objective = torch.randn(16, WIDTH), Body(), supervised("sentence-embedding")
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = objective(model, Batch({"x_bI": x_bI}, labels, np.arange(16), 0, 1))
+    (whole["ranking"].sum() / 16).backward()
+    expected = gradients(model)
+    cache, engine = of(model, objective)
+    cache.backward(engine, batches_of(x_bI, labels, 4), 16, lambda: torch.autocast("cpu", torch.bfloat16))
+    found = gradients(model)
+    assert found.keys() == expected.keys() >= {"first.weight", "second.weight"}
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=0.02, atol=0.02 * float(expected[name].abs().max()))
+
+
 def test_one_micro_batch_has_a_graph_at_a_time() -> None:
     labels, _ = labels_of("pairs", 16, 0)
     model = Body()
