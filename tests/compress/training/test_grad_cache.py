@@ -124,7 +124,7 @@ def test_gradients_are_those_of_the_formula_of_all_pairs(at_once: int) -> None:
     cache, engine = of(model, supervised("sentence-embedding"))
     cache.backward(engine, batches_of(x_bI, labels, at_once), 10, nullcontext)
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=5e-6)
 
 
 def test_with_dropout_gradients_are_those_of_what_was_drawn_first() -> None:
@@ -144,7 +144,7 @@ def test_with_dropout_gradients_are_those_of_what_was_drawn_first() -> None:
     cache.backward(engine, parts, 16, nullcontext)
     assert torch.equal(torch.rand(3), drawn_after)  # the next step draws on where the first runs ended
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=5e-6)
 
 
 def test_bfloat16_is_that_of_the_batch_in_one_piece() -> None:
