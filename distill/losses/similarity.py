@@ -35,7 +35,7 @@ class Similarity(Loss):
     GATHERS: ClassVar[bool] = True
 
     name: Literal["similarity"] = "similarity"
-    """Cosines between the vectors of a batch, for sentence-embedding; cannot be combined with `micro_batch_size`."""
+    """Cosines between the vectors of a batch, for sentence-embedding."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
         """The vectors of both models."""

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.core.errors import InputError
+from compress.machine.parallel import Team
+from distill.losses.loss import Setting, Shape, check_processes
 from distill.losses.relational import Relational, _cosines, _lengths, angle_loss, distance_loss
 
 Vectors = list[list[float]]
@@ -105,6 +108,18 @@ def test_few_and_equal_rows_stay_finite(rows: int) -> None:
         assert float(loss.detach()) == 0
 
 
+def test_a_loss_that_compares_rows_without_gathering_them_needs_one_process() -> None:
+    class Alone(Relational):
+        GATHERS: ClassVar[bool] = False
+
+    shape = Shape("bert", 1, 3, 1, 2)
+    setting = Setting(shape, shape, "text-classification", "distill.losses.0")
+    check_processes(Relational(), setting, Team(0, 2))
+    check_processes(Alone(), setting, Team(0, 2, tensor=2))  # both have all rows
+    with pytest.raises(InputError, match=r"distill.losses.0: relational compares the rows of a batch, which 2 processes split: run one"):
+        check_processes(Alone(), setting, Team(0, 2))
+
+
 @pytest.mark.parametrize("tokens", ["mean", "first"])
 def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
     from distill.capture import Captured
@@ -119,7 +134,7 @@ def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
 @pytest.mark.parametrize(("changes", "parts"), [({}, {"distance", "angle"}), ({"angle": 0}, {"distance"}), ({"distance": 0}, {"angle"})])
 def test_what_has_no_weight_is_not_computed(changes: Any, parts: set[str]) -> None:
     from distill.capture import Captured
-    from distill.losses.loss import LossInputs, Setting, Shape
+    from distill.losses.loss import LossInputs
 
     captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (), last=torch.randn(4, 2, 3))
     shape = Shape("bert", 1, 3, 1, 2)
