@@ -136,8 +136,8 @@ class Loss(Config):
     OWN_INPUTS: ClassVar[bool] = False
     """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
-    """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it; where it needs only vectors, they
-    are compared all the same (`compress.training.grad_cache`)."""
+    """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. Where it needs vectors alone,
+    those of several micro-batches are compared (`compress.training.grad_cache`)."""
     GATHERS: ClassVar[bool] = False
     """Whether a loss that compares rows gathers those of all processes; others need a single process."""
     NEEDS_NEGATIVES: ClassVar[bool] = False
