@@ -73,11 +73,11 @@ def gathered(vectors_bD: Tensor, labels_bk: Tensor, team: Team, counts: bool | N
     rows_bE = torch.cat([vectors_bD.float(), labels_bk], dim=1)[counted_b]
     sizes = [torch.zeros(1, dtype=torch.int64, device=rows_bE.device) for _ in range(team.data_size)]
     dist.all_gather(sizes, torch.tensor([len(counted_b)], device=rows_bE.device), group=group)
-    counts = torch.cat(sizes).tolist()
+    each = torch.cat(sizes).tolist()
     rank = dist.get_rank(group)
-    whole_nE = _AllRows.apply(rows_bE, counts, rank, group)  # type: ignore[no-untyped-call]
+    whole_nE = _AllRows.apply(rows_bE, each, rank, group)  # type: ignore[no-untyped-call]
     width = vectors_bD.shape[1]
-    own_n = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(rows_bE.device) == rank
+    own_n = torch.repeat_interleave(torch.arange(len(each)), torch.tensor(each)).to(rows_bE.device) == rank
     return Gathered(whole_nE[:, :width], whole_nE[:, width:].detach(), own_n, counted_b, len(labels_bk), group)
 
 

@@ -140,7 +140,7 @@ class GradCache:
         (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
         assert whole_nD.grad is not None
         gradients = [torch.zeros_like(part) for part in answers]
-        parts = whole_nD.grad.split([len(answers[number]) for number in counted])
+        parts = torch.split(whole_nD.grad, [len(answers[number]) for number in counted])
         for number, part in zip(counted, parts, strict=True):
             gradients[number] = part
         return dict(zip(terms, sums.tolist(), strict=True)), gradients
