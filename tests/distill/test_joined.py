@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -78,8 +78,10 @@ STAGES = {
     ),
 }  # fmt: skip
 
+QUICK = ("negatives", "similar")
 
-@pytest.mark.parametrize("name", STAGES)
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STAGES])
 def test_micro_batches_come_to_what_whole_batches_come_to(name: str, train: Train) -> None:
     kind, rows, at_once, made = STAGES[name]
     stage = made(rows)  # type: ignore[no-untyped-call]
@@ -101,6 +103,7 @@ def test_a_killed_training_with_dropout_continues_to_equal_bits(train: Train) ->
     assert all(torch.equal(weight, resumed[1][name]) for name, weight in whole[1].items())
 
 
+@pytest.mark.slow
 def test_blocks_that_are_computed_again_draw_the_same(train: Train) -> None:
     stage = Finetune(**STEADY, batch_size=12, micro_batch_size=4)  # type: ignore[arg-type]
     same(train("again", "mined dropping", stage, checkpointing="full"), train("kept", "mined dropping", stage))
@@ -121,8 +124,8 @@ def test_rows_that_run_forward_twice_are_more_work() -> None:
     assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(1, data) == 160
     assert Finetune(epochs=1, batch_size=8, micro_batch_size=8).work(1, data) == 120
     assert Finetune(epochs=1, batch_size=8, micro_batch_size=4).work(1, of_scores) == 120
-    student: Any = {"layers": 1}
+    student, soft = cast("Any", {"layers": 1}), cast("Any", {"name": "soft_target"})
     assert Distill(student=student, epochs=1, batch_size=8, loss="similarity").work(1, data) == 160  # with the teacher's pass
     assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, loss="similarity").work(1, data) == 200
-    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, loss="soft_target").work(1, data) == 160
-    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, hard_weight=1).work(1, data) == 200
+    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft]).work(1, data) == 160
+    assert Distill(student=student, epochs=1, batch_size=8, micro_batch_size=4, losses=[soft], hard_weight=1).work(1, data) == 200
