@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -39,9 +39,8 @@ from compress.training.division import generator_state, set_generator_state
 from compress.training.engine import Engine
 from compress.training.recompute import norms_at_rest
 
-if TYPE_CHECKING:
-    from compress.training.train import Batch
-
+Batch = Any
+"""A `compress.training.train.Batch`; that file imports this one."""
 ANSWERS = "answers"
 MOST_APART = 0.05
 """How far vectors of the second run may be from those of the first, as a share of the largest number: bfloat16 rounds to 0.004."""
