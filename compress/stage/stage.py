@@ -19,7 +19,6 @@ from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
 from compress.stage.context import Context
 
-
 REUSED = "reused"
 """The figure of a stage that names what it took from earlier runs."""
 

@@ -40,7 +40,7 @@ def test_the_plan_shows_where_tokens_leave(recipe: Any, tmp_path: Path) -> None:
     assert told["some"] == f" of a row 50 % {behind}"
     assert told["fewer"] == f" of a row 12.3 % {behind}"
     assert told["other"] == f" of a row 25 % {behind}"
-    assert all(told[name] == "" for name in ("model", "same", "quantize"))
+    assert all(told[name] == "" for name in ("baseline", "same", "quantize"))
 
 
 def test_the_predicted_products_are_those_of_the_tokens_that_are_left(recipe: Any, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_predicted_products_are_those_of_the_tokens_that_are_left(recipe: An
             blocks += tokens * (4 * wide * wide + 2 * wide * neurons) + 2 * tokens * tokens * wide
         return blocks + wide * wide + wide * 2
 
-    for name, share in (("model", 1.0), ("some", 0.5), ("other", 0.25)):
+    for name, share in (("baseline", 1.0), ("some", 0.5), ("other", 0.25)):
         assert planned[name].size is not None
         assert planned[name].size.macs == macs(share), name
-        assert planned[name].size.parameters == planned["model"].size.parameters
+        assert planned[name].size.parameters == planned["baseline"].size.parameters
