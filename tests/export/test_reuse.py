@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compress.artifacts.artifact import Artifact
 from compress.core.progress import ConsoleProgress
 from compress.stage.context import Context
 from export.export import Export
@@ -76,7 +77,7 @@ def test_a_second_export_takes_float_builds_and_makes_what_is_quantized(
     assert Export().reuses(replace(context, checkpoints={"baseline": context.checkpoints["baseline"]}))  # as a plan sees it
     others = [
         replace(context, checkpoints={}),
-        replace(context, checkpoints={"baseline": context.checkpoints["quantize"]}),
+        replace(context, checkpoints={"baseline": Artifact(context.checkpoints["baseline"].path, {"digest": "another", "parents": []})}),
         replace(context, seed=context.seed + 1),
         replace(context, forced=True),
     ]
