@@ -88,6 +88,8 @@ class Opened:
 
     def __init__(self, folder: Path) -> None:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        sys.dont_write_bytecode = True  # the folder is hashed: nothing may be added to it
+        sys.path.insert(0, str(folder))  # what engine.py imports lies beside it
         spec = importlib.util.spec_from_file_location("engine", folder / "engine.py")
         assert spec is not None
         assert spec.loader is not None

@@ -92,7 +92,8 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) ->
         if found is not None:
             yield replace(entry, cached=found, disk_bytes=found.size_bytes, seconds=0.0)
         else:
-            yield replace(entry, seconds=durations.predict(entry.step.NAME, entry.work))
+            reuses = entry.step.reuses(state.context_so_far(context))
+            yield replace(entry, seconds=durations.predict(entry.step.NAME, entry.work, reuses=reuses))
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 

@@ -140,7 +140,7 @@ class Distill(DistillSettings):
         self._check_rows(context)
         self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)
-        check_student(self.student, context.task, num_labels, f"{self.key}.student")
+        check_student(self.student, context, num_labels, f"{self.key}.student")
         after = self.config_after(config)
         check_training(self, after, context, self.key)
         if TASKS[context.task].modality == "text":

@@ -30,14 +30,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from compress.answers.table import answer_of
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.models.architecture.attention import probe
 from compress.models.architecture.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
 from compress.models.architecture.shapes import auto_class
 from compress.models.checkpoint import load
-from compress.models.config import OWN_KEYS, ModelConfig, check_task, read_config
+from compress.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
 from compress.models.files import find
 from compress.models.forward import device_of
 from compress.models.heads.reader import THRESHOLD_KEY
@@ -337,16 +338,39 @@ def _check_same_outputs(model: Any, student: nn.Module, layers: Sequence[int], k
             )
 
 
-def check_student(student: Student, task: Task, num_labels: int | None, key: str) -> None:
-    """Checks, before anything is trained, that another checkpoint can be the student.
+def check_student(student: Student, context: Context, num_labels: int | None, key: str) -> None:
+    """Checks, before anything is trained, that another checkpoint can be the student; warns where its head is given up unasked.
+
+    Args:
+        student: The student's settings.
+        context: Task and labels.
+        num_labels: Number of labels of the data, if known.
+        key: Key path of the student, for error messages.
 
     Raises:
         InputError: The checkpoint does not support the task.
     """
-    if student.path is not None:
-        with _errors_about_student(key):
-            found = read_config(find(student.path, "model.path", weights=False), "model.path")
-            check_task(_model_of(student, task), found, num_labels)
+    if student.path is None:
+        return
+    with _errors_about_student(key):
+        found = read_config(find(student.path, "model.path", weights=False), "model.path")
+        check_task(_model_of(student, context.task), found, num_labels)
+    if "head" not in student.model_fields_set and _has_head(student, found, context, num_labels):
+        context.progress.warn(
+            f"{key}.path: {student.path} is a {found.architectures[0]}; its trained head is replaced by a new one, "
+            f"as {key}.head is not given: give keep to go on with it, or new"
+        )
+
+
+def _has_head(student: Student, found: Any, context: Context, num_labels: int | None) -> bool:
+    """Whether a checkpoint brings a head that `head: keep` would take: one for this task and these labels."""
+    if not found.architectures or not answer_of(context.task).FROM_HEAD:
+        return False
+    try:
+        check_task(ModelConfig(path=student.path, task=context.task, head="keep"), found, num_labels)
+    except InputError:
+        return False
+    return not TASKS[context.task].classifies or own_names(found) in (None, context.data.labels)
 
 
 def _model_of(student: Student, task: Task) -> ModelConfig:

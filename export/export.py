@@ -42,7 +42,7 @@ from compress.core.named import one_of
 from compress.core.tasks import TASKS
 from compress.models.library import model_class
 from compress.stage.context import Context
-from compress.stage.stage import Stage
+from compress.stage.stage import REUSED, Stage
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Asked, Build, computes_bf16, has_half_graphs, planned, rivals
 from export.exporter import MODEL, Exporter
@@ -140,7 +140,7 @@ class Export(Stage):
 
         Returns:
             `builds`: `name`, and the metrics and int8 share of each of its engines; `compressed_tensors`: the folder, or None; `divided`,
-            where that was asked for.
+            where that was asked for; `reused`: names of the builds that an earlier export had made, where there are any.
 
         Raises:
             InputError: An engine of the target does not run on its device, the format compressed-tensors was asked for and cannot
@@ -154,7 +154,7 @@ class Export(Stage):
         answers: dict[Asked, NDArray[Any]] = {}
         builds = planned(context, self.variants, self.generation.draft)
         graphs = HalfGraphs(context, self.float_precision)
-        reuse = Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
+        reuse = self._reuse(context, out, answers)
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
             exporter = TowersExporter if TASKS[context.task].two_towers else Exporter
@@ -164,7 +164,18 @@ class Export(Stage):
         packed = self._compressed(context, out)
         divided = {} if self.tensor_parallel == 1 else {"divided": self._divided(context, out)}
         write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed, **divided})
-        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed, **divided}
+        reused = {REUSED: reuse.taken} if reuse.taken else {}
+        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed, **divided, **reused}
+
+    def reuses(self, context: Context) -> bool:
+        """Whether float builds of the checkpoints that are there are kept."""
+        if context.shared is None or not context.checkpoints or not any(context.shared.glob("build-*")):
+            return False
+        reuse = self._reuse(context, context.shared, {})
+        return any(reuse.keeps(build) for build in planned(context, self.variants, self.generation.draft))
+
+    def _reuse(self, context: Context, out: Path, answers: dict[Asked, NDArray[Any]]) -> Reuse:
+        return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
 
     def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
         """Yields the builds, and last those in halves; which half that is in half graphs is read off the fp32 build, made by then."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Reuse:
     """What engines answered to the trial rows so far; added to."""
     settings: Any
     """Version and settings of the stage, JSON types."""
+    taken: list[str] = field(default_factory=list)
+    """Names of the builds that were taken; added to."""
 
     def entry(self, build: Build, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the entry of export.json of a build, whose folder is there then.
@@ -52,17 +54,21 @@ class Reuse:
         """
         if not self._is_reusable(build):
             return make()
-        assert self.context.shared is not None, "asked above"
         key = self.key(build)
-        kept = self.context.shared / f"build-{key[:16]}"
-        with holding(self.context.shared.parent, kept.name, self.context.progress.log):
+        kept = self._place(key)
+        with holding(kept.parents[1], kept.name, self.context.progress.log):
             known = None if self.context.forced else self._taken(kept, build)
             if known is not None:
                 self.context.progress.log("    as an earlier export has made it")
+                self.taken.append(build.name)
                 return known
             entry = make()
             self._keep(kept, key, build, entry)
             return entry
+
+    def keeps(self, build: Build) -> bool:
+        """Whether a build is kept, and will be taken unless it was changed."""
+        return self._is_reusable(build) and not self.context.forced and self._place(self.key(build)).exists()
 
     def key(self, build: Build) -> str:
         """Returns the digest of everything that a build depends on."""
@@ -80,6 +86,11 @@ class Reuse:
                 "machine": dict(context.fingerprint),
             }
         )
+
+    def _place(self, key: str) -> Path:
+        """Returns where the build of a key is kept."""
+        assert self.context.shared is not None, "nothing is reusable without"
+        return self.context.shared / f"build-{key[:16]}"
 
     def _is_reusable(self, build: Build) -> bool:
         facts, context = TASKS[self.context.task], self.context

@@ -18,6 +18,8 @@ from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
 from compress.pipeline import Outcome, plan_steps, run
 from compress.recipe import Recipe, check
+from compress.run.durations import history_file
+from compress.run.prepare import prepare
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = pytest.mark.whole
@@ -192,8 +194,6 @@ def test_half_written_folders_are_swept_and_never_read(recipe: Recipe, copy: Pat
 
 
 def test_plan_equals_the_run(recipe: Recipe, finished: Outcome) -> None:
-    from compress.run.prepare import prepare
-
     told = describe(recipe, finished.folder)
     assert "cached" in told
     planned = {
@@ -227,6 +227,23 @@ def test_foreign_folder_is_never_written_to(recipe: Recipe, tmp_path: Path) -> N
 def test_unknown_start_names_the_steps(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'quantize'"):
         run(recipe, tmp_path / "x", start="quantise", progress=ConsoleProgress("quiet"))
+
+
+def test_an_export_that_took_builds_is_no_measure_for_one_that_makes_all(
+    recipe: Recipe, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.rmtree(next(copy.glob("stages/export-*")))
+    again = run(recipe, copy, progress=ConsoleProgress("quiet"))
+    assert {stage["id"]: stage["cached"] for stage in again.report["stages"]}["export"] is False
+    assert open_run(copy).artifacts["export"].metrics["reused"] == ["finetune-fp32"]
+    [entry] = [line for line in map(json.loads, history_file().read_text().splitlines()) if line["stage"] == "export"]
+    assert entry["reused"] is True
+    context = prepare(recipe, copy, ConsoleProgress("quiet"))
+    shutil.rmtree(next(copy.glob("stages/export-*")))
+    [found], [first] = ([one for one in steps_of(recipe, folder, context) if one.step.id == "export"] for folder in (copy, Path("absent")))
+    assert found.seconds is not None
+    assert first.seconds is None
 
 
 def test_a_run_from_export_on_makes_float_builds_again(recipe: Recipe, copy: Path) -> None:

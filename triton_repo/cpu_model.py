@@ -1,7 +1,7 @@
 """Triton Python model: tokenizes or decodes, runs the engine, returns what `response.py` makes of it. Runs inside the server.
 
 Its folder also holds settings.json, preprocess.py, long_text.py, windows.py, preprocess.json, tokenizer.json, response.py, for sounds
-sound.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files.
+sound.py, and the engine: engine.py (`triton_repo.cpu_engines`) with its files and the modules that it imports.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine. A question with a context is as many rows as the context has
 windows.

@@ -6,7 +6,7 @@
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
         1/  model.py  settings.json  preprocess.py  long_text.py  windows.py  preprocess.json  tokenizer.json  response.py
-            (image.py | sound.py)  engine.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
+            (image.py | sound.py)  engine.py  openvino_request.py  openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
@@ -53,6 +53,8 @@ from triton_repo.config import (
 
 EXPORTED = "export.json"
 TEMPLATE, ENGINES_FOLDER = "cpu_model.py", "cpu_engines"
+BESIDE_ENGINE: Mapping[str, tuple[str, ...]] = {"openvino": ("openvino_request.py",)}
+"""Files of `compress.standalone` that an engine's own file imports."""
 VERSION = "1"
 WARM_UP = "warmup"
 SHORT: Mapping[str, bytes] = {TEXT_PAIR: b"", QUESTION: b"a"}
@@ -270,7 +272,8 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     warm_up.mkdir()
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
-    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *beside(preprocessor)):
+    shared = [Path(preprocess.__file__).with_name(name) for name in BESIDE_ENGINE.get(settings.engine, ())]
+    for file in (preprocess.__file__, long_text.__file__, response.__file__, windows.__file__, *beside(preprocessor), *shared):
         shutil.copyfile(file, version / Path(file).name)
     (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)

@@ -5,6 +5,7 @@ What each step will make and take is predicted by `compress.forecast`; times are
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from compress.core.files import local
@@ -12,8 +13,10 @@ from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
 from compress.forecast import PlannedStep, steps_of
 from compress.measure.buckets import measured_at
+from compress.models.own_shape import tokens_of
 from compress.models.size import count
 from compress.recipe import Recipe
+from compress.report import phrases
 from compress.run.prepare import prepare
 from compress.stage.context import Context
 
@@ -44,7 +47,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
     ]
-    lines += [_line(entry) for entry in planned]
+    lines += [" ".join((_line(entry), *_tokens(entry, planned))) for entry in planned]
     lines += _by_length(planned, context)
     todo = [entry for entry in planned if entry.cached is None]
     seconds = [entry.seconds for entry in todo]
@@ -69,6 +72,14 @@ def _line(entry: PlannedStep) -> str:
     flops = f"{entry.size.flops / 1e9:.3f}" if entry.size else ""
     time = "cached" if entry.cached else "unknown" if entry.seconds is None else _duration(entry.seconds)
     return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {time:>10}"
+
+
+def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]:
+    """Yields which shares of the tokens stay behind the blocks of a variant, where that is not as in the variant before it."""
+    if entry.made_by and (shares := tokens_of(entry.config)):
+        before = [other.config for other in planned for stage in entry.made_by[-2:-1] if other.step is stage]
+        if not before or tokens_of(before[0]) != shares:
+            yield f" {phrases.tokens_left(shares)}"
 
 
 def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:

@@ -62,6 +62,11 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
     raise InputError(f"{key}: {SHAPE_KEY} in config.json is damaged ({problem}); write the checkpoint again")
 
 
+def tokens_of(config: Any) -> tuple[float, ...]:
+    """Returns the share of the tokens that stay behind each layer of the model of a Transformers config; empty where all of them do."""
+    return tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ()))
+
+
 def stock_type(raw: dict[str, Any]) -> dict[str, Any]:
     """Returns the contents of a config.json with the stock model type, which `compress.models.architecture.shapes.mark` replaces in the
     file."""

@@ -6,7 +6,7 @@ Every formatting function accepts None and returns `not measured`. A docstring s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from compress.core.engines import ENGINES
@@ -122,6 +122,11 @@ def size(num_bytes: float | None) -> str:
 def count(value: float | None) -> str:
     """Returns a large number in thousands (k), millions (M) or 10^9 (G)."""
     return NOT_MEASURED if value is None else _scaled(value, ("", "k", "M", "G")).strip()
+
+
+def tokens_left(shares: Sequence[float]) -> str:
+    """Returns which shares of the tokens of a row stay behind the blocks, one for each, of which the last one says nothing."""
+    return f"of the tokens of a row {', '.join(f'{100 * share:.3g} %' for share in shares[:-1])} behind the blocks but the last"
 
 
 def duration(seconds: float | None) -> str:

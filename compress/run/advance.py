@@ -19,7 +19,7 @@ from compress.run import durations
 from compress.run.cache import cache_key, find
 from compress.run.state import RunState
 from compress.stage.context import Context
-from compress.stage.stage import Stage
+from compress.stage.stage import REUSED, Stage
 
 
 def advance(step: Stage, state: RunState, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
@@ -89,7 +89,7 @@ def _found_or_made(
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
     shutil.rmtree(context.scratch, ignore_errors=True)
-    durations.record(step.NAME, step.work(state.macs or macs, context.data), seconds)
+    durations.record(step.NAME, step.work(state.macs or macs, context.data), seconds, reused=bool(metrics.get(REUSED)))
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
     team.broadcast(None)  # the artifact is written
     return artifact.load(destination), False, seconds

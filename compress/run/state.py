@@ -44,10 +44,15 @@ class RunState:
 
     def context_for(self, step: Stage, context: Context) -> Context:
         """Returns the context of a step: the context of the run with the variants so far and the teachers of the step."""
+        context = self.context_so_far(context)
+        return replace(context, teachers=teachers_of(step, self.parent, context))
+
+    def context_so_far(self, context: Context) -> Context:
+        """Returns the context of the run with the variants so far."""
         context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions, exported=self.exported, latency=self.latency)
         if self.buckets:
             context = replace(context, target=context.target.model_copy(update={"buckets": self.buckets}))
-        return replace(context, teachers=teachers_of(step, self.parent, context))
+        return context
 
     def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
         """Returns the state after a step.

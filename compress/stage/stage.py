@@ -19,6 +19,9 @@ from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
 from compress.stage.context import Context
 
+REUSED = "reused"
+"""The figure of a stage that names what it took from earlier runs."""
+
 
 def is_model(teacher: str) -> bool:
     """Whether a `teacher` names a model outside the run (Hub id with owner, or folder) and not a stage."""
@@ -83,6 +86,15 @@ class Stage(Config):
         """
         return float(macs) * len(data.evaluation)
 
+    def reuses(self, context: Context) -> bool:
+        """Returns whether parts of the output will be taken from earlier runs, as far as the checkpoints that are there tell: the stage
+        then takes less time.
+
+        Args:
+            context: That of the stage, whose checkpoints may not all be there yet.
+        """
+        return False
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Turns `parent` into the files of a new artifact.
 
@@ -92,7 +104,7 @@ class Stage(Config):
             out: Empty folder for the output; becomes the artifact when `run` returns.
 
         Returns:
-            Figures for the manifest: JSON types only.
+            Figures for the manifest: JSON types only. Where parts were taken from earlier runs, `REUSED` names them.
         """
         raise NotImplementedError
 

@@ -15,10 +15,9 @@ import openvino
 from numpy.typing import NDArray
 
 from .decoding_rules import Logits
+from .openvino_request import Request
 
 ENCODER, DECODER = "encoder.xml", "decoder.xml"
-CROSS = "cross."
-"""What the names of the keys and values of the source start with."""
 
 
 class EncoderDecoder:
@@ -34,8 +33,8 @@ class EncoderDecoder:
         core = openvino.Core()
         self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", dict(properties)) for name in (ENCODER, DECODER))
         self._pad_token_id = pad_token_id
-        self._encoding = self.encoder.create_infer_request()
-        self._free: list[Any] = []
+        self._encoding = Request(self.encoder)
+        self._free: list[Request] = []
 
     def begin(self, sources: Sequence[NDArray[np.int32]]) -> Group:
         """Encodes sources, token ids int32 [length] each."""
@@ -45,18 +44,24 @@ class EncoderDecoder:
         for row, source in enumerate(sources):
             ids[row, : len(source)], mask[row, : len(source)] = source, 1
         self._encoding.infer({"input_ids": ids, "attention_mask": mask})
-        read = {value.get_any_name(): np.array(self._encoding.get_tensor(value).data) for value in self.encoder.outputs}
-        return Group(self._free.pop() if self._free else self.decoder.create_infer_request(), mask, read, self._free.append)
+        read = {**self._encoding.outputs(), "attention_mask": mask}
+        return Group(self._free.pop() if self._free else Request(self.decoder), read, self._free.append)
 
 
 class Group:
-    """Texts that are written together, one for each row of the mask [n, S] at first; a context manager, which gives its request back."""
+    """Texts that are written together; a context manager, which gives its request back.
 
-    def __init__(
-        self, request: Any, mask: NDArray[np.int64], read: Mapping[str, NDArray[np.float32]], give_back: Callable[[Any], None]
-    ) -> None:
-        self._request, self._mask, self._read, self._give_back = request, mask, dict(read), give_back
+    Args:
+        request: Of the decoder.
+        read: What the decoder reads of the sources, by its names, [n, ...] each: keys, values and their mask.
+        give_back: Takes the request back.
+    """
+
+    def __init__(self, request: Request, read: Mapping[str, NDArray[Any]], give_back: Callable[[Request], None]) -> None:
+        self._request, self._read, self._give_back = request, dict(read), give_back
+        self._rows = len(self._read["attention_mask"])
         request.reset_state()
+        request.bind(self._read)
 
     def __enter__(self) -> Group:
         return self
@@ -70,8 +75,8 @@ class Group:
 
     def forward(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
         """Like `step`, for several tokens [r, n] at once; returns the logits behind each, [r, n, V]."""
-        if len(order) != len(self._mask) or not np.array_equal(order, np.arange(len(order))):
-            self._mask = self._mask[order]
+        if not np.array_equal(order, np.arange(self._rows)):
+            self._rows = len(order)
             self._read = {name: values[order] for name, values in self._read.items()}
-        self._request.infer({**self._read, "input_ids": tokens, "attention_mask": self._mask, "beam_idx": order})
-        return np.array(self._request.get_tensor("logits").data, np.float32)
+            self._request.bind(self._read)
+        return self._request.infer({"input_ids": tokens, "beam_idx": order})

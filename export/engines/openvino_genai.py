@@ -38,6 +38,7 @@ from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from compress.schemes.table import of_precision
+from compress.standalone.openvino_request import Request
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
 from export.engines.own_ends import Ends
@@ -172,22 +173,21 @@ class OpenVinoGenai:
         return openvino.Core().compile_model(self._model, "CPU", self._compile_properties)
 
     @cached_property
-    def _request(self) -> Any:
-        return self._compiled.create_infer_request()
+    def _request(self) -> Request:
+        return Request(self._compiled)
 
     def _forward(self, seen: NDArray[Any], start: int) -> Logits:
         """Returns the logits of tokens from position `start` on; those before are in the cache."""
         rows, length = seen.shape
         positions = np.arange(start, length, dtype=np.int64)
-        self._request.infer(
+        return self._request.infer(
             {
-                "input_ids": np.ascontiguousarray(seen[:, start:], np.int64),
+                "input_ids": np.asarray(seen[:, start:], np.int64),
                 "attention_mask": np.ones((rows, length), np.int64),
                 "position_ids": np.tile(positions, (rows, 1)),
                 "beam_idx": np.arange(rows, dtype=np.int32),
             }
         )
-        return np.array(self._request.get_output_tensor(0).data, np.float32)
 
     @cached_property
     def _paged_pipeline(self) -> Any:

@@ -91,10 +91,11 @@ class Timing:
         """
         heads, ffn = grid(max(sizes.key_value_heads), 1), grid(max(sizes.ffn), step)
         wanted = points(heads, ffn)
-        configs = [self._config(sizes, *point, key) for point in wanted]
-        file = table_folder() / f"{digest(self._key(configs))[:32]}.json"
+        largest = self._config(sizes, *wanted[0], key)  # it and the points tell all others, which take a second to make
+        file = table_folder() / f"{digest([self._key([largest]), wanted])[:32]}.json"
         cached = _read(file)
         if cached is None:
+            configs = [largest, *(self._config(sizes, *point, key) for point in wanted[1:])]
             self.context.progress.log(f"  measuring {len(configs)} models of equal blocks: {self.label}")
             ms = self.of(configs)
             measured = LatencyTable.of(dict(zip(wanted, ms, strict=True)), heads, ffn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -389,15 +390,26 @@ def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatc
     assert other["distill"].cached is None  # another teacher
 
 
-@pytest.fixture(scope="module")
-def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of digits with three labels."""
+def images(folder: Path, labels: int) -> Path:
+    """Returns the folder, with a model of that many digits."""
     from compress.models.config import ModelConfig
     from compress.models.importing import import_model
 
-    folder = tmp_path_factory.mktemp("three")
-    import_model(ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification"), ("0", "1", "2"), 0, folder)
+    model = ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification")
+    import_model(model, tuple(map(str, range(labels))), 0, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of digits with three labels."""
+    return images(tmp_path_factory.mktemp("three"), 3)
+
+
+@pytest.fixture(scope="module")
+def ten_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of digits with the labels of the data."""
+    return images(tmp_path_factory.mktemp("ten"), 10)
 
 
 @pytest.mark.parametrize(
@@ -435,6 +447,41 @@ def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other
     stages = [{"finetune": {}}, {"distill": {"id": "assistant", "student": {}}}, {"distill": stage}]
     with pytest.raises(InputError, match=message):
         prepare(check({**RECIPE, "stages": stages}), tmp_path, ConsoleProgress("quiet")).count_macs()
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "warned"),
+    [
+        ({}, {}, True),
+        ({}, {"head": "keep"}, False),
+        ({}, {"head": "new"}, False),
+        ({"id2label": {str(number): f"LABEL_{number}" for number in range(10)}}, {}, True),
+        ({"id2label": {str(number): f"digit {number}" for number in range(10)}}, {}, False),
+        ({"id2label": {str(number): str(9 - number) for number in range(10)}}, {}, False),
+        ({"id2label": {str(number): str(number) for number in range(3)}}, {}, False),
+        ({"architectures": ["ViTModel"]}, {}, False),
+        ({"architectures": None}, {}, False),
+    ],
+    ids=["same labels", "keep", "new", "no names", "other names", "other order", "fewer", "without a head", "unknown"],
+)
+def test_a_trained_head_is_not_given_up_in_silence(
+    config: Any, given: dict[str, str], warned: bool, ten_images: Path, tmp_path: Path
+) -> None:
+    from compress.core.progress import ConsoleProgress
+    from compress.recipe import check
+    from compress.run.prepare import prepare
+
+    folder, progress = tmp_path / "ten", ConsoleProgress("silent")
+    shutil.copytree(ten_images, folder)
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stored, **config}))
+    stages = [{"finetune": {}}, {"distill": {"student": {"path": str(folder), **given}}}]
+    prepare(check({**RECIPE, "stages": stages}), tmp_path / "run", progress).count_macs()
+    line = (
+        f"stages.distill.student.path: {folder} is a ViTForImageClassification; its trained head is replaced by a new one, "
+        "as stages.distill.student.head is not given: give keep to go on with it, or new"
+    )
+    assert [warning for warning in progress.warnings if "head" in warning] == [line] * warned
 
 
 def test_rows_keep_their_place_under_hashing(make_context: Contexts) -> None:

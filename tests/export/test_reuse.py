@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compress.artifacts.artifact import Artifact
 from compress.core.progress import ConsoleProgress
 from compress.stage.context import Context
 from export.export import Export
@@ -50,9 +51,11 @@ def context(tmp_path: Path) -> Context:
     return replace(made, shared=tmp_path / "stages", predictions=answers, progress=Lines())
 
 
-def exported(context: Context, out: Path) -> dict[str, Any]:
+def exported(context: Context, out: Path, told: dict[str, Any] | None = None) -> dict[str, Any]:
     out.mkdir()
-    Export(id="export").run(context.checkpoints["quantize"], context, out)
+    metrics = Export(id="export").run(context.checkpoints["quantize"], context, out)
+    if told is not None:
+        told |= metrics
     found: dict[str, Any] = json.loads((out / "export.json").read_text())
     return found
 
@@ -68,12 +71,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_second_export_takes_float_builds_and_makes_what_is_quantized(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = exported(context, tmp_path / "first")
+    told: list[dict[str, Any]] = [{}, {}]
+    assert not Export().reuses(context)
+    first = exported(context, tmp_path / "first", told[0])
+    assert Export().reuses(replace(context, checkpoints={"baseline": context.checkpoints["baseline"]}))  # as a plan sees it
+    others = [
+        replace(context, checkpoints={}),
+        replace(context, checkpoints={"baseline": Artifact(context.checkpoints["baseline"].path, {"digest": "another", "parents": []})}),
+        replace(context, seed=context.seed + 1),
+        replace(context, forced=True),
+    ]
+    assert not any(Export().reuses(other) for other in others)
     made: list[str] = []
     run = Exporter.run
     monkeypatch.setattr(Exporter, "run", lambda self: made.append(self.build.name) or run(self))
-    second = exported(context, tmp_path / "second")
+    second = exported(context, tmp_path / "second", told[1])
     assert made == ["quantize-int8"]
+    assert "reused" not in told[0]
+    assert told[1]["reused"] == [build["folder"] for build in second["builds"] if build["variant"] == "baseline"]
     assert floating(second) == floating(first)
     for build in second["builds"]:
         name = build["folder"]

@@ -36,16 +36,17 @@ def serve(tmp_path, monkeypatch):
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        for name in ("preprocess", "long_text", "windows", "response", "engine", "image", "sound"):
+        for name in ("preprocess", "long_text", "windows", "response", "engine", "openvino_request", "image", "sound"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
-        assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        for name in ("preprocess", "long_text", "windows", "response", "engine", "image", "sound"):
-            monkeypatch.delitem(sys.modules, name, raising=name not in ("image", "sound"))
+        for name in ("preprocess", *(["openvino_request"] if engine == "openvino" else [])):
+            assert Path(sys.modules[name].__file__) == folder / "1" / f"{name}.py"
+        for name in ("preprocess", "long_text", "windows", "response", "engine", "openvino_request", "image", "sound"):
+            monkeypatch.delitem(sys.modules, name, raising=name not in ("openvino_request", "image", "sound"))
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
         model.initialize({"model_config": json.dumps(config)})

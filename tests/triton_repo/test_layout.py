@@ -6,7 +6,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import image, long_text, preprocess, response, windows
+from compress.standalone import image, long_text, openvino_request, preprocess, response, windows
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
@@ -33,6 +33,7 @@ def test_every_model_stands_on_its_own(tmp_path):
             "model.py",
             "openvino.bin",
             "openvino.xml",
+            "openvino_request.py",
             "preprocess.json",
             "preprocess.py",
             "response.py",
@@ -41,7 +42,7 @@ def test_every_model_stands_on_its_own(tmp_path):
             "windows.py",
         ]
         assert sorted(path.name for path in version.iterdir()) == names
-        for module in (preprocess, long_text, response, windows):
+        for module in (preprocess, long_text, response, windows, openvino_request):
             assert (version / Path(module.__file__).name).read_bytes() == Path(module.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))
@@ -51,7 +52,9 @@ def test_a_model_of_onnx_runtime_brings_its_weights(tmp_path):
     exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS, mode="dynamic", engine="onnxruntime")
     [settings] = layout.write_repository(tmp_path / "repository", layout.served_models(exported), pairs=False, batch_sizes=(1,))
     version = tmp_path / "repository" / "baseline-fp32" / "1"
-    assert {"engine.py", "model.onnx", "model_uint8.onnx.data"} <= {path.name for path in version.iterdir()}
+    names = {path.name for path in version.iterdir()}
+    assert {"engine.py", "model.onnx", "model_uint8.onnx.data"} <= names
+    assert not any(name.startswith("openvino") for name in names)
     assert (settings.engine, settings.mode, settings.properties) == ("onnxruntime", "dynamic", tiny.SESSION)
 
 

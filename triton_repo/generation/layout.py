@@ -23,7 +23,7 @@ from typing import Any
 from compress.core.decoding import end_ids
 from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
-from compress.standalone import decoding_rules, encoder_decoder, onnx_decoder
+from compress.standalone import decoding_rules, encoder_decoder, onnx_decoder, openvino_request
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
@@ -52,7 +52,7 @@ class Parts:
 PARTS = {
     "openvino_genai": Parts(GENAI, ("genai.py", "tokenizer.py", "paged.py", "stateful.py")),
     "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "tokenizer.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
-    "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, decoding_rules)),
+    "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, openvino_request, decoding_rules)),
 }
 """By engine."""
 

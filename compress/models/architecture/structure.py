@@ -32,7 +32,7 @@ from compress.models.architecture.attention import Attention, find_attentions, i
 from compress.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, size_of
 from compress.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from compress.models.library import REFUSED, sizes_config
-from compress.models.own_shape import SHAPE_KEY
+from compress.models.own_shape import SHAPE_KEY, tokens_of
 
 T = TypeVar("T")
 HeadKind = Literal["heads", "cross"]
@@ -245,7 +245,7 @@ def _sizes(
         ffn,
         experts,
         tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
-        tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ())),
+        tokens_of(config),
     )
 
 

@@ -105,8 +105,8 @@ def _whole(figures: Figures) -> list[str]:
     before, after = figures["before"], figures["after"]
     names = {"hidden": "channels of the residual stream", "vocabulary": "tokens of the vocabulary"}
     shrunk = [f"{after[key]:,} of {before[key]:,} {name}" for key, name in names.items() if after.get(key) != before.get(key)]
-    shares = [f"{100 * share:.3g} %" for share in (after.get("tokens") or ())[:-1]]
-    return [*shrunk, *([f"of the tokens of a row {', '.join(shares)} behind the blocks but the last"] if shares else [])]
+    shares = after.get("tokens") or ()
+    return [*shrunk, *([phrases.tokens_left(shares)] if shares else [])]
 
 
 def _costs(figures: Figures) -> list[View]:

@@ -44,6 +44,28 @@ def test_lines_of_like_size_decide_however_many_small_ones_came_after() -> None:
     assert predict("finetune", 2e12) == pytest.approx(200.0, rel=0.05)
 
 
+def test_what_took_parts_from_earlier_runs_says_nothing_of_what_makes_all() -> None:
+    record("export", 1e9, 10.0)
+    assert predict("export", 1e9, reuses=True) == pytest.approx(10.0)  # the best that is known
+    for _ in range(3 * KEPT):
+        record("export", 1e9, 1.0, reused=True)
+    assert predict("export", 1e9) == pytest.approx(10.0)
+    assert predict("export", 1e9, reuses=True) == pytest.approx(1.0)
+
+
+def test_a_stage_that_always_took_parts_is_unknown_without() -> None:
+    record("export", 1e9, 1.0, reused=True)
+    assert predict("export", 1e9) is None
+
+
+def test_lines_of_before_made_all() -> None:
+    record("export", 1e9, 10.0)
+    lines = history_file().read_text().replace(', "reused": false', "")
+    assert "reused" not in lines
+    history_file().write_text(lines)
+    assert predict("export", 1e9) == pytest.approx(10.0)
+
+
 def test_a_line_that_a_kill_cut_off_is_passed_over() -> None:
     record("finetune", 1e9, 5.0)
     with history_file().open("a", encoding="utf-8") as stream:

@@ -16,7 +16,7 @@ from compress.models.architecture.shapes import sizes_of
 from compress.models.config import read_config
 from compress.stage.context import Context
 from prune.latency.budget import TOLERANCE
-from prune.latency.timing import table_folder
+from prune.latency.timing import Timing, table_folder
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 from tests.seldom import seldom
@@ -119,16 +119,20 @@ def test_masks_are_learned_against_the_clock(
 
 
 def test_a_table_is_measured_once_on_a_machine(
-    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine()
+    engine, made = Engine(), list[tuple[int, ...]]()
+    config = Timing._config
+    monkeypatch.setattr(Timing, "_config", lambda self, sizes, *point: made.append(point[:-1]) or config(self, sizes, *point))
     context = replace(make_context(), measure_latency=engine)
     stage = Prune(**QUICK, speedup=2.0)
     first = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "a"), tmp_path / "first")[1]
     assert [number for number, *_ in engine.asked] == [12, 1, 2]
+    assert len(set(made)) == len(made) == 12
     again = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "again")[1]
     assert [number for number, *_ in engine.asked] == [12, 1, 2, 1, 2]
     assert again["latency"] == first["latency"]
+    assert len(made) == 13  # the largest, by which the table is known
     after_a_kill = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "third")[1]
     assert len(engine.asked) == 5
     assert after_a_kill == again

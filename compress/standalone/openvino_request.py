@@ -1,0 +1,70 @@
+"""One request of a compiled OpenVINO model whose inputs are bound to memory. Needs numpy and openvino; it is copied to servers.
+
+OpenVINO's own `infer` takes arrays, makes a tensor of each and copies it, in every call: 0.1 ms, a tenth of a small model's time, and of an
+encoder-decoder all keys and values of the source for every token. Here nothing is copied that need not be:
+
+    known shapes    the request has memory for each input; arrays are written into that
+    any shape       the request reads arrays where they lie
+    bound           the same, for arrays that stay: they are given once, for many runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+
+class Request:
+    """A compiled model and one request of it.
+
+    Args:
+        model: The compiled model.
+        known: Whether the shapes of its inputs are known; each run then gives all of them.
+    """
+
+    def __init__(self, model: Any, *, known: bool = False) -> None:
+        self.model, self._request = model, model.create_infer_request()
+        names = [port.any_name for port in model.inputs] if known else []
+        self._own: dict[str, NDArray[Any]] = {name: self._request.get_tensor(name).data for name in names}
+        self._lent: dict[str, NDArray[Any]] = {}
+        """What the request reads where it lies: it would not keep the memory alive by itself."""
+
+    def bind(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Lets the request read arrays where they lie, in every run until their names are given again.
+
+        Raises:
+            RuntimeError: An array has another type or another number of axes than the input.
+        """
+        for name, values in inputs.items():
+            array = np.require(values, requirements=("C_CONTIGUOUS", "WRITEABLE"))  # OpenVINO takes no other, though it only reads
+            self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+            self._lent[name] = array
+
+    def infer(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Runs the model on inputs, and on those that are bound; returns a copy of its first output.
+
+        Raises:
+            RuntimeError: As for `bind`.
+            TypeError: An array has another type than an input whose shape is known.
+            ValueError: It has another shape.
+        """
+        self.bind({name: values for name, values in inputs.items() if name not in self._own})
+        for name, memory in self._own.items():
+            if inputs[name].shape != memory.shape:  # a single row would be repeated
+                raise ValueError(f"{name}: shape {list(inputs[name].shape)} given; the model is compiled for {list(memory.shape)}")
+            np.copyto(memory, inputs[name], casting="equiv")
+        self._request.start_async()
+        self._request.wait()
+        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """Returns copies of all outputs of the last run, by name."""
+        return {port.any_name: np.array(self._request.get_tensor(port).data) for port in self.model.outputs}
+
+    def reset_state(self) -> None:
+        """Forgets what the model keeps from run to run."""
+        self._request.reset_state()
