@@ -35,7 +35,8 @@ from compress.core.forms.table import form_of
 from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split
-from compress.machine.parallel import ALONE, Team, clip_gradients
+from compress.machine.parallel import ALONE, Team
+from compress.machine.sharding import clip_gradients
 from compress.measure.metrics import primary
 from compress.models.forward import device_of, on_device
 from compress.models.meta import empty_caches
@@ -260,7 +261,7 @@ class _Loop:
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
-        if not team.whole.shards:  # one process alone cannot run a sharded model
+        if not team.whole.runs_together:  # one process alone cannot run such a model
             few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
@@ -373,7 +374,7 @@ class _Loop:
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
         sums = sums if counts else 0.0 * sums
-        (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
+        (sums.sum() / (num_rows * self.team.context)).backward()  # type: ignore[no-untyped-call]
         return dict(zip(parts, sums.tolist(), strict=True))
 
     def _stop(self, wrong: str, rows: str = "") -> NoReturn:
@@ -400,7 +401,7 @@ class _Loop:
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""
-        looks = self.team.is_first or self.team.shards
+        looks = self.team.is_first or self.team.runs_together
         value = self.team.broadcast(select(self.model) if looks else 0.0)
         if not math.isfinite(value):
             self._stop(f"value on the selection split became {value}")
@@ -428,7 +429,9 @@ class _Loop:
         for name, parameter in self.trained.named_parameters():
             tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
         tensors = self.division.collected(tensors)
-        generators = self.team.gather(generator_state(self.device))[:: self.team.tensor]  # processes that share layers have the same
+        generators = self.team.gather(generator_state(self.device))[
+            :: self.team.twins
+        ]  # processes that share layers or tokens have the same
         tensors |= {f"rank.{rank}": generator for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),
