@@ -27,6 +27,7 @@ from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
 from compress.models.architecture.stages import Stages, run_stage
 from compress.models.layers.conv1d import with_linears
+from compress.models.layers.own_answers import answering
 from compress.models.layers.token_shares import Group
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches, on_meta_device
@@ -228,10 +229,11 @@ def phases_of_backward(step: Step) -> list[Phase]:
         features = rows_of(step.config, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())
         with recomputed(model, step.checkpointing, "model"), Alive(known, _trained(model)) as alive:
-            with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
-                logits = model(**features).logits.float()
-            alive.meanwhile(taught)
-            loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)
+            with answering(Group(step.context) if step.context > 1 else None):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
+                    logits = model(**features).logits.float()
+                alive.meanwhile(taught)
+                loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)
             del logits
             loss.backward()  # type: ignore[no-untyped-call]
     return [Phase(kept, trained) for trained, kept in alive.peaks.items()]
@@ -239,7 +241,8 @@ def phases_of_backward(step: Step) -> list[Phase]:
 
 def _of_teacher(step: Step) -> int:
     """Returns the most bytes that a teacher takes while it answers."""
-    with without_memory(step.teacher, step.task, step.tensor, if_shared=True) as model, torch.no_grad():
+    answers = answering(Group(step.context) if step.context > 1 else None)
+    with without_memory(step.teacher, step.task, step.tensor, context=step.context, if_shared=True) as model, torch.no_grad(), answers:
         model.eval().requires_grad_(False)
         features = rows_of(step.teacher, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())

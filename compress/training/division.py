@@ -33,7 +33,7 @@ from compress.machine.device import computing_device
 from compress.machine.parallel import Team
 from compress.machine.sharding import full, shard, sharded_like, skeleton, unshard
 from compress.models.architecture.blocks import blocks_of, states_given, states_of
-from compress.models.architecture.context import share_context
+from compress.models.architecture.context import share_answers, share_context, writes
 from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
@@ -108,15 +108,23 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         split = split_of(_bare(model), team.tensor, key)
         orders = _reorder(model, split)
         _parallelize(model, split, team)
-    if team.context > 1 and share:
-        share_context(model, Group(team.context, team.context_rank, team.mesh()["context"].get_group()))
+    group = sharers_of(team)
+    if group is not None and share:
+        share_context(model, group)
         _draw_apart_in(blocks, team.context_rank)
+    elif group is not None and writes(model):
+        share_answers(model, lambda: group)
     if team.strategy == "fsdp2" or (team.tensor > 1 and team.data_size > 1 and share):
         mesh = None if team.tensor == 1 else team.mesh()["data"] if team.strategy == "fsdp2" else team.mesh()["data", "one"]
         shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
     return Division(model, before, orders)
+
+
+def sharers_of(team: Team) -> Group | None:
+    """Returns the processes that share tokens with this one, and hold whole layers; None where there are none."""
+    return Group(team.context, team.context_rank, team.mesh()["context"].get_group()) if team.context > 1 else None
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -39,12 +39,13 @@ from compress.machine.parallel import ALONE, Team
 from compress.machine.sharding import clip_gradients
 from compress.measure.metrics import primary
 from compress.models.forward import device_of, on_device
+from compress.models.layers.own_answers import answering
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_together
 from compress.training.dealing import Dealing
-from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
+from compress.training.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
 from compress.training.gathered import NO_ROW
@@ -254,6 +255,7 @@ class _Loop:
         divides = team.pipeline > 1
         self.pipeline = pipelined(model, objective, self.rows, at_once, team, training.parallel, label) if divides else None
         self.division: Division | Pipeline = self.pipeline or divided(model, team, training.parallel, label)
+        self.sharers = sharers_of(team)
         self.device, self.objective = device_of(model), objective
         threads = torch.get_num_threads()
         plan = team.plan if self.pipeline is None else self.pipeline.plan
@@ -369,7 +371,7 @@ class _Loop:
         autocast = torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
         if self.pipeline is not None:
             return self.pipeline.backward(self.objective, batch, num_counted, num_rows, autocast)
-        with autocast:
+        with autocast, answering(self.sharers):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}

@@ -225,7 +225,7 @@ PLANS: Mapping[str, Plans] = {
         "context": (
             IN_CONTEXT,
             (
-                *("uneven", "answers", "pruned", "zeros", "movement", "lasso", "int8", "adapters", "lamb"),
+                *("uneven", "answers", "pruned", "zeros", "int8", "adapters", "lamb"),
                 *("words", "grouped", "taught words"),
             ),
         ),

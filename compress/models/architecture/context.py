@@ -4,6 +4,7 @@
     blocks                 own tokens [b, T, D]; attention alone sees keys and values of the others
                            (`compress.models.layers.context_attention`)
     final norm, heads      all tokens again, gathered after the last block
+    output layer           own tokens, of a language model that trains (`compress.models.layers.own_answers`)
 
 Between first and last block each process computes and keeps 1 / N of what one process would: for rows that are long. Positions that blocks
 are given, such as those of rotary embeddings, are cut to own tokens like hidden states.
@@ -19,7 +20,7 @@ random. `check_context` finds them by running blocks of the model whole and in s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +38,8 @@ from compress.models.forward import without_cache
 from compress.models.layers import context_attention
 from compress.models.layers.context_attention import Sharing, within
 from compress.models.layers.conv1d import with_linears
-from compress.models.layers.token_shares import Group, joined, parted
+from compress.models.layers.own_answers import answering, sharers
+from compress.models.layers.token_shares import Group, all_tokens, joined, parted
 from compress.models.library import REFUSED, depths_of, one_line, quiet, sizes_config, uninitialized, with_class
 from compress.models.size import inputs_of
 
@@ -57,7 +59,7 @@ def share_context(model: nn.Module, group: Group) -> Tokens:
         group: The processes.
     """
     context_attention.register()
-    tokens, blocks = Tokens(group), list[Any](blocks_of(model, "model").values())
+    tokens, blocks = Tokens(group, writes(model)), list[Any](blocks_of(model, "model").values())
     for config in _configs(model):
         config._attn_implementation = context_attention.NAME
     whole: Any = model
@@ -67,7 +69,30 @@ def share_context(model: nn.Module, group: Group) -> Tokens:
         block.register_forward_pre_hook(tokens.tell, with_kwargs=True)
         block.forward = partial(tokens.run, block.forward)
     blocks[-1].register_forward_hook(tokens.leave)
+    if tokens.writes:
+        share_answers(model, lambda: tokens.group)
     return tokens
+
+
+def share_answers(model: nn.Module, group: Callable[[], Group]) -> None:
+    """Has the output layer of a language model read own tokens alone where these are answered for, in place.
+
+    Raises:
+        ValueError: It has none.
+    """
+    stock: Any = model
+    head: nn.Module | None = stock.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"a {type(model).__name__} has no output layer")
+    head.register_forward_pre_hook(lambda _, args: (parted(args[0], group()), *args[1:]) if sharers() else args)
+
+
+def writes(model: nn.Module) -> bool:
+    """Whether a model is a causal language model, whose logits are of a token each."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    return any(kind.__name__ in names for kind in type(model).__mro__)
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -81,10 +106,11 @@ class Tokens:
 
     Args:
         group: The processes that share them.
+        writes: Whether what follows the blocks is for each token alone.
     """
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, writes: bool) -> None:
+        self.group, self.writes = group, writes
         self.passing = 0  # tokens of the forward pass that goes on
 
     def pass_through(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +150,9 @@ class Tokens:
         return output
 
     def leave(self, block: nn.Module, args: Any, output: Any) -> Any:
-        """Gathers what the last block gives."""
-        whole = joined(states_of(output), self.group, self.passing)
+        """Gathers what the last block gives; where own tokens are answered for, their gradients are whole in each process."""
+        gather = all_tokens if self.writes and sharers() is not None else joined
+        whole = gather(states_of(output), self.group, self.passing)
         return (whole, *output[1:]) if isinstance(output, tuple) else whole
 
     def _own(self, positions: Any) -> Any:
@@ -194,11 +221,14 @@ def _difference(config: Any, task: Task, length: int, processes: int) -> float:
                 model(**features)
             tokens, sent = share_context(model, Group(1)), list[Tensor]()
             tokens.group = _Noting(1, sent=sent)
-            model(**features)
+            answers = model(**features)
             shares = [_Told(processes, rank, sent=sent) for rank in range(processes)]
             for share in shares:
                 tokens.group = share
-                model(**features)
+                with answering(share):
+                    found = model(**features)
+                if tokens.writes:
+                    share.apart.append(_apart(*(logits[..., :KNOWN_IDS] for logits in (found.logits, share.own(answers.logits)))))
     return max(_apart(sent[-1], states[-1]), *(apart for share in shares for apart in share.apart))
 
 

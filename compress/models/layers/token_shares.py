@@ -70,7 +70,8 @@ class Group:
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         found_NbTD = own_bTD.new_empty(self.processes, *own_bTD.shape)
         all_gather(found_NbTD.flatten(0, 1), own_bTD.contiguous(), group=self.group)
-        return found_NbTD.movedim(0, 1).flatten(1, 2)[:, :length]
+        share = own_bTD.shape[1]  # without those that fill up; no view, which `fully_shard` warns of
+        return torch.cat([found_bTD[:, : max(0, length - place * share)] for place, found_bTD in enumerate(found_NbTD)], dim=1)
 
     def reduce_scatter(self, part_bLD: Tensor) -> Tensor:
         """Returns the sum over processes for the tokens of this one, `[b, T, D]`."""
