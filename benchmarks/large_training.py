@@ -1,10 +1,10 @@
 """Memory of training a large language model: what each process holds, against what `plan` predicts.
 
     python benchmarks/large_training.py [--billions 1] [--methods finetune lora qat] [--processes 2] [--rows 4] [--tokens 64] [--steps 2]
-        [--checkpointing full] [--out FOLDER]
+        [--checkpointing full] [--context 1] [--out FOLDER]
 
 Writes a Llama of random bfloat16 weights (`large_model.py`), and trains it: several processes, which torchrun starts, under FSDP2 with
-offload; one process alone holds all of it.
+offload; one process alone holds all of it. `--context N`: processes share the tokens of each row.
 
     finetune   every weight
     lora       finetune with adapters of rank 16 on all layers of the blocks
@@ -84,7 +84,7 @@ def stage_of(method: str, rows: int) -> Any:
     return Quantize(mode="qat", qat=settings, calibration={"rows": rows, "method": "minmax"}, smoothquant=False)
 
 
-def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: int, tokens: int, steps: int) -> None:
+def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: int, tokens: int, steps: int, context: int) -> None:
     """What every process does: imports, trains, writes what it held into `out`."""
     import numpy as np
     import torch
@@ -106,7 +106,8 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
     splits = [Split(list(part), labels_of(part, tokens - 1)) for part in (blocks, blocks[:1])]
     data = Data(splits[0], splits[1], splits[1], ())
     with joined() as first:
-        parallel = Parallel(strategy="fsdp2" if first.size > 1 else "ddp", offload=first.size > 1, checkpointing=checkpointing)
+        several = first.size > 1
+        parallel = Parallel(strategy="fsdp2" if several else "ddp", offload=several, checkpointing=checkpointing, context=context)
         team = parallel.of(first)
         watch, run, finish = Watch(), train._Loop.run, train._Loop.finish
         seconds = [0.0]
@@ -125,7 +126,7 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
         mine = out / str(team.rank)
         mine.mkdir()
         parent = Artifact(folder, {"id": "baseline", "stage": "model", "digest": "0" * 64})
-        context = Context(
+        made = Context(
             *("text-generation", data, tokens, Target(sequence_lengths=(tokens,)), 0, ConsoleProgress("quiet"), mine / "scratch"),
             checkpoints={"baseline": parent},
             teachers=(parent,),
@@ -133,7 +134,7 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
             parallel=parallel,
             losses=Injected(),
         )
-        stage_of(method, rows).run(parent, context, mine / "made")
+        stage_of(method, rows).run(parent, made, mine / "made")
         watch.enter("end")
         (out / f"{team.rank}.json").write_text(json.dumps({**watch.peaks, "seconds": seconds[0], "threads": torch.get_num_threads()}))
 
@@ -158,6 +159,7 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
             half=half,
             strategy="fsdp2" if several else "ddp",
             checkpointing=arguments.checkpointing,
+            context=arguments.context,
             offload=several,
             lora=getattr(stage, "lora", None),
             **({"changes": int8_layers(stage.qat, stage.exclude), "soft_weight": stage.qat.soft_weight} if method == "qat" else {}),
@@ -171,7 +173,7 @@ def measure(folder: Path, method: str, arguments: argparse.Namespace) -> list[Ma
     """Trains in processes of torchrun; returns what each held."""
     out = folder.with_name(f"{folder.name}-{method}")
     out.mkdir()
-    sizes = [str(value) for value in (arguments.checkpointing, arguments.rows, arguments.tokens, arguments.steps)]
+    sizes = [str(value) for value in (arguments.checkpointing, arguments.rows, arguments.tokens, arguments.steps, arguments.context)]
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={arguments.processes}", "--standalone"]
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // arguments.processes)), **os.environ}
     subprocess.run([*launch, __file__, "--child", str(folder), str(out), method, *sizes], check=True, env=environment)
@@ -200,6 +202,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=2, help="steps")
     parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="full", help="activation checkpointing")
+    parser.add_argument("--context", type=int, default=1, help="processes that share the tokens of each row")
     parser.add_argument("--out", type=Path, help="folder for the models; a temporary one where absent")
     arguments = parser.parse_args()
     sizes = sizes_of(arguments.billions * 1e9)

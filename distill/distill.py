@@ -127,7 +127,7 @@ class Distill(DistillSettings):
         if self.on_policy is not None and not TASKS[context.task].generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
-        if self.on_policy is not None and context.team.shards:
+        if self.on_policy is not None and context.team.runs_together:
             divides = f"parallel: {{{context.team.given}}}, which divides the student"
             raise InputError(f"{self.key}.on_policy: given with {divides}; give parallel: {{strategy: ddp}}")
         if self.augment is not None and context.team.pipeline > 1:

@@ -112,8 +112,8 @@ class Prune(PruneSettings):
         from compress.models.architecture.shapes import on_meta, remade
 
         team, given = context.team, f"{self.key}.tokens: given"
-        if team.pipeline > 1 or team.sequence:
-            what = "pipeline" if team.pipeline > 1 else "sequence"
+        if team.pipeline > 1 or team.sequence or team.context > 1:
+            what = "pipeline" if team.pipeline > 1 else "sequence" if team.sequence else "context"
             raise InputError(f"{given} beside parallel.{what}, which divides what layers tell each other of tokens: leave one of them out")
         shapes = on_meta(config)
         check_tokens(shapes, Structure.of(shapes, self.key), context.task, self.key)

@@ -243,9 +243,10 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
         InputError: A loss does not fit the teacher or the model.
     """
     check_hidden(settings, config, teacher, keys.key)
-    if settings.hidden_weight and context.team.sequence:
-        given = f"{keys.key}.hidden_weight: {settings.hidden_weight:g} given with parallel.sequence: true"
-        raise InputError(f"{given}, which shares the tokens of hidden states; give sequence: false, or hidden_weight: 0")
+    if settings.hidden_weight and (context.team.sequence or context.team.context > 1):
+        shares, without = ("sequence: true", "sequence: false") if context.team.sequence else (context.team.given, "context: 1")
+        given = f"{keys.key}.hidden_weight: {settings.hidden_weight:g} given with parallel.{shares}"
+        raise InputError(f"{given}, which shares the tokens of hidden states; give {without}, or hidden_weight: 0")
     if settings.hidden_weight and context.team.pipeline > 1:
         given = f"{keys.key}.hidden_weight: {settings.hidden_weight:g} given with parallel.pipeline: {context.team.pipeline}"
         raise InputError(f"{given}, which divides the blocks; give pipeline: 1, or hidden_weight: 0")

@@ -84,6 +84,7 @@ def _training(
         strategy=context.parallel.strategy,
         tensor=context.parallel.tensor if given.count > 1 else 1,
         sequence=context.parallel.sequence and given.count > 1,
+        context=context.parallel.context if given.count > 1 else 1,
         pipeline=context.parallel.pipeline if given.count > 1 else 1,
         schedule=context.parallel.schedule,
         microbatches=context.parallel.microbatches,
@@ -100,7 +101,8 @@ def _training(
         return
     found = proposal(training, given, lambda proposed: refused(proposed) is None)
     last = found.training
-    shown = f"{given.count} devices by {Team(0, given.count, last.strategy, last.tensor, last.pipeline, last.sequence).plan}"
+    team = Team(0, given.count, last.strategy, last.tensor, last.pipeline, last.sequence, last.context)
+    shown = f"{given.count} devices by {team.plan}"
     shown = shown if given.count > 1 else "one device"
     short = "" if found.fits else f": {shown_bytes(given.usable)} are not enough, whatever is changed"
     yield f"trains on {shown}, {_parts(found.needed)}{short}"

@@ -87,6 +87,11 @@ class Parallel(Config):
     """With tensor: processes that share each layer also share the tokens between them, where norms, dropout and residual sums are: what
     blocks keep for backward is divided by `tensor`, and as much is sent. For models with one stack of blocks. Has no effect without a
     launcher."""
+    context: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Neighbouring processes that share the tokens of each row: each runs the blocks on its own, and attention gathers keys and values. For
+    rows so long that what one takes does not fit. It must divide the number of processes: groups of that many share the rows, and gradients
+    are summed over all processes by `strategy`. For models that attend by the attention functions of Transformers. Has no effect without a
+    launcher."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
     """Neighbouring processes that hold consecutive blocks of the model, one stage each: hidden states go from stage to stage, gradients
     back. For models too large for one GPU where the link is slow, as between machines. It must divide the number of processes; groups of
@@ -118,13 +123,12 @@ class Parallel(Config):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_context_parallel(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "context" in given:
-            what = f"context: {given['context']} given; context parallel is not there: attention of torch over tokens of several processes"
-            raise ValueError(f"{what} needs GPUs, and has not run here. Give tensor: N with sequence: true for long rows")
-        return given
+    @model_validator(mode="after")
+    def _shares_tokens_alone(self) -> Self:
+        others = {f"tensor: {self.tensor}": self.tensor > 1, f"pipeline: {self.pipeline}": self.pipeline > 1}
+        for given in (name for name, holds in others.items() if holds and self.context > 1):
+            raise ValueError(f"{given} given with context: {self.context}, whose processes have whole layers: leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _shares_tokens_of_shared_layers(self) -> Self:
@@ -164,16 +168,17 @@ class Parallel(Config):
         """Returns the processes of a run as they are to work.
 
         Raises:
-            InputError: Those that share each layer, or the stages of a pipeline, do not divide them.
+            InputError: Those that share each layer or the tokens of each row, or the stages of a pipeline, do not divide them.
         """
         if team.size == 1:
             return team
-        for name in ("tensor", "pipeline"):
+        for name in ("tensor", "pipeline", "context"):
             if team.size % getattr(self, name):
                 fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
                 given = f"parallel.{name}: {getattr(self, name)} given for {team.size} processes"
                 raise InputError(f"{given}; give {' or '.join(map(str, fits))}")
-        return replace(team, strategy=self.strategy, tensor=self.tensor, pipeline=self.pipeline, sequence=self.sequence)
+        names = ("strategy", "tensor", "pipeline", "sequence", "context")
+        return replace(team, **{name: getattr(self, name) for name in names})
 
     @property
     def stages_each(self) -> int:

@@ -2,7 +2,7 @@
 
 Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are those of a training; blocks are
 computed again where activation checkpointing asks for it, layers that learn in int8 and adapters are in their places, and the logits of a
-teacher lie beside those of the model. Devices that share layers and tokens send nothing here: what would come from the others is as large
+teacher lie beside those of the model. Devices that share layers or tokens send nothing here: what would come from the others is as large
 as the own. Not counted: losses that compare more than logits.
 """
 
@@ -21,11 +21,13 @@ from compress.core.errors import InputError
 from compress.core.target import Checkpointing
 from compress.core.tasks import TASKS, Task
 from compress.devices.alive import Alive
+from compress.models.architecture.context import share_context
 from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of
 from compress.models.architecture.stages import Stages, run_stage
 from compress.models.layers.conv1d import with_linears
+from compress.models.layers.own_answers import answering
 from compress.models.layers.token_shares import Group
 from compress.models.library import quiet, uninitialized, with_class
 from compress.models.meta import empty_caches, on_meta_device
@@ -57,6 +59,8 @@ class Step:
     """Devices that share each layer."""
     sequence: bool = False
     """Whether they share the tokens between layers too."""
+    context: int = 1
+    """Devices that share the tokens of each row, and hold whole layers."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
     changes: Changes | None = None
@@ -73,6 +77,7 @@ def without_memory(
     tensor: int = 1,
     *,
     sequence: bool = False,
+    context: int = 1,
     if_shared: bool = False,
     lora: Lora | None = None,
     changes: Changes | None = None,
@@ -84,6 +89,7 @@ def without_memory(
         task: The task.
         tensor: Devices that share each layer: of these it has the part of one.
         sequence: Whether they share the tokens between layers too.
+        context: Devices that share the tokens of each row.
         if_shared: Whether it is whole where they cannot, as a teacher then is.
         lora: Adapters that are put on its layers.
         changes: What is done to it before it trains.
@@ -112,6 +118,8 @@ def without_memory(
             model.train()
             if changes is not None:
                 changes(model)
+            if context > 1:
+                share_context(model, Group(context))
             yield model
     finally:
         empty_caches()
@@ -209,20 +217,23 @@ class Phase:
     """Weights whose gradient is complete."""
 
 
-Counted = dict[tuple[int, Checkpointing, int, bool], list[Phase]]
+Counted = dict[tuple[int, Checkpointing, int, bool, int], list[Phase]]
 
 
 def phases_of_backward(step: Step) -> list[Phase]:
     """Returns what is there at most in the forward pass, and in the backward pass after each gradient."""
     taught = 0 if step.teacher is None else _of_teacher(step)
-    with without_memory(step.config, step.task, step.tensor, sequence=step.sequence, lora=step.lora, changes=step.changes) as model:
+    with without_memory(
+        step.config, step.task, step.tensor, sequence=step.sequence, context=step.context, lora=step.lora, changes=step.changes
+    ) as model:
         features = rows_of(step.config, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())
         with recomputed(model, step.checkpointing, "model"), Alive(known, _trained(model)) as alive:
-            with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
-                logits = model(**features).logits.float()
-            alive.meanwhile(taught)
-            loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)
+            with answering(Group(step.context) if step.context > 1 else None):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step.half, cache_enabled=step.checkpointing == "none"):
+                    logits = model(**features).logits.float()
+                alive.meanwhile(taught)
+                loss = _loss(step.task, logits, step.teacher is not None, step.soft_weight)
             del logits
             loss.backward()  # type: ignore[no-untyped-call]
     return [Phase(kept, trained) for trained, kept in alive.peaks.items()]
@@ -230,7 +241,8 @@ def phases_of_backward(step: Step) -> list[Phase]:
 
 def _of_teacher(step: Step) -> int:
     """Returns the most bytes that a teacher takes while it answers."""
-    with without_memory(step.teacher, step.task, step.tensor, if_shared=True) as model, torch.no_grad():
+    answers = answering(Group(step.context) if step.context > 1 else None)
+    with without_memory(step.teacher, step.task, step.tensor, context=step.context, if_shared=True) as model, torch.no_grad(), answers:
         model.eval().requires_grad_(False)
         features = rows_of(step.teacher, step.task, step.rows, step.length)
         known = (*model.parameters(), *model.buffers(), *features.values())

@@ -13,6 +13,8 @@
     tensor       processes that share each layer have a part of its weights and activations, and more rows: the model that is counted has
                  the layers of one of them. What lies outside of blocks stays whole.
     sequence     these processes share the tokens between the layers of blocks too: all that a block keeps is divided by their number
+    context      processes share the tokens of each row: activations of blocks are those of own tokens, with keys and values of all for a
+                 moment; what lies outside of blocks sees all tokens. Weights are whole in each, or sharded over all processes by fsdp2.
     pipeline     a process has its stages alone, whose activations are counted for a micro-batch and taken for as many as are between
                  forward and backward at one time: N - s in stage s of N with 1f1b. Hidden states and gradients that are received have a
                  place for every micro-batch. Gradients are there during forward passes. The process that takes most is told.
@@ -26,9 +28,9 @@ optimizer by the processes; gradients that accumulate are whole.
 What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
 (selective, then full, then full with smaller micro-batches), then the same with each of these plans in turn:
 
-    NVLink   fsdp2, layers that 2, 4, up to all devices share, a pipeline of 2, 4, up to all, offload
-    PCIe     fsdp2, a pipeline, offload, shared layers: four sums of activations for each layer are slow there, hidden states between
-             stages are not
+    NVLink   fsdp2, layers that 2, 4, up to all devices share, a pipeline of 2, 4, up to all, offload, tokens that 2, 4, up to all share
+    PCIe     fsdp2, a pipeline, offload, shared layers, shared tokens: four sums of activations for each layer are slow there, hidden
+             states between stages are not
 
 A pipeline gathers nothing: its first stage has all of 1 / N of the blocks and keeps activations of N micro-batches, where fsdp2 has two
 whole units at a time. What the stage refuses is not tried: layers are not shared where the number of devices does not divide their heads.
@@ -59,7 +61,7 @@ from compress.training.optimizers import OptimizerName, moment_bytes
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Of activation checkpointing, the one that keeps most first."""
-PARALLEL = ("strategy", "tensor", "pipeline", "checkpointing", "offload")
+PARALLEL = ("strategy", "tensor", "context", "pipeline", "checkpointing", "offload")
 """What a proposal may change in the section `parallel`."""
 
 
@@ -92,6 +94,8 @@ class Training:
     """Devices that share each layer."""
     sequence: bool = False
     """Whether these share the tokens between layers too."""
+    context: int = 1
+    """Devices that share the tokens of each row."""
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
     pipeline: int = 1
@@ -179,18 +183,31 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
     if training.pipeline > 1:
         return _needed_in_stages(training, processes)
     known = Known() if known is None else known
-    groups = processes // training.tensor
+    groups = processes // (training.tensor * training.context)
     share = math.ceil(training.batch_size / groups)
     rows = min(share, training.micro_batch_size or share)
     if training.tensor not in known.sizes:
         known.sizes[training.tensor] = _sizes(training)
     own, units, trained, widest, moments, taught = known.sizes[training.tensor]
-    kind, counted = (rows, training.checkpointing, training.tensor, training.sequence), known.phases
+    kind, counted = (rows, training.checkpointing, training.tensor, training.sequence, training.context), known.phases
     if kind not in counted:
-        names = ("config", "task", "length", "half", "checkpointing", "tensor", "sequence", "lora", "changes", "teacher", "soft_weight")
+        names = (
+            "config",
+            "task",
+            "length",
+            "half",
+            "checkpointing",
+            "tensor",
+            "sequence",
+            "context",
+            "lora",
+            "changes",
+            "teacher",
+            "soft_weight",
+        )
         counted[kind] = phases_of_backward(Step(rows=rows, **{name: getattr(training, name) for name in names}))
     sharded = processes > 1 and training.strategy == "fsdp2"
-    divided = groups if sharded else 1
+    divided = groups * training.context if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
     gathered = FLOAT * (2 * max(units) + own - sum(units)) if gathers else 0
     accumulates = rows < share
@@ -280,8 +297,8 @@ def in_flight(process: int, parts: int, section: Parallel) -> int:
 def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:
     """Yields what is tried, the smallest change first."""
     for plan in plans(training, processes, link):
-        whole = replace(training, strategy=plan.strategy, tensor=plan.tensor, pipeline=plan.pipeline, offload=plan.offload)
-        share = math.ceil(training.batch_size * plan.tensor * plan.pipeline / processes)
+        whole = replace(training, **plan._asdict())
+        share = math.ceil(training.batch_size * plan.tensor * plan.pipeline * plan.context / processes)
         powers = (2**power for power in range(share.bit_length() - 1, -1, -1))
         sizes = [size for size in powers if size < min(share, training.micro_batch_size or share)]
         yield whole
@@ -300,20 +317,24 @@ class Plan(NamedTuple):
     pipeline: int = 1
     """Devices that hold consecutive blocks."""
     offload: bool = False
+    context: int = 1
+    """Devices that share the tokens of each row."""
 
 
 def plans(training: Training, processes: int, link: Link) -> list[Plan]:
     """Returns the plan of a training, then those that divide more, the cheapest first."""
-    own = Plan(training.strategy, training.tensor, training.pipeline, training.offload)
+    own = Plan(training.strategy, training.tensor, training.pipeline, training.offload, training.context)
     if processes == 1 or training.pipeline > 1:
         return [own]
     many = [2**power for power in range(1, processes.bit_length()) if processes % 2**power == 0]
     blocks = int(sizes_config(training.config).num_hidden_layers)
-    shared = [Plan("fsdp2", tensor) for tensor in many if tensor > training.tensor]
-    stages = [Plan("ddp", pipeline=pipeline) for pipeline in many if pipeline <= blocks and training.tensor == 1]
-    host = [Plan("fsdp2", training.tensor, offload=True)]
+    alone = training.tensor == training.context == 1
+    shared = [Plan("fsdp2", tensor) for tensor in many if tensor > training.tensor and training.context == 1]
+    stages = [Plan("ddp", pipeline=pipeline) for pipeline in many if pipeline <= blocks and alone]
+    host = [Plan("fsdp2", training.tensor, offload=True, context=training.context)]
+    tokens = [Plan("fsdp2", context=context) for context in many if context > training.context and training.tensor == 1]
     later = [*shared, *stages, *host] if link == "nvlink" else [*stages, *host, *shared]
-    known = [Plan("fsdp2", training.tensor), *later]
+    known = [Plan("fsdp2", training.tensor, context=training.context), *later, *tokens]
     return [own, *known[known.index(own) + 1 :]] if own in known else [own, *known]
 
 

@@ -1,4 +1,4 @@
-"""Data-parallel training in several processes: the process group, its collectives, and sharded models.
+"""Training in several processes: the process group, and its collectives; models that they hold in shards: `compress.machine.sharding`.
 
     torchrun --nproc_per_node=2 $(which compress) run recipe.yaml
 
@@ -22,21 +22,21 @@ others take part in the stages that train in parallel and wait during all other 
            `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are divided already,
            which `DistributedDataParallel` does not.
     sequence  Those processes share the tokens of each row between the layers too (`compress.models.architecture.sequence`).
+    context  Neighbouring processes share the tokens of each row (`compress.models.architecture.context`) and hold whole layers; each takes
+             a part of the loss, so that `ddp` and `fsdp2` work over all processes as if every one had rows of its own.
     pipeline  Neighbouring processes hold consecutive blocks (`compress.training.pipeline`) and work on the same rows; the others are dealt
            out, by `ddp` alone.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -77,6 +77,8 @@ class Team:
     """Neighbouring processes that hold consecutive blocks; divides `size`. One of `tensor` and `pipeline` is 1."""
     sequence: bool = False
     """Whether processes that share each layer share the tokens between layers too."""
+    context: int = 1
+    """Neighbouring processes that share the tokens of each row; divides `size`. At most one of these three numbers is not 1."""
 
     @property
     def is_first(self) -> bool:
@@ -89,10 +91,17 @@ class Team:
         return self.size > 1 and (self.strategy == "fsdp2" or self.tensor > 1 or self.pipeline > 1)
 
     @property
+    def runs_together(self) -> bool:
+        """Whether a process alone cannot run the model, because it has a part of it or of its tokens."""
+        return self.shards or (self.size > 1 and self.context > 1)
+
+    @property
     def given(self) -> str:
         """What divides the model, as the section `parallel` of a recipe says it."""
         if self.pipeline > 1:
             return f"pipeline: {self.pipeline}"
+        if self.context > 1:
+            return f"context: {self.context}"
         shared = f"tensor: {self.tensor}{', sequence: true' * self.sequence}"
         return shared if self.tensor > 1 else f"strategy: {self.strategy}"
 
@@ -101,13 +110,15 @@ class Team:
         """How the processes work, in short."""
         if self.pipeline > 1:
             return f"{self.strategy}, pipeline {self.pipeline}"
+        if self.context > 1:
+            return f"{self.strategy}, context {self.context}"
         shared = f"{self.strategy}, tensor {self.tensor}{' with sequence' * self.sequence}"
         return shared if self.tensor > 1 else str(self.strategy)
 
     @property
     def holders(self) -> int:
-        """Neighbouring processes that hold one model together, and take the same rows."""
-        return self.tensor * self.pipeline
+        """Neighbouring processes that run one model together, and take the same rows."""
+        return self.tensor * self.pipeline * self.context
 
     @property
     def data_rank(self) -> int:
@@ -121,8 +132,13 @@ class Team:
 
     @property
     def stream(self) -> int:
-        """Index of the random numbers that this process draws; processes that share each layer draw the same ones."""
-        return self.rank // self.tensor
+        """Index of the random numbers that this process draws; processes that share layers or tokens draw the same ones."""
+        return self.rank // self.twins
+
+    @property
+    def twins(self) -> int:
+        """Neighbouring processes that compute the same outside of blocks."""
+        return self.tensor * self.context
 
     @property
     def whole(self) -> Team:
@@ -135,24 +151,36 @@ class Team:
         return self.rank % self.tensor
 
     @property
+    def context_rank(self) -> int:
+        """Index of the tokens of each row that this process has."""
+        return self.rank % self.context
+
+    @property
     def pipeline_rank(self) -> int:
         """Index of the stage that this process holds."""
         return self.rank % self.pipeline
 
     def mesh(self) -> DeviceMesh:
-        """Returns the mesh of a team whose processes hold a model together; all processes must call it.
+        """Returns the mesh of a team whose processes run a model together; all processes must call it.
 
-        Its dimensions are data, one and tensor where they share layers, data and stage where they are a pipeline.
+        Its dimensions are data, one and tensor where they share layers, data and stage where they are a pipeline, data and context where
+        they share tokens.
         """
         import torch.distributed as dist
 
         if self.pipeline > 1:
             return _mesh(dist.group.WORLD, (self.data_size, self.pipeline), ("data", "stage"))
+        if self.context > 1:
+            return _mesh(dist.group.WORLD, (self.data_size, self.context), ("data", "context"))
         return _mesh(dist.group.WORLD, (self.data_size, 1, self.tensor), ("data", "one", "tensor"))
 
     def data_group(self) -> Any:
-        """Returns the process group of those that hold the same part of the model; None for all processes."""
+        """Returns the process group of those that have the same part of the model, or of its tokens; None for all processes."""
         return self.mesh()["data"].get_group() if self.holders > 1 else None
+
+    def gradient_group(self) -> Any:
+        """Returns the process group over which gradients are summed; None for all processes."""
+        return None if self.context > 1 else self.data_group()
 
     def broadcast(self, value: T) -> T:
         """Returns process 0's value (JSON types) in every process; all processes must call it."""
@@ -323,137 +351,6 @@ def _mesh(world: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceM
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return init_device_mesh(kind, shape, mesh_dim_names=names)
-
-
-def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, mesh: DeviceMesh | None = None) -> nn.Module:
-    """Shards the weights of a model over all processes, in place; returns the model.
-
-    Args:
-        model: The same weights in all processes, on any device.
-        blocks: The modules to gather one at a time.
-        offload: Whether shards, their gradients and their optimizer state lie in the memory of the host.
-        mesh: The processes to shard over; of two dimensions the first replicates. Default: all of them.
-    """
-    import torch
-    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-
-    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
-
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
-    for scalar in scalars:
-        scalar.data = scalar.data.to(device)
-    for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, ignored_params=scalars, offload_policy=policy)
-        assert isinstance(module, FSDPModule)
-        module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
-        module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports
-    return model
-
-
-def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
-    """Returns the context manager for inference: `inference_mode`, or `no_grad` for a divided model, which keeps tensors between calls."""
-    import torch
-
-    return torch.no_grad() if any(map(is_sharded, model.parameters())) else torch.inference_mode()
-
-
-def skeleton(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model whose parameters take no memory (meta device); `unshard` fills it."""
-    import torch
-    from torch import nn
-
-    empty = {
-        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-        for parameter in model.parameters()
-    }
-    return copy.deepcopy(model, dict(empty))
-
-
-def unshard(model: nn.Module, plain: nn.Module, whole: Callable[[str, Tensor], Tensor] | None = None) -> None:
-    """Turns a sharded model back into a plain one with the current weights, in place and in every process.
-
-    Args:
-        model: Result of `shard`. The object stays the same; its modules become those of `plain`.
-        plain: The `skeleton` of the model, taken before sharding.
-        whole: Returns the whole tensor of a name in the model; default: `full`.
-    """
-    from torch import nn
-
-    weights, made = dict(model.named_parameters(remove_duplicate=False)), dict[int, nn.Parameter]()
-    for name, parameter in list(plain.named_parameters(remove_duplicate=False)):
-        if id(parameter) not in made:  # tied weights stay one
-            value = weights[name].detach()
-            made[id(parameter)] = nn.Parameter(whole(name, value) if whole else full(value), requires_grad=parameter.requires_grad)
-        owner, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(owner), child, made[id(parameter)])
-    for name, buffer in model.named_buffers():
-        owner, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(owner), child, whole(name, buffer) if whole else full(buffer))
-    plain.train(model.training)
-    model.__class__ = type(plain)
-    model.__dict__ = plain.__dict__
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds only a shard of a tensor."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # without it there are none, and importing it takes a second
-    return distributed is not None and isinstance(tensor, distributed.DTensor)
-
-
-def full(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor; for a sharded tensor all processes must call it."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor
-    whole: Tensor = tensor.full_tensor()
-    return whole
-
-
-def sharded_like(reference: Tensor, whole: Tensor) -> Tensor:
-    """Returns `whole` sharded like a sharded `reference` of the same shape, else `whole` itself."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(reference, DTensor) or reference.shape != whole.shape:
-        return whole
-    mesh = reference.device_mesh
-    return distribute_tensor(whole.to(mesh.device_type), mesh, reference.placements, src_data_rank=None).to(reference.device)
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales all gradients, sharded or not, to a total norm of at most `max_norm`, in place; returns the norm before.
-
-    Whole gradients are the same in all processes. Of the others each process adds what it holds, divided by the number of processes that
-    hold the same: one sum over all processes, however the parameters are divided.
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor
-
-    gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = torch.zeros(2, dtype=torch.float64)  # of whole and of divided gradients
-    for gradient in gradients:
-        divided = isinstance(gradient, DTensor)
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        squares[int(divided)] += float(torch.linalg.vector_norm(own)) ** 2 / (_copies(gradient) if divided else 1)
-    dist.all_reduce(squares[1:])
-    norm = math.sqrt(float(squares.sum()))
-    scale = max_norm / (norm + 1e-6)
-    if scale < 1:
-        for gradient in gradients:
-            gradient.mul_(scale)
-    return norm
-
-
-def _copies(tensor: Any) -> int:
-    """Returns the number of processes that hold the same part of a sharded tensor."""
-    import torch.distributed as dist
-
-    mesh = tensor.device_mesh
-    assert not any(placement.is_partial() for placement in tensor.placements), tensor.placements
-    shards: list[int] = [mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    return int(dist.get_world_size()) // math.prod(shards)
 
 
 def copy_from(tensor: Tensor, source: int = 0, group: Any = None) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from compress.core.progress import Progress
 from compress.core.tasks import TASKS, Task
-from compress.machine.parallel import without_gradients
 from compress.machine.process import freed_memory_returned
+from compress.machine.sharding import without_gradients
 from compress.measure.answers import Array, gathered, kept
 from compress.models.config import read_config
 from compress.models.forward import forward

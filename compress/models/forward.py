@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.machine.parallel import is_sharded
+from compress.machine.sharding import is_sharded
 
 
 def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:

@@ -15,6 +15,8 @@ class Dropped:
 
     rung: str
     reason: str
+    for_time: bool = False
+    """Whether the hours that were left did not do for it: with more of them it goes on."""
 
 
 @dataclass(frozen=True)

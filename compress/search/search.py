@@ -37,7 +37,7 @@ from compress.search.work import Work, rungs_of
 
 LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"
 MAY_CHANGE = ("name", "search.budget")
-"""Keys that may change from one call to the next; `search.budget.trials` raised goes on."""
+"""Keys that may change from one call to the next; a search whose budget is raised goes on."""
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,16 @@ class Study:
         _constrain(trial, excess or {})
         self._study.tell(number, state=optuna.trial.TrialState.PRUNED)
 
+    def set_aside(self, number: int, rung: str, reason: str) -> None:
+        """Drops a candidate for which the hours that are left do not do, until `take_up`; Optuna is not told, which would be for good."""
+        self._trial(number).set_user_attr(DROPPED, {"rung": rung, "reason": reason, "for_time": True})
+
+    def take_up(self) -> None:
+        """Opens the candidates again that were set aside. Called with the study locked."""
+        for one in self.candidates():
+            if one.dropped is not None and one.dropped.for_time:
+                self._trial(one.number).set_user_attr(DROPPED, None)
+
     def finish(self, number: int, results: Sequence[float], excess: Mapping[str, float]) -> None:
         """Tells the objectives of a candidate that went all the way, and by how much it exceeds each goal."""
         trial = self._trial(number)
@@ -233,8 +243,9 @@ class Study:
         from optuna.trial import TrialState
 
         for trial in self._trials():
-            if trial.state == TrialState.RUNNING and (VALUES not in trial.user_attrs or DROPPED in trial.user_attrs):
-                self._study.tell(trial.number, state=TrialState.PRUNED if DROPPED in trial.user_attrs else TrialState.FAIL)
+            dropped = trial.user_attrs.get(DROPPED) or {}
+            if trial.state == TrialState.RUNNING and (VALUES not in trial.user_attrs or dropped) and not dropped.get("for_time"):
+                self._study.tell(trial.number, state=TrialState.PRUNED if dropped else TrialState.FAIL)
 
     def _drawn(self, values: Values) -> dict[str, Any]:
         return {knob.path: knob.drawn(values[knob.path]) for knob in self._knobs}

@@ -5,6 +5,7 @@
         for rung in rungs:                       size, latency, untrained, short, full: in rising order of cost
             measure every candidate of the wave that is left, the cheapest first
             drop those that the rung says to drop, with the reason
+            set those aside for which the hours do not do: with more of them the next call takes them up again
 
 All of it is in the study (`compress.search.study`), so that this loop has no state: a process that was killed left a candidate without a
 record, and whoever comes next measures it. Several processes run the same loop. Whoever measures a candidate holds its lock; whoever
@@ -57,7 +58,7 @@ class Work:
         self._setup, self._study = setup, study
         self._rungs = [rung for rung, absent in rungs_of(setup, baseline).items() if absent is None]
         self._is_short_of_time = False
-        """Whether this process has dropped a candidate because the hours that are left do not do for it."""
+        """Whether this process has set a candidate aside because the hours that are left do not do for it."""
 
     def run(self) -> None:
         """Works until no candidate is open and none is left to draw.
@@ -65,6 +66,8 @@ class Work:
         Raises:
             InputError: Every candidate of a wave failed in the same way: the recipe is at fault, or the machine.
         """
+        with self._study.locked():
+            self._study.take_up()
         while wave := self._wave():
             if not self._advance(wave):
                 time.sleep(PAUSE_S)  # others measure what is left of the wave
@@ -155,9 +158,9 @@ class Work:
     def _out_of_time(self, rung: Rung, one: Candidate, left: float, price: float) -> None:
         reason = f"{max(0.0, left):.0f} s of search.budget.hours are left; this rung takes {price:.0f} s by prediction"
         with self._study.locked():
-            self._study.drop(one.number, rung.NAME, reason)
+            self._study.set_aside(one.number, rung.NAME, reason)
         self._is_short_of_time = True
-        self._setup.progress.log(f"{one.name} dropped: {reason}")
+        self._setup.progress.log(f"{one.name} set aside: {reason}")
 
     def _price(self, rung: Rung, one: Candidate) -> Price:
         if rung.NAME not in PRICED:

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.machine.parallel import is_sharded
+from compress.machine.sharding import is_sharded
 from compress.training.each_weight import EachWeight
 from compress.training.layer_share import local
 

@@ -9,6 +9,7 @@ from compress.core.forms.table import form_of
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.context import check_context
 from compress.models.architecture.sequence import check_sequence
 from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.split import check_split
@@ -58,13 +59,15 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
     """
     check_lora(settings.lora, config, key)
     check_optimizer(settings.optimizer, context.team, key)
-    if context.team.shards:
+    if context.team.runs_together:
         blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
     check_split(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.sequence:
         if settings.lora is not None:
             raise InputError(f"{key}.lora: given with parallel.sequence: true; adapters read all tokens: give sequence: false")
         check_sequence(config, context.task, context.max_length, context.team.tensor, key)
+    if context.team.context > 1:
+        check_context(config, context.task, context.max_length, context.team.context, key)
     if context.team.pipeline > 1:
         check_pipeline(settings, config, context, key)
     check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)

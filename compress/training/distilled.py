@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
-from compress.machine.parallel import without_gradients
+from compress.machine.sharding import without_gradients
+from compress.models.architecture.context import check_context
 from compress.models.architecture.split import check_split
 from compress.models.forward import forward, freeze
 from compress.stage.context import Context
@@ -94,7 +95,7 @@ def _fits(num_rows: int, num_logits: int) -> bool:
 def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     """Freezes a teacher and moves it to the device; where the model that learns is divided, so is the teacher.
 
-    A teacher whose layers cannot be shared stays whole in every group of processes that share the layers of the student.
+    A teacher whose layers or tokens cannot be shared stays whole in every group of processes that share those of the student.
 
     Args:
         teacher: A loaded model, on any device.
@@ -102,7 +103,7 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
         key: Key path of the teacher, for messages.
     """
     freeze(teacher)
-    if not context.team.whole.shards:
+    if not context.team.whole.runs_together:
         return teacher.to(computing_device())
     problem = _unshared(teacher.config, context, key)
     if problem is not None:
@@ -113,9 +114,11 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
 
 
 def _unshared(config: Any, context: Context, key: str) -> str | None:
-    """Returns why processes cannot share the layers of a teacher; None if they can."""
+    """Returns why processes cannot share the layers or the tokens of a teacher; None if they can."""
     try:
         check_split(config, context.task, context.max_length, context.team.tensor, key)
+        if context.team.context > 1:
+            check_context(config, context.task, context.max_length, context.team.context, key)
     except InputError as error:
         return "; ".join(error.problems)
     return None

@@ -6,12 +6,15 @@
     fsdp2        `fully_shard` then shards every weight, or every share of one, over the mesh dimension `data`
     ddp          nothing more in one group of processes. Between several, `fully_shard` on a mesh [data, 1] replicates: it sums gradients
                  over data and knows DTensors.
+    context > 1  neighbouring processes share the tokens of each row (`compress.models.architecture.context`). Weights are whole, or sharded
+                 by `fully_shard` over all processes.
 
 Processes that share each layer have the same rows, and draw the same dropout where activations are whole. Within a share, between column
 and row layers, each draws its own: otherwise heads of different processes would lose the same entries. The random state is put aside there
 and continued afterwards, as Megatron's random tracker does. An adapter drops entries of what its layer reads: of a column layer that is
 whole, although it is inside, so that the state of all processes is taken for it; of a row layer each process has its own. Where processes
-share tokens too (`compress.models.architecture.sequence`), each draws its own from the first block to the last.
+share tokens (`compress.models.architecture.sequence`, `compress.models.architecture.context`), each draws its own from the first block to
+the last.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from torch import Tensor, nn
 
 from compress.core.target import Parallel
 from compress.machine.device import computing_device
-from compress.machine.parallel import Team, full, shard, sharded_like, skeleton, unshard
+from compress.machine.parallel import Team
+from compress.machine.sharding import full, shard, sharded_like, skeleton, unshard
 from compress.models.architecture.blocks import blocks_of, states_given, states_of
+from compress.models.architecture.context import share_answers, share_context, writes
 from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
@@ -83,19 +88,19 @@ class Division:
 
 
 def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: bool = True) -> Division:
-    """Divides a model among the processes of a team that shards, in place; on the device afterwards.
+    """Divides a model, or the tokens of its rows, among the processes of a team, in place; on the device afterwards.
 
     Args:
         model: The same weights in all processes; on the CPU where it would not fit on a device.
         team: The processes.
         parallel: The section of the recipe.
         key: Key path in the recipe, for messages.
-        share: Whether processes may share its layers; without, it is whole in each group of them, or sharded over data.
+        share: Whether processes may share its layers or tokens; without, it is whole in each group of them, or sharded over data.
 
     Raises:
         InputError: The layers cannot be shared; see `compress.models.architecture.split.split_of`.
     """
-    if not team.whole.shards:
+    if not team.whole.runs_together:
         return Division(model, None, {})
     before, orders = skeleton(model), dict[str, Tensor]()
     blocks = list(blocks_of(model, key).values())
@@ -103,12 +108,23 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         split = split_of(_bare(model), team.tensor, key)
         orders = _reorder(model, split)
         _parallelize(model, split, team)
-    if team.strategy == "fsdp2" or (team.data_size > 1 and share):
+    group = sharers_of(team)
+    if group is not None and share:
+        share_context(model, group)
+        _draw_apart_in(blocks, team.context_rank)
+    elif group is not None and writes(model):
+        share_answers(model, lambda: group)
+    if team.strategy == "fsdp2" or (team.tensor > 1 and team.data_size > 1 and share):
         mesh = None if team.tensor == 1 else team.mesh()["data"] if team.strategy == "fsdp2" else team.mesh()["data", "one"]
         shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
     return Division(model, before, orders)
+
+
+def sharers_of(team: Team) -> Group | None:
+    """Returns the processes that share tokens with this one, and hold whole layers; None where there are none."""
+    return Group(team.context, team.context_rank, team.mesh()["context"].get_group()) if team.context > 1 else None
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -17,6 +17,7 @@ ran. The model itself stays unwrapped: losses, captures and evaluation use it as
     sum, not mean       losses are already divided by the rows of the whole batch; the hook `summed` replaces the division, and so do those
                         that compress (`compress.training.gradients`)
     frozen parts        (LoRA, teachers) have no hooks
+    context             processes that share tokens sum gradients like those that share rows: each takes its part of the loss
     micro-batches       accumulate without communication (`no_sync`, `set_requires_gradient_sync`) until the last one of a step. With fsdp2
                         that holds the whole gradient.
 
@@ -33,7 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.target import Parallel
-from compress.machine.parallel import Team, is_sharded
+from compress.machine.parallel import Team
+from compress.machine.sharding import is_sharded
 from compress.training.gradients import hook_of
 
 Objective = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -77,8 +79,8 @@ class Engine:
         whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
         self.step = WholeStep(objective, model, whole)
         self.sharded: Any = model if hasattr(model, "set_requires_gradient_sync") else None  # after `fully_shard`
-        several = team.data_size > 1 and team.pipeline == 1 and whole  # of a pipeline: `compress.training.pipeline`
-        self.reduced = _reduced(self.step, team.data_group(), parallel or Parallel(), num_steps) if several else None
+        several = team.data_size * team.context > 1 and team.pipeline == 1 and whole  # of a pipeline: `compress.training.pipeline`
+        self.reduced = _reduced(self.step, team.gradient_group(), parallel or Parallel(), num_steps) if several else None
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:
         """Returns the loss terms of a batch by name, float `[b]` each; call it and backward within `micro_batch`."""

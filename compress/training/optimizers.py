@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.machine.parallel import Team, full
+from compress.machine.parallel import Team
+from compress.machine.sharding import full
 from compress.training.adamw8bit import AdamW8bit, bytes_of
 from compress.training.each_weight import EachWeight
 

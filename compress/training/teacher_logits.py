@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import digest, writing
 from compress.artifacts.store import holding
-from compress.machine.parallel import without_gradients
+from compress.machine.sharding import without_gradients
 from compress.models.forward import device_of, forward, on_device
 from compress.stage.context import Context
 from compress.training.precision import autocast_dtype, dtype_for
@@ -44,7 +44,7 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], co
     team, device = context.team.whole, device_of(model)
     few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
     autocast = autocast_dtype(device)
-    if not team.shards:  # one process alone cannot run a sharded model
+    if not team.runs_together:  # one process alone cannot run a divided model
         autocast = dtype_for(model, few, autocast, label, context.progress)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = (context.shared or context.scratch) / f"teacher-{digest(identity)[:16]}"
@@ -103,5 +103,5 @@ def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, contex
             if len(mine):
                 all_logits[torch.from_numpy(indices)] = logits
             advance(min(BATCH_SIZE * team.data_size, len(order) - start + BATCH_SIZE * team.data_rank))
-    assert all_logits is not None, "no rows"
-    return team.add(all_logits)
+        assert all_logits is not None, "no rows"
+        return team.add(all_logits)

@@ -36,15 +36,17 @@ from compress.core.forms.table import form_of
 from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split
-from compress.machine.parallel import ALONE, Team, clip_gradients
+from compress.machine.parallel import ALONE, Team
+from compress.machine.sharding import clip_gradients
 from compress.measure.metrics import primary
 from compress.models.forward import device_of, on_device
+from compress.models.layers.own_answers import answering
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_together
 from compress.training.dealing import Dealing
-from compress.training.division import Division, divided, generator_state, in_model, set_generator_state
+from compress.training.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
 from compress.training.engine import Engine
 from compress.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
 from compress.training.gathered import NO_ROW
@@ -241,6 +243,7 @@ class _Loop:
         divides = team.pipeline > 1
         self.pipeline = pipelined(model, objective, self.rows, at_once, team, training.parallel, label) if divides else None
         self.division: Division | Pipeline = self.pipeline or divided(model, team, training.parallel, label)
+        self.sharers = sharers_of(team)
         self.device, self.objective = device_of(model), objective
         threads = torch.get_num_threads()
         plan = team.plan if self.pipeline is None else self.pipeline.plan
@@ -248,7 +251,7 @@ class _Loop:
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
-        if not team.whole.shards:  # one process alone cannot run a sharded model
+        if not team.whole.runs_together:  # one process alone cannot run such a model
             few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
@@ -323,14 +326,15 @@ class _Loop:
         """Computes the clipped gradient of the rows `indices`; returns the sums of the loss terms and the norm before clipping."""
         # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
         parts = [(part if len(part) else self.dealing.first(indices), len(part) > 0) for part in self.dealing.parts(indices)]
+        num_rows = len(indices) * self.team.context  # each of the processes that share tokens takes its part of the loss
         sums: dict[str, float] = {}
         self.optimizer.zero_grad(set_to_none=True)
         if self.cache is not None:
             batches = [self._batch(*part) for part in parts]
-            sums = self.cache.backward(self.engine, batches, len(indices), partial(self._autocast, dtype))
+            sums = self.cache.backward(self.engine, batches, num_rows, partial(self._autocast, dtype))
         for number, part in enumerate(parts if self.cache is None else [], 1):
             with self.engine.micro_batch(last=number == len(parts)):
-                terms = self._backward(*part, len(indices), dtype)
+                terms = self._backward(*part, num_rows, dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = dict(zip(sums, self.team.total(list(sums.values())), strict=True))
@@ -353,7 +357,7 @@ class _Loop:
             batch = self._batch(self.pipeline.filled(indices), counts)
             return self.pipeline.backward(self.objective, batch, len(indices) * counts, num_rows, self._autocast(dtype))
         batch = self._batch(indices, counts)
-        with self._autocast(dtype):
+        with self._autocast(dtype), answering(self.sharers):
             parts = self.engine(batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
@@ -397,7 +401,7 @@ class _Loop:
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""
-        looks = self.team.is_first or self.team.shards
+        looks = self.team.is_first or self.team.runs_together
         value = self.team.broadcast(select(self.model) if looks else 0.0)
         if not math.isfinite(value):
             self._stop(f"value on the selection split became {value}")
@@ -425,7 +429,9 @@ class _Loop:
         for name, parameter in self.trained.named_parameters():
             tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
         tensors = self.division.collected(tensors)
-        generators = self.team.gather(generator_state(self.device))[:: self.team.tensor]  # processes that share layers have the same
+        generators = self.team.gather(generator_state(self.device))[
+            :: self.team.twins
+        ]  # processes that share layers or tokens have the same
         tensors |= {f"rank.{rank}": generator for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),

@@ -249,10 +249,15 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
             f"{setting.key}: {loss.name} compares more than the answers of a row, and parallel.pipeline: {team.pipeline} divides blocks "
             "and batches; give pipeline: 1, or soft_target"
         )
-    if team.sequence and any(wanted.hidden for wanted in loss.wants(setting)):
+    shares, without = ("sequence: true", "sequence: false") if team.sequence else (f"context: {team.context}", "context: 1")
+    wanted = loss.wants(setting)
+    compared = [
+        what for what, holds in (("hidden states", "hidden"), ("attention", "blocks")) if any(getattr(each, holds) for each in wanted)
+    ]
+    if compared and (team.context > 1 or (team.sequence and compared[0] == "hidden states")):
         raise InputError(
-            f"{setting.key}: {loss.name} compares hidden states, whose tokens parallel.sequence: true shares among processes; give "
-            "sequence: false, or losses that compare answers (soft_target)"
+            f"{setting.key}: {loss.name} compares {compared[0]}, whose tokens parallel.{shares} shares among processes; give "
+            f"{without}, or losses that compare answers (soft_target)"
         )
     if team.tensor > 1 and any(wanted.blocks for wanted in loss.wants(setting)):
         raise InputError(

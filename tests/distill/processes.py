@@ -167,6 +167,7 @@ USUAL = Parallel()
 SHARDED = Parallel(strategy="fsdp2")
 SHARED = Parallel(tensor=2)
 SHARED_TOKENS = Parallel(tensor=2, sequence=True)
+IN_CONTEXT = Parallel(context=2)
 IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
@@ -175,6 +176,7 @@ PLANS: Mapping[str, Plans] = {
         "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
+        "context": (IN_CONTEXT, ("finetune",)),
         "pipeline": (IN_STAGES, ("finetune",)),
     },
     "slow": {
@@ -223,6 +225,7 @@ PLANS: Mapping[str, Plans] = {
     "groups in four": {
         "ddp of four": (USUAL, ("negatives", "towers", "similar", "relations")),
         "tensor and ddp": (SHARED, ("negatives", "pairs", "relations")),
+        "context and ddp": (IN_CONTEXT, ("negatives", "pairs", "relations")),
     },
     "tokens": {
         "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
@@ -233,6 +236,23 @@ PLANS: Mapping[str, Plans] = {
         "tensor with sequence and ddp": (SHARED_TOKENS, ("finetune", "words", "grouped")),
         "tensor with sequence and fsdp2": (Parallel(tensor=2, sequence=True, strategy="fsdp2"), ("finetune", "answers", "grouped")),
         "tensor of four with sequence": (Parallel(tensor=4, sequence=True), ("words",)),
+    },
+    "context": {
+        "context": (
+            IN_CONTEXT,
+            (
+                *("uneven", "answers", "pruned", "zeros", "int8", "adapters", "lamb"),
+                *("words", "grouped", "taught words"),
+            ),
+        ),
+        "context, sharded": (Parallel(context=2, strategy="fsdp2"), ("uneven", "answers", "int8", "words", "lamb")),
+        "context, little memory": (Parallel(context=2, strategy="fsdp2", offload=True, checkpointing="full"), ("finetune", "grouped")),
+        "context, products": (Parallel(context=2, checkpointing="selective"), ("words",)),
+    },
+    "context in four": {
+        "context and ddp": (IN_CONTEXT, ("finetune", "answers", "grouped")),
+        "context and fsdp2": (Parallel(context=2, strategy="fsdp2"), ("finetune", "grouped", "int8")),
+        "context of four": (Parallel(context=4), ("uneven", "words")),
     },
     "four": {
         "tensor and ddp": (SHARED, ("finetune", "answers", "divisible", "fused", "int8", "adapters")),
@@ -282,10 +302,12 @@ KILLED_IN += [("slow", plan, "distilled") for plan in ("pipeline", "pipeline, in
 KILLED_IN += [("four", plan, name) for plan in ("tensor and ddp", "tensor and fsdp2") for name in KILLED if name not in KILLED_ON]
 KILLED_IN += [("four", "pipeline and ddp", "distilled")]
 KILLED_IN += [("tokens", plan, "distilled") for plan in ("tensor with sequence", "tensor with sequence, little memory")]
+KILLED_IN += [("context", "context", "distilled"), ("context", "context, sharded", "int8")]
 KILLED_IN += [("tokens in four", "tensor with sequence and fsdp2", "distilled")]
 """Where they are killed."""
 MOVED_IN = [("quick", plan) for plan in ("fsdp2", "pipeline")]  # weights in shards, and blocks in two places
 MOVED_IN += [("slow", plan) for plan in ("ddp", "tensor")] + [("tokens", "tensor with sequence")]
+MOVED_IN += [("context", plan) for plan in ("context", "context, sharded")]
 MOVED_IN += [("four", plan) for plan in ("tensor and ddp", "tensor and fsdp2", "pipeline and ddp")]
 """Plans that go on with what one process began, and begin what one process goes on with."""
 

@@ -68,6 +68,18 @@ def results_of_tokens_in_four(checkpoint: Callable[..., Path], tmp_path_factory:
 
 
 @pytest.fixture(scope="module")
+def results_of_context(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The trainings of slow tests whose processes share tokens and hold whole layers."""
+    return trained("context", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def results_of_context_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The same with four processes."""
+    return trained("context in four", checkpoint, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
 def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests with four processes."""
     return trained("four", checkpoint, tmp_path_factory.mktemp("processes"))
@@ -142,6 +154,18 @@ def test_four_processes_that_share_tokens_come_to_what_one_comes_to(strategy: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("context"))
+def test_two_processes_in_context_come_to_what_one_comes_to(strategy: str, case: str, results_of_context: Results) -> None:
+    compare(strategy, case, results_of_context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "case"), cases("context in four"))
+def test_four_processes_in_context_come_to_what_one_comes_to(strategy: str, case: str, results_of_context_in_four: Results) -> None:
+    compare(strategy, case, results_of_context_in_four)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "case"), cases("four"))
 def test_four_processes_come_to_what_one_comes_to(strategy: str, case: str, results_of_four: Results) -> None:
     compare(strategy, case, results_of_four)
@@ -169,7 +193,9 @@ def compare(strategy: str, case: str, results: Results) -> None:
     folder, ours, both = results
     one, two = ours[case], both[f"{strategy} {case}"]
     assert one["steps"] == two["steps"] == {"answers": 10, "states": 10, "order": 30}.get(case, 50)
-    together = strategy.startswith(("tensor", "pipeline")) and "and" not in strategy  # both hold one model, so both have all rows
+    together = (
+        strategy.startswith(("tensor", "pipeline", "context")) and "and" not in strategy
+    )  # both hold one model, so both have all rows
     share = two["rows"] / one["rows"]
     least = {"ddp of three": 1 / 3, "ddp of four": 0.25}.get(strategy, 0.5)
     assert share == 1 if together else least <= share < least + 0.2  # the larger half of a batch of five, or of three groups
@@ -234,6 +260,12 @@ def test_a_training_goes_on_with_another_number_of_processes_in_all_plans(plan: 
 @pytest.mark.parametrize("plan", processes.moved_in("tokens"))
 def test_a_training_goes_on_with_processes_that_share_tokens_or_one(plan: str, results_of_tokens: Results) -> None:
     moved(plan, results_of_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", processes.moved_in("context"))
+def test_a_training_goes_on_with_processes_in_context_or_one(plan: str, results_of_context: Results) -> None:
+    moved(plan, results_of_context)
 
 
 @pytest.mark.slow

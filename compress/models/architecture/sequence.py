@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.machine.parallel import is_sharded
+from compress.machine.sharding import is_sharded
 from compress.models.architecture.blocks import blocks_of, stacks_of, states_given, states_of, with_layers
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.architecture.split import Split, shrink, split_of

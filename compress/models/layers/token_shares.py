@@ -10,6 +10,14 @@ become the two halves of such a sum (Korthikanti et al. 2022, https://arxiv.org/
     all_tokens       all-gather      [b, T, D] -> [b, L, D]      own tokens         where they end, and all processes compute the same again
     read             the identity                                sum                weights that a process uses on its own tokens alone
 
+Where processes have whole layers and share tokens alone (`compress.models.architecture.context`), each of the N has the same loss and adds
+1 / N of it:
+
+    parted           own tokens      [b, L, D] -> [b, T, D]      zeros but for own tokens
+    joined           all-gather      [b, T, D] -> [b, L, D]      N times own tokens
+
+so that the gradient of every weight is the sum over processes of what each has.
+
 The bytes that are sent are those of the sums. A column layer keeps its own tokens for backward and gathers the others again then, so that
 no process keeps whole states. If N does not divide L, tokens of zeros fill the last share; nobody reads them, and their gradients are 0.
 
@@ -39,10 +47,14 @@ class Group:
     group: Any = None
     """Their process group. None: there are no others, and this process stands for each of them, to see what it takes and if it runs."""
 
+    def share(self, length: int) -> int:
+        """Returns T, of rows of so many tokens."""
+        return -(-length // self.processes)
+
     def own(self, whole_bLD: Tensor) -> Tensor:
         """Returns the tokens of this process, `[b, T, D]`, in memory of their own."""
         length = whole_bLD.shape[1]
-        share = -(-length // self.processes)
+        share = self.share(length)
         start = min(self.rank * share, length)
         own_bTD = whole_bLD[:, start : start + share]
         missing = share - own_bTD.shape[1]
@@ -58,7 +70,8 @@ class Group:
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         found_NbTD = own_bTD.new_empty(self.processes, *own_bTD.shape)
         all_gather(found_NbTD.flatten(0, 1), own_bTD.contiguous(), group=self.group)
-        return found_NbTD.movedim(0, 1).flatten(1, 2)[:, :length]
+        share = own_bTD.shape[1]  # without those that fill up; no view, which `fully_shard` warns of
+        return torch.cat([found_bTD[:, : max(0, length - place * share)] for place, found_bTD in enumerate(found_NbTD)], dim=1)
 
     def reduce_scatter(self, part_bLD: Tensor) -> Tensor:
         """Returns the sum over processes for the tokens of this one, `[b, T, D]`."""
@@ -67,7 +80,7 @@ class Group:
         import torch.distributed as dist
 
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        share = -(-part_bLD.shape[1] // self.processes)
+        share = self.share(part_bLD.shape[1])
         padded_bLD = functional.pad(part_bLD, (0, 0, 0, share * self.processes - part_bLD.shape[1]))
         parts_NbTD = padded_bLD.reshape(padded_bLD.shape[0], self.processes, share, -1).movedim(1, 0).contiguous()
         own_bTD = torch.empty_like(parts_NbTD[0])
@@ -182,6 +195,36 @@ class _All(torch.autograd.Function):
         return ctx.group.own(gradient_bLD), None, None
 
 
+class _Parted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole_bLD: Tensor, group: Group) -> Tensor:
+        """Returns the own tokens."""
+        ctx.group, ctx.length = group, whole_bLD.shape[1]
+        return group.own(whole_bLD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
+        """Returns the gradient of the own tokens in their places."""
+        before = min(ctx.group.rank * gradient_bTD.shape[1], ctx.length)
+        own_bTD = gradient_bTD[:, : ctx.length - before]
+        return functional.pad(own_bTD, (0, 0, before, ctx.length - before - own_bTD.shape[1])), None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own_bTD: Tensor, group: Group, length: int) -> Tensor:
+        """Returns the tokens of all processes."""
+        ctx.group = group
+        return group.gather(own_bTD, length)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None]:
+        """Returns the gradient of the own tokens that all processes have together: each has the same part of it."""
+        return ctx.group.own(gradient_bLD) * ctx.group.processes, None, None
+
+
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -216,6 +259,18 @@ def own_tokens(whole_bLD: Tensor, group: Group) -> Tensor:
 def all_tokens(own_bTD: Tensor, group: Group, length: int) -> Tensor:
     """Returns the tokens of all processes, `[b, length, D]`, for a loss that all of them compute."""
     found: Tensor = _All.apply(own_bTD, group, length)  # type: ignore[no-untyped-call]
+    return found
+
+
+def parted(whole_bLD: Tensor, group: Group) -> Tensor:
+    """Returns the tokens of this process, `[b, T, D]`; the gradients of all processes add up to that of the whole."""
+    found: Tensor = _Parted.apply(whole_bLD, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+def joined(own_bTD: Tensor, group: Group, length: int) -> Tensor:
+    """Returns the tokens of all processes, `[b, length, D]`, for a loss of which each of them adds its part, 1 / N."""
+    found: Tensor = _Joined.apply(own_bTD, group, length)  # type: ignore[no-untyped-call]
     return found
 
 

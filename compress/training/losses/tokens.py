@@ -7,6 +7,8 @@
 Training blocks all have the same length (`compress.data.text_blocks`), so the mean of their means is the mean over all tokens of a batch,
 however it is split.
 
+Where processes share tokens, logits are those of own ones, and their losses are gathered (`compress.models.layers.own_answers`).
+
 Tensor names carry their shapes: b blocks, L positions, T = L - 1 predicted tokens, V vocabulary.
 """
 
@@ -17,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.forms.next_token import IGNORED
+from compress.models.layers.own_answers import sharers
+from compress.models.layers.token_shares import Group, joined
 from compress.training.losses.answer_loss import AnswerLoss
 
 
@@ -28,11 +32,31 @@ def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.
         labels: int32 `[b, at least L - 1]`, `IGNORED` where there is no token to predict.
         label_smoothing: Share of the target probability that is spread over the vocabulary.
     """
+    group = sharers()
+    if group is not None:
+        own_bT = group.own(_of_all(labels, logits_bLV.shape[1] * group.processes)[..., None])[..., 0]
+        return _shared_mean(_cross_entropy(logits_bLV, own_bT.long(), label_smoothing), labels, group)
     labels_bT = labels[:, : logits_bLV.shape[1] - 1].long()
-    losses = functional.cross_entropy(
-        logits_bLV[:, :-1].flatten(0, 1), labels_bT.flatten(), reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
-    )
-    return block_mean(losses.view_as(labels_bT), labels_bT)
+    return block_mean(_cross_entropy(logits_bLV[:, :-1], labels_bT, label_smoothing), labels_bT)
+
+
+def _cross_entropy(logits_bTV: Tensor, labels_bT: Tensor, label_smoothing: float) -> Tensor:
+    """Returns the cross entropy of each token, float32 `[b, T]`; 0 where there is none to predict."""
+    rows = logits_bTV.flatten(0, 1), labels_bT.flatten()
+    return functional.cross_entropy(*rows, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing).view_as(labels_bT)
+
+
+def _of_all(labels: Tensor, length: int) -> Tensor:
+    """Returns labels of so many positions, of which the last ones predict nothing."""
+    cut = labels[:, :length]
+    return functional.pad(cut, (0, length - cut.shape[1]), value=IGNORED)
+
+
+def _shared_mean(values_bT: Tensor, labels: Tensor, group: Group) -> Tensor:
+    """Returns the mean of each block over its predicted tokens, `[b]`, from values of own tokens."""
+    length = values_bT.shape[1] * group.processes
+    values_bL = joined(values_bT[..., None], group, length)[..., 0]
+    return block_mean(values_bL, _of_all(labels, length))
 
 
 def block_mean(values_bT: Tensor, labels_bT: Tensor) -> Tensor:
@@ -50,12 +74,13 @@ class TokenLoss(AnswerLoss):
         return token_losses(logits, labels, label_smoothing)
 
     def choices(self, logits: Tensor) -> Tensor:
-        """Every position but the last, behind which no token is known, `[b, T, V]`."""
-        return logits[:, :-1]
+        """Every position but the last, behind which no token is known, `[b, T, V]`; where processes share tokens, own ones."""
+        return logits[:, :-1] if sharers() is None else logits
 
     def over_choices(self, values: Tensor, labels: Tensor) -> Tensor:
         """The mean over the predicted tokens."""
-        return block_mean(values, labels[:, : values.shape[1]])
+        group = sharers()
+        return block_mean(values, labels[:, : values.shape[1]]) if group is None else _shared_mean(values, labels, group)
 
     def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
         """As for classes, and 0 where no token is predicted."""

@@ -224,14 +224,14 @@ def test_what_a_block_keeps_by_hand(kind: str, tensor: int) -> None:
         assert kept_by_a_block(kind, tensor, True) == token * ((whole + divided) // tensor + mask)
 
 
-def kept_by_a_block(kind: str, tensor: int, sequence: bool) -> int:
+def kept_by_a_block(kind: str, tensor: int = 1, sequence: bool = False, context: int = 1) -> int:
     """Bytes that a model of three blocks keeps beyond those of one with two."""
     task, config = SHARED[kind]
     sizes = []
     for layers in (2, 3):
         changed = copy.deepcopy(config)
         changed.num_hidden_layers = layers
-        with without_memory(changed, task, tensor, sequence=sequence) as model:
+        with without_memory(changed, task, tensor, sequence=sequence, context=context) as model:
             features = rows_of(changed, task, 4, 32)
             with alive.Alive((*model.parameters(), *model.buffers(), *features.values())) as counted:
                 logits = model(**features).logits
@@ -263,21 +263,40 @@ def test_devices_share_each_layer_where_shards_are_not_enough_and_the_link_is_fa
     assert refused.changes == ("parallel: {offload: true}",)
 
 
+@pytest.mark.parametrize("kind", SHARED)
+def test_devices_that_share_tokens_keep_their_part_of_what_blocks_compute(kind: str) -> None:
+    whole, half, quarter = (kept_by_a_block(kind, context=context) for context in (1, 2, 4))
+    assert half < 0.53 * whole
+    assert quarter < 0.53 * half
+
+
+def test_weights_are_sharded_over_those_that_share_tokens_too() -> None:
+    task, config = KINDS["bert"]
+    training = Training(config, task, 4, 1, 32, strategy="fsdp2")
+    alone, together = (needed(dataclasses.replace(training, context=context), 4) for context in (1, 4))
+    assert (alone.weights, alone.optimizer) == (together.weights, together.optimizer)
+    assert alone.activations > together.activations
+    assert together.accumulates  # four rows of a step, one at a time
+
+
 def test_plans_begin_with_that_of_the_recipe_and_divide_more_and_more() -> None:
     """Of three blocks two devices may hold some each, four may not."""
     task, config = KINDS["bert"]
     training = Training(config, task, 4, None, 16)
     own, sharded, away, stages = Plan("ddp"), Plan("fsdp2"), Plan("fsdp2", offload=True), Plan("ddp", pipeline=2)
     assert plans(training, 1, "nvlink") == [own]
-    fast = [sharded, Plan("fsdp2", 2), Plan("fsdp2", 4), stages, away]
+    two, four = Plan("fsdp2", context=2), Plan("fsdp2", context=4)
+    fast = [sharded, Plan("fsdp2", 2), Plan("fsdp2", 4), stages, away, two, four]
     assert plans(training, 4, "nvlink") == [own, *fast]
-    assert plans(training, 6, "pcie") == [own, sharded, stages, away, Plan("fsdp2", 2)]
+    assert plans(training, 6, "pcie") == [own, sharded, stages, away, Plan("fsdp2", 2), two]
+    in_context = dataclasses.replace(training, context=2)
+    assert plans(in_context, 4, "pcie") == [Plan("ddp", context=2), two, Plan("fsdp2", offload=True, context=2), four]
     shared = dataclasses.replace(training, tensor=2)
     assert plans(shared, 4, "nvlink") == [Plan("ddp", 2), Plan("fsdp2", 2), Plan("fsdp2", 4), Plan("fsdp2", 2, offload=True)]
     assert plans(dataclasses.replace(training, strategy="fsdp2"), 4, "nvlink") == fast
     deep = copy.deepcopy(config)
     deep.num_hidden_layers = 8
-    assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8, 1, 1, 1, 1]
+    assert [plan.pipeline for plan in plans(dataclasses.replace(training, config=deep), 8, "pcie")] == [1, 1, 2, 4, 8] + [1] * 7
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb"])

@@ -265,17 +265,22 @@ def test_a_wave_that_fails_as_a_whole_ends_the_search(tmp_path: Path, monkeypatc
         worked(tmp_path, monkeypatch, [Scripted("size", fails=range(99)), Scripted("full")])
 
 
-def test_what_does_not_fit_into_the_time_left_is_dropped_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_the_time_left_is_set_aside_until_there_is_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Work, "_price", lambda self, rung, one: Price(100.0 * (rung.NAME == "full") * (not one.own), 0.0))
     study, setup = worked(tmp_path, monkeypatch, [Scripted("size"), Scripted("full")], budget={"trials": 8, "hours": 0.01})
     assert len(study.candidates()) == 4  # one wave: the next one would fare alike
-    Work(setup, study, BASELINE).run()  # another call tries again
-    assert len(study.candidates()) == 8
+    Work(setup, study, BASELINE).run()  # another call tries again, and does not draw either
+    assert len(study.candidates()) == 4
     finished = [one for one in study.candidates() if one.state == "finished"]
     assert [one.own for one in finished] == [True]
     for one in study.candidates():
         assert one.own or "of search.budget.hours are left; this rung takes 100 s by prediction" in str(one.dropped)
     assert math.isclose(sum(one.seconds for one in finished), 0.0, abs_tol=1.0)
+    more = setup_of(tmp_path, budget={"trials": 8, "hours": 1}, halving={"wave": 4})
+    later = Study(more.folder, more.recipe, more.knobs, True)
+    Work(more, later, BASELINE).run()
+    assert {one.state for one in later.candidates()} == {"finished"}
+    assert len(later.candidates()) == 8
 
 
 def test_the_short_rung_trains_for_its_share(tmp_path: Path) -> None:

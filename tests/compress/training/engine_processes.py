@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.machine.parallel import Team, full, joined, leave, shard
+from compress.machine.parallel import Team, joined, leave
+from compress.machine.sharding import full, shard
 from compress.training import engine as module
 from compress.training.engine import Engine
 from compress.training.optimizers import Optimizer, optimizer_of

@@ -150,18 +150,19 @@ def test_entries_of_a_checkpoint_name_the_weight_in_the_model(entry: str, name: 
     assert in_model(entry) == name
 
 
-def checked(stage: str, settings: dict[str, Any], folder: Path, sequence: bool = False) -> None:
-    """Checks a recipe that ends in a stage for two processes that share layers; nothing runs."""
+def checked(stage: str, settings: dict[str, Any], folder: Path, sequence: bool = False, context: int = 1) -> None:
+    """Checks a recipe that ends in a stage for two processes that share layers, or tokens; nothing runs."""
+    parallel = Parallel(context=context) if context > 1 else Parallel(tensor=2, sequence=sequence)
     model = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 48, "num_hidden_layers": 2}
     model |= {"num_attention_heads": 4, "intermediate_size": 64}
     raw = {
         "name": "tiny",
         "model": {"config": model, "init": "random", "task": "image-classification", "head": "new"},
         "data": {"path": "sklearn:digits"},
-        "parallel": {"tensor": 2, "sequence": sequence},
+        "parallel": parallel.model_dump(),
         "stages": [*([] if stage == "finetune" else [{"finetune": {}}]), {stage: settings}],
     }
-    prepare(check(raw), folder, ConsoleProgress("silent"), Team(0, 2, "ddp", 2, sequence=sequence)).count_macs()
+    prepare(check(raw), folder, ConsoleProgress("silent"), parallel.of(Team(0, 2))).count_macs()
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,42 @@ def test_what_does_not_work_on_shared_tokens_is_told_before_the_run(
 
 
 @pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        (
+            "distill",
+            {"student": {"layers": 1}, "losses": [{"name": "hidden"}]},
+            r"distill\..*: hidden compares hidden states, whose tokens",
+        ),
+        ("distill", {"student": {"layers": 1}, "loss": "minilmv2"}, r"distill\..*: minilmv2 compares attention, whose tokens"),
+        (
+            "prune",
+            {"sparsity": 0.5, "recover": {"hidden_weight": 0.5}},
+            r"prune\.recover\.hidden_weight: 0\.5 given with parallel\.context: 2",
+        ),
+        ("prune", {"sparsity": 0.5, "method": "joint"}, r"prune\.method: learns masks, given with parallel\.context: 2"),
+    ],
+)
+def test_what_does_not_work_in_context_is_told_before_the_run(stage: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^stages\.{message}.*give context: 1"):
+        checked(stage, settings, tmp_path, context=2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("finetune", {"lora": {}}),
+        ("finetune", {"optimizer": {"name": "adafactor"}}),
+        ("distill", {"student": {"layers": 1, "hidden": 36, "heads": 3}, "loss": "soft_target"}),
+        ("prune", {"sparsity": 0.5}),
+        ("quantize", {"mode": "qat"}),
+    ],
+)
+def test_what_works_in_context_is_not_refused(stage: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    checked(stage, settings, tmp_path, context=2)
+
+
+@pytest.mark.parametrize(
     ("stage", "settings"),
     [
         ("finetune", {}),
@@ -240,7 +277,8 @@ def test_processes_draw_apart_from_the_first_block_to_the_last_and_alike_elsewhe
     ("section", "message"),
     [
         ({"sequence": True}, "sequence: true given without tensor"),
-        ({"tensor": 2, "context": 2}, "context: 2 given; context parallel is not there"),
+        ({"tensor": 2, "context": 2}, "tensor: 2 given with context: 2, whose processes have whole layers: leave one of them out"),
+        ({"pipeline": 2, "context": 2}, "pipeline: 2 given with context: 2, whose processes have whole layers"),
     ],
 )
 def test_sections_that_say_nothing_that_can_be_done_are_refused(section: dict[str, Any], message: str) -> None:
@@ -251,6 +289,11 @@ def test_sections_that_say_nothing_that_can_be_done_are_refused(section: dict[st
 def test_a_plan_says_whether_tokens_are_shared() -> None:
     team = Parallel(tensor=2, sequence=True).of(Team(0, 4))
     assert (team.plan, team.given) == ("ddp, tensor 2 with sequence", "tensor: 2, sequence: true")
+    team = Parallel(context=2, strategy="fsdp2").of(Team(3, 4))
+    assert (team.plan, team.given) == ("fsdp2, context 2", "context: 2")
+    assert (team.data_rank, team.data_size, team.context_rank, team.stream) == (1, 2, 1, 1)
+    with pytest.raises(InputError, match=r"parallel\.context: 3 given for 4 processes; give 1 or 2 or 4"):
+        Parallel(context=3).of(Team(0, 4))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.machine.parallel import Team, full, joined, leave
+from compress.machine.parallel import Team, joined, leave
+from compress.machine.sharding import full
 from compress.schemes.int8 import LayerScales, levels, weight_scale
 from compress.training.layer_share import LayerShare
 from compress.training.lora import Lora
