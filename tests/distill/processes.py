@@ -360,27 +360,28 @@ def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: T
     context = context_of(folder, kind, scratch, team, parallel)
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher_logits.autocast_dtype = lambda device: torch.float32
-    norms, clip, taken, finish, rows, digests = [], train._Loop._clip, train._Loop._batch, train._Loop.finish, [0], [""]
+    norms, clip, parts, finish, rows, digests = [], train._Loop._clip, train.Dealing.parts, train._Loop.finish, [0], [""]
     fewest, adamw8bit.FEWEST = adamw8bit.FEWEST, 64  # weights here are small
 
     def noted(self: Any) -> float:
         norms.append(clip(self))
         return norms[-1]
 
-    def counted(self: Any, indices: Any, counts: bool) -> Any:
-        rows[0] += counts * len(indices)
-        return taken(self, indices, counts)
+    def counted(self: Any, indices: Any) -> Any:
+        dealt = parts(self, indices)
+        rows[0] += sum(map(len, dealt))
+        return dealt
 
     def ended(self: Any) -> Any:
         history = finish(self)
         digests.append(train.weights_digest(self.model, None))
         return history
 
-    train._Loop._clip, train._Loop._batch, train._Loop.finish = noted, counted, ended  # type: ignore[method-assign]
+    train._Loop._clip, train.Dealing.parts, train._Loop.finish = noted, counted, ended  # type: ignore[method-assign]
     try:
         return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0], "weights": digests[-1]}
     finally:
-        train._Loop._clip, train._Loop._batch, train._Loop.finish = clip, taken, finish  # type: ignore[method-assign]
+        train._Loop._clip, train.Dealing.parts, train._Loop.finish = clip, parts, finish  # type: ignore[method-assign]
         adamw8bit.FEWEST = fewest
 
 
