@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from compress.core.forms import text_groups
 from compress.core.runs import equal
-from compress.machine.parallel import ALONE, Team, full, joined, leave, shard
+from compress.machine.parallel import ALONE, Team, joined, leave
+from compress.machine.sharding import full, shard
 from compress.training.dealing import Dealing
 from compress.training.engine import Engine
 from compress.training.gathered import NO_ROW
