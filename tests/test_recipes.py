@@ -34,6 +34,8 @@ ALIKE = (
     "sst2-minilm-ptq",
     "sst2-minilm-search",
     "mrpc-minilm-search",
+    "stsb-minilm-search",
+    "cifar10-vit-search",
     "sst2-minilm-cuda",
     "bert-large-random-cuda",
     "squad-minilm-qat",

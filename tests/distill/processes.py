@@ -225,7 +225,7 @@ PLANS: Mapping[str, Plans] = {
     "groups in four": {
         "ddp of four": (USUAL, ("negatives", "towers", "similar", "relations")),
         "tensor and ddp": (SHARED, ("negatives", "pairs", "relations")),
-        "context and ddp": (IN_CONTEXT, ("negatives", "pairs", "relations")),
+        "context and ddp": (IN_CONTEXT, ("negatives", "pairs")),
     },
     "tokens": {
         "tensor with sequence": (SHARED_TOKENS, ("uneven", "answers", "divisible", "zeros", "words", "grouped", "taught words")),
