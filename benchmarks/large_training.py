@@ -1,7 +1,7 @@
 """Memory of training a large language model: what each process holds, against what `plan` predicts.
 
     python benchmarks/large_training.py [--billions 1] [--methods finetune lora qat] [--processes 2] [--rows 4] [--tokens 64] [--steps 2]
-        [--checkpointing full] [--context 1] [--out FOLDER]
+        [--checkpointing full] [--context 1] [--optimizer adamw] [--out FOLDER]
 
 Writes a Llama of random bfloat16 weights (`large_model.py`), and trains it: several processes, which torchrun starts, under FSDP2 with
 offload; one process alone holds all of it. `--context N`: processes share the tokens of each row.
@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,35 @@ class Watch:
             time.sleep(SECONDS_BETWEEN)
 
 
-def stage_of(method: str, rows: int) -> Any:
+def stage_of(method: str, rows: int, optimizer: str) -> Any:
     """Returns the stage of a method."""
     from compress.training.finetune import Finetune
     from quantize.quantize import Quantize
 
-    settings: dict[str, Any] = {"epochs": 1, "batch_size": rows, "keep": "last", "learning_rate": 1e-5}
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": rows, "keep": "last", "learning_rate": 1e-5, "optimizer": {"name": optimizer}}
     if method != "qat":
         return Finetune(**settings, lora={"rank": 16} if method == "lora" else None)
     return Quantize(mode="qat", qat=settings, calibration={"rows": rows, "method": "minmax"}, smoothquant=False)
 
 
-def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: int, tokens: int, steps: int, context: int) -> None:
+@dataclass(frozen=True)
+class Given:
+    """What the trainings of a table have in common."""
+
+    checkpointing: Any
+    optimizer: str
+    rows: int
+    tokens: int
+    steps: int
+    context: int
+
+    @classmethod
+    def of(cls, checkpointing: str, optimizer: str, *sizes: str) -> Given:
+        """Returns what a command line says."""
+        return cls(checkpointing, optimizer, *map(int, sizes))
+
+
+def train_here(folder: Path, out: Path, method: str, given: Given) -> None:
     """What every process does: imports, trains, writes what it held into `out`."""
     import numpy as np
     import torch
@@ -100,14 +118,16 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
     from compress.training import train
     from distill.injected import Injected
 
-    random = np.random.default_rng(0)
+    random, rows, tokens = np.random.default_rng(0), given.rows, given.tokens
     vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    blocks = [random.integers(0, vocabulary, tokens).astype(np.int32) for _ in range(rows * steps)]
+    blocks = [random.integers(0, vocabulary, tokens).astype(np.int32) for _ in range(rows * given.steps)]
     splits = [Split(list(part), labels_of(part, tokens - 1)) for part in (blocks, blocks[:1])]
     data = Data(splits[0], splits[1], splits[1], ())
     with joined() as first:
         several = first.size > 1
-        parallel = Parallel(strategy="fsdp2" if several else "ddp", offload=several, checkpointing=checkpointing, context=context)
+        parallel = Parallel(
+            strategy="fsdp2" if several else "ddp", offload=several, checkpointing=given.checkpointing, context=given.context
+        )
         team = parallel.of(first)
         watch, run, finish = Watch(), train._Loop.run, train._Loop.finish
         seconds = [0.0]
@@ -134,7 +154,7 @@ def train_here(folder: Path, out: Path, method: str, checkpointing: Any, rows: i
             parallel=parallel,
             losses=Injected(),
         )
-        stage_of(method, rows).run(parent, made, mine / "made")
+        stage_of(method, rows, given.optimizer).run(parent, made, mine / "made")
         watch.enter("end")
         (out / f"{team.rank}.json").write_text(json.dumps({**watch.peaks, "seconds": seconds[0], "threads": torch.get_num_threads()}))
 
@@ -149,7 +169,11 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
     from compress.training.precision import autocast_dtype
     from quantize.training.planned import int8_layers
 
-    stage, config, several = stage_of(method, arguments.rows), AutoConfig.from_pretrained(folder), arguments.processes > 1
+    stage, config, several = (
+        stage_of(method, arguments.rows, arguments.optimizer),
+        AutoConfig.from_pretrained(folder),
+        arguments.processes > 1,
+    )
     half = autocast_dtype(computing_device()) == torch.bfloat16
     taken = needed(
         Training(
@@ -160,6 +184,7 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
             strategy="fsdp2" if several else "ddp",
             checkpointing=arguments.checkpointing,
             context=arguments.context,
+            optimizer=arguments.optimizer,
             offload=several,
             lora=getattr(stage, "lora", None),
             **({"changes": int8_layers(stage.qat, stage.exclude), "soft_weight": stage.qat.soft_weight} if method == "qat" else {}),
@@ -173,10 +198,10 @@ def measure(folder: Path, method: str, arguments: argparse.Namespace) -> list[Ma
     """Trains in processes of torchrun; returns what each held."""
     out = folder.with_name(f"{folder.name}-{method}")
     out.mkdir()
-    sizes = [str(value) for value in (arguments.checkpointing, arguments.rows, arguments.tokens, arguments.steps, arguments.context)]
+    given = [str(getattr(arguments, each.name)) for each in fields(Given)]
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={arguments.processes}", "--standalone"]
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // arguments.processes)), **os.environ}
-    subprocess.run([*launch, __file__, "--child", str(folder), str(out), method, *sizes], check=True, env=environment)
+    subprocess.run([*launch, __file__, "--child", str(folder), str(out), method, *given], check=True, env=environment)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(arguments.processes)]
 
 
@@ -191,8 +216,8 @@ def row_of(method: str, parameters: int, expected: int, found: list[Mapping[str,
 def main() -> None:
     """Writes the model, trains it by every method, prints the table."""
     if sys.argv[1:2] == ["--child"]:
-        folder, out, method, checkpointing, *sizes = sys.argv[2:]
-        train_here(Path(folder), Path(out), method, checkpointing, *(int(size) for size in sizes))
+        folder, out, method, *given = sys.argv[2:]
+        train_here(Path(folder), Path(out), method, Given.of(*given))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--billions", type=float, default=1, help="parameters, in billions")
@@ -203,6 +228,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="steps")
     parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="full", help="activation checkpointing")
     parser.add_argument("--context", type=int, default=1, help="processes that share the tokens of each row")
+    parser.add_argument("--optimizer", choices=("adamw", "adamw8bit", "adafactor", "lamb"), default="adamw", help="the optimizer")
     parser.add_argument("--out", type=Path, help="folder for the models; a temporary one where absent")
     arguments = parser.parse_args()
     sizes = sizes_of(arguments.billions * 1e9)

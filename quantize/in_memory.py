@@ -87,6 +87,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
 
     trained: dict[str, Any] = {}
     if settings.mode == "qat":
+        del layers, rounded  # a training shards the weights, and these would keep whole ones
         scales, trained = steps.train(scales, observed.group, uncorrected)
     else:
         round_weights(layers, rounded, scales)

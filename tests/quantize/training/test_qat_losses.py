@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -28,6 +30,7 @@ from compress.training.train import Batch
 from distill.injected import Injected
 from quantize.in_memory import quantize_in_memory
 from quantize.quantize import Quantize
+from quantize.steps import Steps
 from quantize.training.linear import QatLinear
 from quantize.training.qat import Qat, insert, learn, setting_keys
 from tests.quantize.training.test_qat_training import features, group_of, start_of
@@ -57,6 +60,25 @@ def test_every_preset_trains_in_int8(loss: Any, bert: Artifact, run: Context) ->
         history.losses[0]
     )
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_nobody_but_the_model_holds_the_layers_that_train(bert: Artifact, run: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sharded training replaces their weights, and a reference from elsewhere would keep whole ones in every process."""
+    left: list[str] = []
+
+    def train(self: Steps, scales: Any, group: Any, uncorrected: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        held = {name: weakref.ref(self.model.get_submodule(name)) for name in scales}
+        for name in scales:
+            owner, _, child = name.rpartition(".")
+            setattr(self.model.get_submodule(owner), child, torch.nn.Identity())
+        gc.collect()
+        left.extend(name for name, layer in held.items() if layer() is not None)
+        raise InputError("seen")
+
+    monkeypatch.setattr(Steps, "train", train)
+    with pytest.raises(InputError, match="seen"):
+        quantize_in_memory(Quantize(mode="qat", qat=Qat(**QUICK)), bert.path, run)
+    assert left == []
 
 
 def test_a_model_that_differs_from_stage_to_stage_trains_too(image_context: Context, tmp_path: Path) -> None:
