@@ -481,6 +481,7 @@ class _Loop:
         if self.best:
             self.trained.load_state_dict(self.best, strict=False)  # frozen parameters are not among the best: they did not change
         self.best = {}
+        self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()  # a model that was divided is gathered now, and its shares are there too
         self.division.undo()
         self.model.eval()
