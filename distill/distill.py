@@ -169,12 +169,12 @@ class Distill(DistillSettings):
 
         All losses have to read the vectors alone, and to train nothing besides.
         """
-        import torch
+        from compress.models.meta import on_meta_device
 
         facts = TASKS[task]
         if not self.JOINS_MICRO_BATCHES or not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in preset.losses):
             return False
-        with torch.device("meta"):
+        with on_meta_device():
             built = [loss.build(setting) for loss, setting in zip(preset.losses, settings, strict=True)]
         return not any(list(module.parameters()) for module in built if module is not None)
 

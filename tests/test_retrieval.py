@@ -147,14 +147,20 @@ def test_what_needs_queries_is_refused_without_them(stage: dict[str, Any], line:
 @pytest.mark.parametrize(
     ("stage", "key"),
     [
-        ({"finetune": {"micro_batch_size": 8}}, "finetune"),
         ({"prune": {"recover": {"micro_batch_size": 8}}}, "prune.recover"),
-        ({"distill": {"student": {"layers": 1}, "micro_batch_size": 8}}, "distill"),
+        ({"quantize": {"mode": "qat", "qat": {"distill": False, "micro_batch_size": 8}}}, "quantize.qat"),
     ],
 )
-def test_micro_batches_of_queries_are_refused(stage: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_micro_batches_of_queries_are_refused_where_they_would_part_them(stage: dict[str, Any], key: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"stages.{key}.micro_batch_size: 8 given; ranking compares the rows of a batch: leave it out"):
         run(recipe(tmp_path, [stage], train=30), tmp_path / "run", progress=ConsoleProgress("silent"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [{"finetune": {"micro_batch_size": 8}}, {"distill": {"student": {"layers": 1}, "micro_batch_size": 8}}])
+def test_queries_of_several_micro_batches_are_compared(stage: dict[str, Any], tmp_path: Path) -> None:
+    outcome = run(recipe(tmp_path, [stage], train=30), tmp_path / "run", progress=ConsoleProgress("silent"))
+    assert outcome.report["variants"][-1]["id"] == next(iter(stage))
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:
