@@ -50,6 +50,8 @@ class Division:
     """The `skeleton` of the model before; None if it is whole."""
     orders: Mapping[str, Tensor]
     """Order of the rows of weights in which shares are contiguous, by name of the weight."""
+    first: bool = True
+    """Whether this is process 0, which writes checkpoints."""
 
     def whole(self, name: str, value: Tensor) -> Tensor:
         """Returns the whole of a weight, or of something of its shape, in the order of the model; all processes must call it.
@@ -74,8 +76,18 @@ class Division:
         return sharded_like(like, whole if order is None or not whole.ndim else whole[order.to(whole.device)])
 
     def collected(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns entries of a checkpoint whole, by name; all processes must call it."""
-        return tensors if self.plain is None else {name: self.whole(in_model(name), value).cpu() for name, value in tensors.items()}
+        """Returns entries of a checkpoint whole, by name, in process 0, and none in the others; all must call it.
+
+        The others would each hold all weights and moments for nothing, beside their shares.
+        """
+        if self.plain is None:
+            return tensors
+        found: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            whole = self.whole(in_model(name), value)
+            if self.first:
+                found[name] = whole.cpu()
+        return found
 
     def holds(self, entry: str) -> bool:
         """Whether this process has a part of an entry of a checkpoint."""
@@ -119,7 +131,7 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
-    return Division(model, before, orders)
+    return Division(model, before, orders, team.is_first)
 
 
 def sharers_of(team: Team) -> Group | None:

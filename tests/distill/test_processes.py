@@ -209,8 +209,10 @@ def compare(strategy: str, case: str, results: Results) -> None:
     assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
     values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
     # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
+    # what `relational` says nothing of turns the vectors, and two of them change places in an order
+    turned = 2e-3 if case == "related pairs" else 0
     between = 1e-4 if case.startswith("int8") and (strategy.startswith("tensor") or "pairs" in case) else 0
-    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=between)
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=max(between, turned))
     assert case in ("answers", "states", "int8 pairs") or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
     a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
     assert a.keys() == b.keys()
