@@ -32,7 +32,7 @@ from torch.nn import functional
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.architecture.blocks import between_blocks, blocks_of, stacks_of, states_given, states_of, with_layers
-from compress.models.architecture.sequence import LEFT_OUT, TOKENS
+from compress.models.architecture.sequence import TOKENS, check_one_stack, with_states
 from compress.models.architecture.shapes import auto_class, on_meta
 from compress.models.forward import without_cache
 from compress.models.layers import context_attention
@@ -40,7 +40,7 @@ from compress.models.layers.context_attention import Sharing, within
 from compress.models.layers.conv1d import with_linears
 from compress.models.layers.own_answers import answering, sharers
 from compress.models.layers.token_shares import Group, all_tokens, joined, parted
-from compress.models.library import REFUSED, depths_of, one_line, quiet, sizes_config, uninitialized, with_class
+from compress.models.library import REFUSED, one_line, quiet, sizes_config, uninitialized, with_class
 from compress.models.size import inputs_of
 
 POSITIONS = ("position_embeddings", "position_ids", "cache_position")
@@ -128,8 +128,7 @@ class Tokens:
         if states.ndim != 3:
             raise ValueError(f"a {type(block).__name__} reads states of the shape {tuple(states.shape)}, without an axis of tokens")
         self.passing = states.shape[1]
-        own = parted(states, self.group)
-        return ((own, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": own})
+        return with_states(parted(states, self.group), args, kwargs)
 
     def tell(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Gives a block the positions of own tokens, and tells it how many tokens a row has."""
@@ -184,11 +183,7 @@ def check_context(config: Any, task: Task, length: int, processes: int, key: str
     """
     named = with_class(config, task)
     given, remedy = f"{key}: parallel.context: {processes} given; this {config.model_type}", "give context: 1"
-    if len(depths_of(config) or ()) > 1:
-        raise InputError(f"{given} has two stacks of blocks, one of which reads the tokens of the other: {remedy}")
-    for name in LEFT_OUT:
-        if getattr(config, name, 0):
-            raise InputError(f"{given} leaves out blocks at random ({name}: {getattr(config, name):g}), each process others: {remedy}")
+    check_one_stack(config, given, remedy)
     stack = stacks_of(on_meta(named), key)[0]
     kinds = getattr(sizes_config(config), "layer_types", None) or ["one"] * stack.depth
     small = with_layers(named, [kinds.index(kind) for kind in dict.fromkeys(kinds)])

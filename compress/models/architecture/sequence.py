@@ -116,7 +116,7 @@ class _Tokens:
         """Takes the own tokens of what the first block is given."""
         states = states_given(args, kwargs)
         self.passing = states.shape[1]
-        return _with_states(own_tokens(states, self.group), args, kwargs)
+        return with_states(own_tokens(states, self.group), args, kwargs)
 
     def tell(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Tells a block how many tokens a row has."""
@@ -161,7 +161,7 @@ class _Region:
         if torch.is_autocast_enabled(device):
             states = states.to(torch.get_autocast_dtype(device))
         self.reading = Reading(self.tokens.group, states, self.tokens.length)
-        return _with_states(self.reading.whole_bLD, args, kwargs)
+        return with_states(self.reading.whole_bLD, args, kwargs)
 
     def column(self, layer: nn.Linear, name: str, x_bLI: Tensor) -> Tensor:
         """The forward pass of a column layer.
@@ -183,7 +183,7 @@ class _Region:
         return y_bTD if layer.bias is None else y_bTD + layer.bias.to(y_bTD.dtype)
 
 
-def _with_states(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_states(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of a module with other hidden states."""
     return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
 
@@ -234,11 +234,7 @@ def check_sequence(config: Any, task: Task, length: int, processes: int, key: st
     named = with_class(config, task)
     model = on_meta(named)
     given, remedy = f"{key}: parallel.sequence: true given; this {config.model_type}", "give sequence: false"
-    if len(depths_of(config) or ()) > 1:
-        raise InputError(f"{given} has two stacks of blocks, one of which reads the tokens of the other: {remedy}")
-    for name in LEFT_OUT:
-        if getattr(config, name, 0):
-            raise InputError(f"{given} leaves out blocks at random ({name}: {getattr(config, name):g}), each process others: {remedy}")
+    check_one_stack(config, given, remedy)
     mixing = next(_mixing(model, split_of(model, processes, key)), None)
     if mixing is not None:
         raise InputError(f"{given} has {mixing} between the layers of its blocks, which may read several tokens at once: {remedy}")
@@ -247,6 +243,15 @@ def check_sequence(config: Any, task: Task, length: int, processes: int, key: st
         on_meta_else_cpu(lambda meta: _step_of_share(small, task, length, processes, meta=meta))
     except REFUSED as error:
         raise InputError(f"{given} does not run on shares of its tokens ({one_line(error)}): {remedy}") from error
+
+
+def check_one_stack(config: Any, given: str, remedy: str) -> None:
+    """Raises an `InputError` if a model has two stacks of blocks, or leaves out blocks at random."""
+    if len(depths_of(config) or ()) > 1:
+        raise InputError(f"{given} has two stacks of blocks, one of which reads the tokens of the other: {remedy}")
+    for name in LEFT_OUT:
+        if getattr(config, name, 0):
+            raise InputError(f"{given} leaves out blocks at random ({name}: {getattr(config, name):g}), each process others: {remedy}")
 
 
 def _mixing(model: nn.Module, split: Split) -> Iterator[str]:

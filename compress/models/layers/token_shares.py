@@ -183,16 +183,17 @@ class _Shared(torch.autograd.Function):
 
 class _All(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own_bTD: Tensor, group: Group, length: int) -> Tensor:
+    def forward(ctx: Any, own_bTD: Tensor, group: Group, length: int, parts: int) -> Tensor:
         """Returns the tokens of all processes."""
-        ctx.group = group
+        ctx.group, ctx.parts = group, parts
         return group.gather(own_bTD, length)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None]:
-        """Returns the gradient for the own tokens: all processes have the same one for the whole."""
-        return ctx.group.own(gradient_bLD), None, None
+    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None, None]:
+        """Returns the gradient for the own tokens: all processes have the same one for the whole, or for one of `parts` equal parts."""
+        own_bTD = ctx.group.own(gradient_bLD)
+        return own_bTD if ctx.parts == 1 else own_bTD * ctx.parts, None, None, None
 
 
 class _Parted(torch.autograd.Function):
@@ -209,20 +210,6 @@ class _Parted(torch.autograd.Function):
         before = min(ctx.group.rank * gradient_bTD.shape[1], ctx.length)
         own_bTD = gradient_bTD[:, : ctx.length - before]
         return functional.pad(own_bTD, (0, 0, before, ctx.length - before - own_bTD.shape[1])), None
-
-
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own_bTD: Tensor, group: Group, length: int) -> Tensor:
-        """Returns the tokens of all processes."""
-        ctx.group = group
-        return group.gather(own_bTD, length)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None]:
-        """Returns the gradient of the own tokens that all processes have together: each has the same part of it."""
-        return ctx.group.own(gradient_bLD) * ctx.group.processes, None, None
 
 
 class _Read(torch.autograd.Function):
@@ -258,7 +245,7 @@ def own_tokens(whole_bLD: Tensor, group: Group) -> Tensor:
 
 def all_tokens(own_bTD: Tensor, group: Group, length: int) -> Tensor:
     """Returns the tokens of all processes, `[b, length, D]`, for a loss that all of them compute."""
-    found: Tensor = _All.apply(own_bTD, group, length)  # type: ignore[no-untyped-call]
+    found: Tensor = _All.apply(own_bTD, group, length, 1)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -270,7 +257,7 @@ def parted(whole_bLD: Tensor, group: Group) -> Tensor:
 
 def joined(own_bTD: Tensor, group: Group, length: int) -> Tensor:
     """Returns the tokens of all processes, `[b, length, D]`, for a loss of which each of them adds its part, 1 / N."""
-    found: Tensor = _Joined.apply(own_bTD, group, length)  # type: ignore[no-untyped-call]
+    found: Tensor = _All.apply(own_bTD, group, length, group.processes)  # type: ignore[no-untyped-call]
     return found
 
 
