@@ -81,6 +81,15 @@ def allocate(path: Path, offset: int, size: int) -> None:
             os.posix_fallocate(stream.fileno(), offset, size)
 
 
+def stored_in(file: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by name, memory-mapped; read-only.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: The file is missing or damaged, or has a tensor type that is not supported.
+    """
+    return {name: mapped(*place) for name, place in _places(file).items()}
+
+
 class StoredWeights:
     """The tensors of a model folder, memory-mapped on access.
 

@@ -23,6 +23,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
 from compress.models.layers.token_shares import Group
 from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
+from compress.training.state import Gathers, by_bytes
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,6 @@ class Division:
     """The `skeleton` of the model before; None if it is whole."""
     orders: Mapping[str, Tensor]
     """Order of the rows of weights in which shares are contiguous, by name of the weight."""
-    first: bool = True
-    """Whether this is process 0, which writes checkpoints."""
 
     def whole(self, name: str, value: Tensor) -> Tensor:
         """Returns the whole of a weight, or of something of its shape, in the order of the model; all processes must call it.
@@ -75,19 +75,12 @@ class Division:
         order = self.orders.get(name)
         return sharded_like(like, whole if order is None or not whole.ndim else whole[order.to(whole.device)])
 
-    def collected(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns entries of a checkpoint whole, by name, in process 0, and none in the others; all must call it.
+    def collected(self, tensors: Mapping[str, Tensor]) -> Gathers:
+        """Returns what makes entries of a checkpoint whole, by name."""
+        return {name: partial(self._collected, name, value.detach()) for name, value in by_bytes(tensors.items()).items()}
 
-        The others would each hold all weights and moments for nothing, beside their shares.
-        """
-        if self.plain is None:
-            return tensors
-        found: dict[str, Tensor] = {}
-        for name, value in tensors.items():
-            whole = self.whole(in_model(name), value)
-            if self.first:
-                found[name] = whole.cpu()
-        return found
+    def _collected(self, entry: str, value: Tensor) -> Tensor:
+        return (value if self.plain is None else self.whole(in_model(entry), value)).cpu()
 
     def holds(self, entry: str) -> bool:
         """Whether this process has a part of an entry of a checkpoint."""
@@ -131,7 +124,7 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
         shard(model, [*blocks, *ends_of(model)], parallel.offload, mesh)
     else:
         model.to(computing_device())
-    return Division(model, before, orders, team.is_first)
+    return Division(model, before, orders)
 
 
 def sharers_of(team: Team) -> Group | None:

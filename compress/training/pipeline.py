@@ -47,6 +47,7 @@ from compress.models.forward import without_cache
 from compress.training.division import in_model
 from compress.training.engine import Objective
 from compress.training.rows import Rows
+from compress.training.state import Gathers, by_bytes
 
 FEW = 2
 """Rows that are run whole and in stages before the training."""
@@ -318,25 +319,32 @@ class Pipeline:
         name = in_model(entry)
         return self.rank in self._processes(name) if name else self.rank == self.count - 1
 
-    def collected(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns entries of a checkpoint of all stages in process 0, and in the others their own; all must call it."""
+    def collected(self, tensors: Mapping[str, Tensor]) -> Gathers:
+        """Returns what brings entries of a checkpoint of all stages to process 0, by name; all must call it."""
         import torch.distributed as dist
 
-        saved = {name: value.detach().cpu().contiguous() for name, value in tensors.items() if self._saves(name)}
         if self.team.data_rank:
-            return saved
-        found = dict(saved)
-        for source in self.peers[1:]:
-            listed = [[(name, value.dtype, value.shape) for name, value in saved.items()]]
-            dist.broadcast_object_list(listed, source, group=self.group, device=torch.device("cpu"))
-            for name, dtype, shape in listed[0]:
-                if self.team.rank == source and saved[name].numel():
-                    dist.send(as_bytes(saved[name]), self.peers[0], group=self.group)
-                elif self.team.is_first:
-                    found[name] = torch.empty(shape, dtype=dtype)
-                    if found[name].numel():
-                        dist.recv(as_bytes(found[name]), source, group=self.group)
-        return found
+            return {}
+        saved = {name: value.detach() for name, value in tensors.items() if self._saves(name)}
+        listed: list[Any] = [None] * self.count
+        dist.all_gather_object(listed, {name: torch.empty_like(value, device="meta") for name, value in saved.items()}, group=self.group)
+        owners = {name: self.peers[stage] for stage, entries in enumerate(listed) for name in entries}
+        entries = by_bytes(entry for stage in listed for entry in stage.items())
+        return {name: functools.partial(self._collected, owners[name], saved.get(name, like)) for name, like in entries.items()}
+
+    def _collected(self, owner: int, value: Tensor) -> Tensor:
+        """Returns a tensor of the process `owner` in process 0."""
+        import torch.distributed as dist
+
+        first = self.peers[0]
+        if first == owner or not value.numel() or self.team.rank not in (first, owner):
+            return value.cpu() if self.team.rank == owner else torch.empty(value.shape, dtype=value.dtype)
+        if self.team.rank == owner:
+            dist.send(as_bytes(value.cpu().contiguous()), first, group=self.group)
+            return value
+        whole = torch.empty(value.shape, dtype=value.dtype)
+        dist.recv(as_bytes(whole), owner, group=self.group)
+        return whole
 
     def _saves(self, entry: str) -> bool:
         name = in_model(entry)

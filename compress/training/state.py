@@ -3,6 +3,12 @@
 A folder that is written next to the previous one and then renamed over it: `tensors.safetensors` (weights, best weights, optimizer, torch
 generators) and `state.json` (position, history, numpy and Python generators, settings, sha256 of the tensors). A checkpoint that is damaged
 or has other settings is skipped with a warning. No pickle.
+
+Tensors are gathered, written and read one at a time, through the memory of the file: a divided model, with its moments thrice as large, is
+whole in no process. The file holds whole tensors, and so is read by any number of processes, or one.
+
+Left out: `torch.distributed.checkpoint`, whose files hold what each process has. They are read by other numbers of processes too, but
+processes that share layers keep the rows of a weight in an order that depends on their number, which its files do not know.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +28,32 @@ import torch
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import file_digest, put_back, write_json, writing
+from compress.artifacts.shards import ShardWriter, stored_in
 
 SCHEMA = 2
 FOLDER = "training"
-TENSORS = "tensors.safetensors"
+STEM = "tensors"
+TENSORS = f"{STEM}.safetensors"
 STATE = "state.json"
+
+Gathers = Mapping[str, Callable[[], Tensor]]
+"""Tensors by name, each made whole on the CPU when its function is called. Where several processes hold the parts, all of them must call
+all functions, in the order of the mapping; what those return that do not write is of no use."""
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """What a checkpoint of the present moment holds."""
+
+    tensors: Gathers
+    """All tensors; those of types with fewer bytes come last."""
+    values: dict[str, Any]
+    """Everything else: JSON types."""
+
+    def gather(self) -> None:
+        """Takes part in the gathering of tensors that another process writes."""
+        for gather in self.tensors.values():
+            gather()
 
 
 @dataclass(frozen=True)
@@ -34,12 +61,17 @@ class State:
     """The contents of a training checkpoint."""
 
     tensors: dict[str, Tensor]
-    """All tensors by name."""
+    """All tensors by name; read-only, in the memory of the file."""
     values: dict[str, Any]
     """Everything else: JSON types."""
 
 
-def write_state(scratch: Path, settings: Mapping[str, Any], state: State) -> None:
+def by_bytes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns tensors in an order in which each begins at a multiple of the bytes of its type; as they came within a type."""
+    return dict(sorted(tensors, key=lambda entry: -entry[1].dtype.itemsize))
+
+
+def write_state(scratch: Path, settings: Mapping[str, Any], state: Unwritten) -> None:
     """Atomically replaces the checkpoint in `scratch`.
 
     Args:
@@ -47,14 +79,17 @@ def write_state(scratch: Path, settings: Mapping[str, Any], state: State) -> Non
         settings: The dependencies of the training (JSON types); `read_state` requires the same.
         state: What to save; this function adds the random generators.
     """
-    from safetensors.torch import save_file
-
     python, numbers = random.getstate(), np.random.get_state(legacy=False)
     assert isinstance(numbers, dict), type(numbers)
-    tensors = _unshared({**state.tensors, **{f"generator.{name}": value for name, value in _torch_generators().items()}})
+    drawn = {f"generator.{name}": value for name, value in _torch_generators().items()}
     generators = {"python": [python[0], list(python[1]), python[2]], "numpy": {**numbers, "state": _plain(numbers["state"])}}
     with writing(scratch / FOLDER) as folder:
-        save_file(tensors, folder / TENSORS)
+        writer = ShardWriter(folder, [*state.tensors, *drawn], STEM, limit=None)
+        for name, gather in state.tensors.items():
+            writer.copy(name, gather())
+        for name, generator in drawn.items():
+            writer.copy(name, generator)
+        writer.close()
         document = {
             "schema": SCHEMA,
             "settings": settings,
@@ -67,9 +102,6 @@ def write_state(scratch: Path, settings: Mapping[str, Any], state: State) -> Non
 
 def read_state(scratch: Path, settings: Mapping[str, Any], warn: Callable[[str], None]) -> State | None:
     """Returns the checkpoint in `scratch` and restores the random generators; None, with a warning, if it cannot be used."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     folder = scratch / FOLDER
     put_back(folder)
     for leftover in scratch.glob(f".{FOLDER}.*"):  # left by a kill while writing
@@ -83,10 +115,10 @@ def read_state(scratch: Path, settings: Mapping[str, Any], warn: Callable[[str],
             return None
         if file_digest(folder / TENSORS) != document["sha256"]:
             raise ValueError(f"the sha256 of {TENSORS} is not the one in {STATE}")
-        tensors = load_file(folder / TENSORS)
+        tensors = stored_in(folder / TENSORS)
         _restore_generators(tensors, document["generators"])
         return State({name: value for name, value in tensors.items() if not name.startswith("generator.")}, document["values"])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         warn(f"{folder}: the training checkpoint is damaged and not used; training starts over ({error})")
         return None
 
@@ -136,15 +168,3 @@ def _restore_generators(tensors: Mapping[str, Tensor], generators: Mapping[str, 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}
-
-
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors to the CPU, and clones all but the first of those that share memory, which safetensors rejects."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach().cpu().contiguous()
-        pointer = value.untyped_storage().data_ptr()
-        result[name] = value.clone() if pointer in seen else value
-        seen.add(pointer)
-    return result

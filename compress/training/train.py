@@ -60,7 +60,7 @@ from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows
 from compress.training.schedule import learning_rate, steps_in
-from compress.training.state import State, read_state, seeded, weights_digest, write_state
+from compress.training.state import Gathers, State, Unwritten, read_state, seeded, weights_digest, write_state
 
 RANK_SEED = 1_000_003
 """Distance between the seeds of two processes, so that their dropout differs."""
@@ -266,7 +266,7 @@ class _Loop:
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
         self.seen = 0  # rows of this epoch
 
-    def run(self, write: Callable[[State], None], progress: Progress, profiles: Path | None) -> None:
+    def run(self, write: Callable[[Unwritten], None], progress: Progress, profiles: Path | None) -> None:
         """Runs all remaining steps; the first process writes checkpoints, and a profile where a folder for it is given."""
         left = self.num_steps - self.history.steps
         profiler = None if profiles is None or not self.team.is_first else self._profiler(profiles, left)
@@ -292,6 +292,8 @@ class _Loop:
                     state = self.state()
                     if self.team.is_first:
                         write(state)
+                    else:
+                        state.gather()
                     saved = time.monotonic()
 
     def _profiler(self, folder: Path, left: int) -> Any:
@@ -422,17 +424,15 @@ class _Loop:
         frozen = {name for name, parameter in self.trained.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
         return {name: value for name, value in self.trained.state_dict().items() if name not in frozen}
 
-    def state(self) -> State:
+    def state(self) -> Unwritten:
         """Returns everything that `resume` needs; all processes must make this call."""
         tensors = {f"now.{name}": value for name, value in self._changing().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for name, parameter in self.trained.named_parameters():
             tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
-        tensors = self.division.collected(tensors)
-        generators = self.team.gather(generator_state(self.device))[
-            :: self.team.twins
-        ]  # processes that share layers or tokens have the same
-        tensors |= {f"rank.{rank}": generator for rank, generator in enumerate(generators)}
+        # processes that share layers or tokens have the same generator
+        generators = self.team.gather(generator_state(self.device))[:: self.team.twins]
+        drawn: Gathers = {f"rank.{rank}": partial(torch.clone, generator) for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),
             "sums": self.sums,
@@ -440,7 +440,7 @@ class _Loop:
             "processes": len(generators),
             "plan": self.plan_text,
         }
-        return State(tensors, values)
+        return Unwritten({**self.division.collected(tensors), **drawn}, values)
 
     def resume(self, state: State | None, progress: Progress, seed: int) -> None:
         """Resumes from the checkpoint of the first process, if there is one.
@@ -465,10 +465,10 @@ class _Loop:
             elif kind == "now" and name in now:  # one process alone caches answers of its teacher, which several have no place for
                 now[name].copy_(self.division.part(in_model(key), now[name], value))
             elif kind == "best":
-                self.best[name] = self.division.part(in_model(key), now[name], value)
+                self.best[name] = self.division.part(in_model(key), now[name], value).clone()  # `value` is part of the file
             elif kind == "optimizer":
                 moment, _, name = name.partition(".")
-                moments.setdefault(name, {})[moment] = self.division.part(in_model(key), parameters[name], value)
+                moments.setdefault(name, {})[moment] = self.division.part(in_model(key), parameters[name], value).clone()
         places = {parameter: i for i, parameter in enumerate(each for group in self.optimizer.param_groups for each in group["params"])}
         known = {places[parameters[name]]: values for name, values in moments.items()}
         self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
