@@ -1,11 +1,12 @@
 """Predicts the disk space of each step from the model shapes: the disk column of `compress plan`, and the size of candidates of a search.
 
-Weights dominate: 4 bytes each in float, 1 byte in int8. Graphs, tokenizer and predictions are estimated. TensorRT engines are not counted,
-because their size is only known after the build.
+Weights dominate: 4 bytes each in float, 1 byte in int8, 2 in tables of embeddings beside a float part in bf16. Graphs, tokenizer and
+predictions are estimated. TensorRT engines are not counted, because their size is only known after the build.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,7 @@ from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-FLOAT_BYTES = 4
+FLOAT_BYTES, HALF_BYTES = 4, 2
 GRAPH_BYTES_PER_LAYER = 70_000  # an OpenVINO graph of one encoder layer, as XML
 TOKENIZER_BYTES_PER_TOKEN = 23  # one entry of tokenizer.json
 
@@ -50,6 +51,8 @@ class Sizes:
     parameters: int
     int8_parameters: int
     """Number of weights that become int8; 0 without a quantize stage."""
+    table_parameters: int
+    """Number of weights in tables that are read by rows alone."""
     layers: int
     tokenizer_bytes: int
     prediction_bytes: int
@@ -64,6 +67,11 @@ class Sizes:
     def int8_bytes(self) -> int:
         """Size of all weights after quantization."""
         return FLOAT_BYTES * (self.parameters - self.int8_parameters) + self.int8_parameters
+
+    @property
+    def halved_bytes(self) -> int:
+        """What tables in bf16 save."""
+        return (FLOAT_BYTES - HALF_BYTES) * self.table_parameters
 
 
 @dataclass(frozen=True)
@@ -103,13 +111,14 @@ def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], c
 
 
 def weight_bytes(variant: Variant, context: Context) -> int:
-    """Returns the size in bytes of the weights of a model as an engine loads them: 1 byte where they become int8, else 4."""
+    """Returns the size in bytes of the weights of a model as an engine loads them, at least: 1 byte where they become int8, 2 in tables of
+    embeddings that an engine has in bf16, else 4."""
     sizes = _sizes(variant.config, context, variant.quantizer if variant.stages else None)
-    return sizes.int8_bytes
+    return sizes.int8_bytes - sizes.halved_bytes * _halves_tables(context)
 
 
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
-    parameters, int8_parameters = _parameters(config, context.task, quantizer)
+    parameters, int8_parameters, table_parameters = _parameters(config, context.task, quantizer)
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
     if TASKS[context.task].embeds:
         numbers = width_of_towers(config) if TASKS[context.task].two_towers else width_of(config)
@@ -122,6 +131,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
+        table_parameters=table_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size
         if TASKS[context.task].reads_text
@@ -132,12 +142,16 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     )
 
 
-def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int]:
-    """Returns the number of parameters and how many of them become int8, counted on the meta device."""
+def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int, int]:
+    """Returns the number of parameters, and how many of them become int8 and are in tables of embeddings, counted on the meta device."""
     with on_meta_device(), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
     int8 = _int8_layers(model, quantizer) if quantizer else []
-    return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in int8)
+    uses = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and uses[id(module.weight)] == 1]
+    counted = ([*model.parameters()], [layer.weight for layer in int8], tables)
+    whole, integers, rows = (sum(weight.numel() for weight in weights) for weights in counted)
+    return whole, integers, rows
 
 
 def _int8_layers(model: nn.Module, quantizer: Quantize) -> list[Layer]:
@@ -161,17 +175,23 @@ def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
-    if precision == "bf16":  # uses the files of fp32
-        return sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
+    halves = _halves_tables(context)
+    if precision == "bf16":  # else it uses the files of fp32
+        return (sizes.float_bytes - sizes.halved_bytes) * halves + sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     if precision == "fp16":  # a half graph twice, with attention as nodes and without
         return sizes.float_bytes + sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
     kind = "int8" if precision == "int8" else "float"
     engines = [ENGINES[engine] for engine in context.target.engines]
     copies = 1 + sum(kind in engine.stores for engine in engines)  # model.onnx, openvino.bin, model_uint8.onnx, ...
-    copies += 2 * (precision == "int8" and has_half_graphs(context))
+    copies += (2 * has_half_graphs(context) + halves) if precision == "int8" else 0
     graph = sizes.layers * GRAPH_BYTES_PER_LAYER * sum("float" in engine.stores for engine in engines)
     return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes
+
+
+def _halves_tables(context: Context) -> bool:
+    """Whether networks are written whose tables of embeddings are in bf16."""
+    return TASKS[context.task].reads_text and not TASKS[context.task].generates and computes_bf16(context)
 
 
 def _served_bytes(precision: str, sizes: Sizes) -> int:

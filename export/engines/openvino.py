@@ -6,6 +6,8 @@ The model is stored as OpenVINO's IR (xml, bin) with weights as they are (no fp1
 - static: for each (batch, sequence) by itself, on first use. Known sizes let the compiler fuse attention. A batch of another size is
   filled up to the next compiled batch with copies of its last row, or split.
 
+Where the float part runs in bf16, tables of embeddings are stored in bf16 too (`export.engines.openvino_tables`), in files of their own.
+
 The precision hint is always given: on processors with bf16 the default would be bf16. Threads are not pinned to cores: pinned, several
 engines on one machine would be given the same first cores.
 
@@ -24,9 +26,11 @@ import openvino
 from numpy.typing import NDArray
 
 from compress.schemes.table import of_precision, weight_only
-from compress.standalone.openvino_request import Request
+from compress.standalone.openvino_request import Request, compiled, reshape
+from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 
+HALVED = "openvino_bf16.xml"
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 INT4 = weight_only("int4")
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": INT4, "u4": INT4}
@@ -66,12 +70,15 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Converts the graph, unless the fp32 build did; yields the static mode, the dynamic one, and static with a bf16 float part."""
     if request.shared == request.folder:
         convert(request.model, request.folder, runtime_options(request.precision, request.model))
-    stored = files(request.shared)
-    settings = properties(request.target.num_threads, request.float_precision)
+    network, threads = files(request.shared)[0], request.target.num_threads
+    halved = request.folder / HALVED
+    stored = with_half_tables(network, halved) if request.float_precision == "bf16" else network
+    settings = properties(threads, request.float_precision)
     for mode in ("static", "dynamic"):
-        yield request.entry(mode, stored, properties=settings)
+        yield request.entry(mode, pair(stored), properties=settings)
     if request.bf16_float_part:
-        yield request.entry("static", stored, float_precision="bf16", properties=properties(request.target.num_threads, "bf16"))
+        half = with_half_tables(network, halved)
+        yield request.entry("static", pair(half), float_precision="bf16", properties=properties(threads, "bf16"))
 
 
 def open_engine(spec: EngineSpec) -> OpenVino:
@@ -108,8 +115,13 @@ def convert(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None 
 
 
 def files(folder: Path) -> tuple[Path, Path]:
-    """Returns the paths of what `build` wrote to `folder`: network and weights."""
-    return folder / "openvino.xml", folder / "openvino.bin"
+    """Returns the paths of what `convert` wrote to `folder`: network and weights."""
+    return pair(folder / "openvino.xml")
+
+
+def pair(network: Path) -> tuple[Path, Path]:
+    """Returns the paths of a network and of its weights, which lie beside it."""
+    return network, network.with_suffix(".bin")
 
 
 def properties(threads: int, float_precision: str) -> dict[str, str]:
@@ -182,7 +194,7 @@ class OpenVino:
         added = dict(zip(tensors, model.add_outputs(wanted), strict=True))
         positions = {name: model.get_result_index(output) for name, output in added.items()}
         if self._spec.mode == "static":
-            _reshape(model, _shape(features))
+            reshape(model, _shape(features))
         results = self._core.compile_model(model, "CPU", self._properties)(dict(features))
         found = {name: np.array(results[position]) for name, position in positions.items()}
         return {name: _codes(found[name], dequantized[name][1]) if name in dequantized else found[name] for name in tensors}
@@ -190,11 +202,7 @@ class OpenVino:
     def _compile(self, shape: tuple[int, ...]) -> Request:
         """Returns the compiled model for a shape, () for any."""
         if shape not in self._compiled:
-            model = self._model
-            if shape:
-                model = self._model.clone()
-                _reshape(model, shape)
-            self._compiled[shape] = Request(self._core.compile_model(model, "CPU", self._properties), known=bool(shape))
+            self._compiled[shape] = Request(compiled(self._core, self._model, shape, self._properties), known=bool(shape))
         return self._compiled[shape]
 
 
@@ -332,11 +340,3 @@ def _shape(features: Features) -> tuple[int, ...]:
     """Returns (batch, sequence), or (batch,) for rows of one size."""
     array = next(iter(features.values()))
     return array.shape[:1] if array.ndim > 2 else array.shape[:2]
-
-
-def _reshape(model: Any, shape: tuple[int, ...]) -> None:
-    """Fixes the leading axes of every input."""
-    shapes: Mapping[str, list[int]] = {
-        value.any_name: [*shape, *(axis.get_length() for axis in list(value.partial_shape)[len(shape) :])] for value in model.inputs
-    }
-    model.reshape(shapes)

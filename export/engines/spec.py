@@ -155,7 +155,7 @@ class BuildRequest:
     folder: Path
     """Existing folder of this build."""
     shared: Path
-    """Folder of the fp32 build, whose files a bf16 build runs from; else `folder`."""
+    """Folder of the fp32 build, whose files a bf16 build is made of; else `folder`."""
     precision: str
     float_precision: str
     """What the float part runs in."""

@@ -36,7 +36,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 def launch(*command: str, cwd: Path = ROOT, processes: int = 2) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHELASTIC_ERROR_FILE": ""}
     whole = [*LAUNCH, f"--nproc_per_node={processes}", *command]
-    return subprocess.run(whole, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    return subprocess.run(whole, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=3600)
 
 
 Results = tuple[Path, dict[str, Any], dict[str, Any]]

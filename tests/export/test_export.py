@@ -190,14 +190,15 @@ def test_int8_has_q_dq_and_float_has_not(exported: tuple[Path, dict[str, Any]]) 
 
 
 @NEEDS_BF16
-def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_runs_from_the_graph_of_fp32_with_tables_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     context = answered(small(tmp_path / "scratch", ("openvino",)))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
     floating, half = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
     assert (floating["folder"], half["folder"]) == ("baseline-fp32", "baseline-bf16")
-    assert [engine["file"] for engine in half["engines"]] == [engine["file"] for engine in floating["engines"]]
+    assert {engine["file"] for engine in half["engines"]} == {"baseline-bf16/openvino_bf16.xml"}
+    assert half["engines"][0]["size_bytes"] < floating["engines"][0]["size_bytes"]
     assert half["engines"][0]["properties"]["INFERENCE_PRECISION_HINT"] == "bf16"
     assert not list((tmp_path / "out" / "baseline-bf16").glob("*.onnx"))
 

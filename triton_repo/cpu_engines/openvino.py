@@ -31,9 +31,9 @@ import numpy as np
 import openvino
 
 if __package__:
-    from compress.standalone.openvino_request import Request
+    from compress.standalone.openvino_request import Request, compiled
 else:  # in a repository it lies beside this file
-    from openvino_request import Request  # type: ignore[import-not-found, no-redef]
+    from openvino_request import Request, compiled  # type: ignore[import-not-found, no-redef]
 
 DYNAMIC = ()
 KEPT = "KEPT_NETWORKS"
@@ -108,17 +108,13 @@ class Engine:
             return self._core.import_model(openvino.Tensor(kept, shared_memory=True), "CPU", self._properties)
         if self._network is None:
             self._network = self._core.read_model(self._file)
-        network = self._network
-        if shape:
-            network = network.clone()
-            network.reshape({value.any_name: list(shape) for value in network.inputs})
-        compiled = self._core.compile_model(network, "CPU", self._properties)
+        made = compiled(self._core, self._network, shape, self._properties)
         if self._kept is not None:
             try:
-                self._keep(shape, compiled.export_model().getbuffer())
+                self._keep(shape, made.export_model().getbuffer())
             except OSError as error:  # the server answers without
                 print(f"the compiled network is not kept: {error}", file=sys.stderr, flush=True)
-        return compiled
+        return made
 
     def _whole(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """Returns the kept network of a shape, uint8; None where there is none, or not the one that was written."""

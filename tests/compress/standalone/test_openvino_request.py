@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 
-from compress.standalone.openvino_request import Request
+from compress.standalone.openvino_request import Request, compiled
 
 WIDTH = 5
 
 
-def compiled(shape: tuple[int, int] | None = None) -> Any:
+def opened(shape: tuple[int, int] | None = None) -> Any:
     """Returns a model of two inputs, float `x` and int64 `k`, with outputs y = 3 x + k and z = k."""
     x = ops.parameter([-1, WIDTH] if shape is None else shape, np.float32, name="x")
     k = ops.parameter([-1, WIDTH] if shape is None else shape, np.int64, name="k")
@@ -54,7 +54,7 @@ def laid_out(array: np.ndarray, how: str) -> np.ndarray:
 
 
 LAYOUTS = st.sampled_from(["plain", "columns first", "every second", "read only"])
-ANY, FIXED = compiled(), compiled((3, WIDTH))
+ANY, FIXED = opened(), opened((3, WIDTH))
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), LAYOUTS, LAYOUTS), min_size=1, max_size=4))
@@ -144,3 +144,28 @@ def test_a_state_is_forgotten() -> None:
     assert [request.infer(ones)[0, 0] for _ in range(3)] == [1, 2, 3]
     request.reset_state()
     assert request.infer(ones)[0, 0] == 1
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
+def test_token_ids_of_a_known_shape_go_in_as_int32(batch: int, length: int, seed: int) -> None:
+    """The network itself stays as it is, and so do answers, up to the largest id."""
+    ids = ops.parameter([-1, -1], np.int64, name="ids")
+    ids.output(0).set_names({"ids"})
+    network = openvino.Model([ops.convert(ops.multiply(ids, ops.constant(np.int64(3))), "f32").output(0)], [ids], "triple")
+    given = np.random.default_rng(seed).integers(0, 100_000, (batch, length))
+    found = {}
+    for shape in ((), (batch, length)):
+        model = compiled(openvino.Core(), network, shape, {})
+        assert str(model.inputs[0].get_element_type().get_type_name()) == ("i32" if shape else "i64")
+        found[shape] = Request(model, known=bool(shape)).infer({"ids": given})
+    np.testing.assert_array_equal(found[()], 3 * given)
+    np.testing.assert_array_equal(found[batch, length], 3 * given)
+    assert network.inputs[0].get_partial_shape().is_dynamic
+
+
+def test_the_leading_axes_are_fixed_and_the_others_stay() -> None:
+    pixels = ops.parameter([-1, 3, 8, 8], np.float32, name="pixels")
+    pixels.output(0).set_names({"pixels"})
+    network = openvino.Model([ops.relu(pixels).output(0)], [pixels], "image")
+    for shape in ((5,), (5, 3, 8, 8)):
+        assert list(compiled(openvino.Core(), network, shape, {}).inputs[0].shape) == [5, 3, 8, 8]
