@@ -289,12 +289,16 @@ class _Loop:
                 now = time.monotonic()
                 self.history.seconds, last = self.history.seconds + now - last, now
                 if self.team.broadcast(now - saved >= self.config.checkpoint_seconds):
-                    state = self.state()
-                    if self.team.is_first:
-                        write(state)
-                    else:
-                        state.gather()
+                    self._save(write)
                     saved = time.monotonic()
+
+    def _save(self, write: Callable[[Unwritten], None]) -> None:
+        """Lets the first process write a checkpoint; nothing of it stays in memory."""
+        state = self.state()
+        if self.team.is_first:
+            write(state)
+        else:
+            state.gather()
 
     def _profiler(self, folder: Path, left: int) -> Any:
         """Returns what profiles the steps that are left."""
