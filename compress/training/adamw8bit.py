@@ -38,6 +38,7 @@ from torch import Tensor
 from compress.machine.sharding import is_sharded
 from compress.training.each_weight import EachWeight
 from compress.training.layer_share import local
+from compress.training.state import Entry
 
 BETAS = 0.9, 0.999
 EPS = 1e-8
@@ -147,16 +148,16 @@ class AdamW8bit(EachWeight):
             else:
                 state[name], state[f"{name}_scale"] = rounded(flat, signed=name == "exp_avg")
 
-    def moments(self, weight: Tensor) -> dict[str, Tensor]:
+    def moments(self, weight: Tensor) -> dict[str, Entry]:
         """Returns what a checkpoint holds: `step`, and the moments as float32 of the shape of the weight, divided as it is."""
         if weight not in self.state:
             return {}
-        found, part = {"step": self.state[weight]["step"]}, local(weight)
+        found = {name: Entry(torch.float32, weight.shape, functools.partial(self._whole, weight, name)) for name in MOMENTS}
+        return {"step": Entry.of(self.state[weight]["step"]), **found}
+
+    def _whole(self, weight: Tensor, name: str) -> Tensor:
         everything = slice(None)
-        for name in MOMENTS:
-            values = self._moment(weight, name, everything, everything).view(part.shape)
-            found[name] = _divided_like(weight, values)
-        return found
+        return _divided_like(weight, self._moment(weight, name, everything, everything).view(local(weight).shape))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `moments` returned for each weight."""

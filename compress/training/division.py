@@ -40,7 +40,7 @@ from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
 from compress.models.layers.token_shares import Group
 from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
-from compress.training.state import Gathers, by_bytes
+from compress.training.state import Entry, Gathers, by_bytes
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,13 @@ class Division:
         order = self.orders.get(name)
         return sharded_like(like, whole if order is None or not whole.ndim else whole[order.to(whole.device)])
 
-    def collected(self, tensors: Mapping[str, Tensor]) -> Gathers:
+    def collected(self, entries: Mapping[str, Entry]) -> Gathers:
         """Returns what makes entries of a checkpoint whole, by name."""
-        return {name: partial(self._collected, name, value.detach()) for name, value in by_bytes(tensors.items()).items()}
+        return {name: partial(self._collected, name, entry) for name, entry in by_bytes(entries.items()).items()}
 
-    def _collected(self, entry: str, value: Tensor) -> Tensor:
-        return (value if self.plain is None else self.whole(in_model(entry), value)).cpu()
+    def _collected(self, name: str, entry: Entry) -> Tensor:
+        value = entry.make()
+        return (value if self.plain is None else self.whole(in_model(name), value)).cpu()
 
     def holds(self, entry: str) -> bool:
         """Whether this process has a part of an entry of a checkpoint."""

@@ -32,6 +32,7 @@ from compress.machine.parallel import Team
 from compress.machine.sharding import full
 from compress.training.adamw8bit import AdamW8bit, bytes_of
 from compress.training.each_weight import EachWeight
+from compress.training.state import Entry
 
 OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lamb"]
 BETAS = 0.9, 0.999
@@ -100,9 +101,11 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
-def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Entry]:
     """Returns what a checkpoint holds of the state of an optimizer for a weight, by name; `load_state_dict` takes the same."""
-    return optimizer.moments(weight) if isinstance(optimizer, AdamW8bit) else optimizer.state.get(weight, {})
+    if isinstance(optimizer, AdamW8bit):
+        return optimizer.moments(weight)
+    return {name: Entry.of(value) for name, value in optimizer.state.get(weight, {}).items()}
 
 
 def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:

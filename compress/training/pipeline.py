@@ -47,7 +47,7 @@ from compress.models.forward import without_cache
 from compress.training.division import in_model
 from compress.training.engine import Objective
 from compress.training.rows import Rows
-from compress.training.state import Gathers, by_bytes
+from compress.training.state import Entry, Gathers, by_bytes
 
 FEW = 2
 """Rows that are run whole and in stages before the training."""
@@ -319,32 +319,30 @@ class Pipeline:
         name = in_model(entry)
         return self.rank in self._processes(name) if name else self.rank == self.count - 1
 
-    def collected(self, tensors: Mapping[str, Tensor]) -> Gathers:
+    def collected(self, entries: Mapping[str, Entry]) -> Gathers:
         """Returns what brings entries of a checkpoint of all stages to process 0, by name; all must call it."""
         import torch.distributed as dist
 
         if self.team.data_rank:
             return {}
-        saved = {name: value.detach() for name, value in tensors.items() if self._saves(name)}
+        saved = {name: entry for name, entry in entries.items() if self._saves(name)}
         listed: list[Any] = [None] * self.count
-        dist.all_gather_object(listed, {name: torch.empty_like(value, device="meta") for name, value in saved.items()}, group=self.group)
-        owners = {name: self.peers[stage] for stage, entries in enumerate(listed) for name in entries}
-        entries = by_bytes(entry for stage in listed for entry in stage.items())
-        return {name: functools.partial(self._collected, owners[name], saved.get(name, like)) for name, like in entries.items()}
+        dist.all_gather_object(listed, {name: (entry.dtype, entry.shape) for name, entry in saved.items()}, group=self.group)
+        owners = {name: self.peers[stage] for stage, found in enumerate(listed) for name in found}
+        everywhere = {name: _elsewhere(*known) for found in listed for name, known in found.items()} | saved
+        return {name: functools.partial(self._collected, owners[name], entry) for name, entry in by_bytes(everywhere.items()).items()}
 
-    def _collected(self, owner: int, value: Tensor) -> Tensor:
+    def _collected(self, owner: int, entry: Entry) -> Tensor:
         """Returns a tensor of the process `owner` in process 0."""
         import torch.distributed as dist
 
-        first = self.peers[0]
-        if first == owner or not value.numel() or self.team.rank not in (first, owner):
-            return value.cpu() if self.team.rank == owner else torch.empty(value.shape, dtype=value.dtype)
-        if self.team.rank == owner:
-            dist.send(as_bytes(value.cpu().contiguous()), first, group=self.group)
-            return value
-        whole = torch.empty(value.shape, dtype=value.dtype)
-        dist.recv(as_bytes(whole), owner, group=self.group)
-        return whole
+        first, rank, value = self.peers[0], self.team.rank, entry.make().cpu().contiguous()
+        if first != owner and rank in (first, owner) and value.numel():
+            if rank == owner:
+                dist.send(as_bytes(value), first, group=self.group)
+            else:
+                dist.recv(as_bytes(value), owner, group=self.group)
+        return value
 
     def _saves(self, entry: str) -> bool:
         name = in_model(entry)
@@ -366,6 +364,11 @@ class Pipeline:
                 value = buffer.contiguous()
                 copy_from(value, self.peers[self._processes(name)[0]], self.group)
                 buffer.copy_(value)
+
+
+def _elsewhere(dtype: torch.dtype, shape: torch.Size) -> Entry:
+    """Returns the entry of a tensor of another stage."""
+    return Entry(dtype, shape, functools.partial(torch.empty, shape, dtype=dtype))
 
 
 def _names_of_each(model: nn.Module) -> list[list[str]]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,9 +66,24 @@ class State:
     """Everything else: JSON types."""
 
 
-def by_bytes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns tensors in an order in which each begins at a multiple of the bytes of its type; as they came within a type."""
-    return dict(sorted(tensors, key=lambda entry: -entry[1].dtype.itemsize))
+class Entry(NamedTuple):
+    """A tensor of a checkpoint, which may have no memory before it is asked for."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    """That of the whole tensor."""
+    make: Callable[[], Tensor]
+    """Returns what this process has of it."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Entry:
+        """Returns the entry of a tensor that is there."""
+        return cls(tensor.dtype, tensor.shape, tensor.detach)
+
+
+def by_bytes(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
+    """Returns entries in an order in which each begins at a multiple of the bytes of its type; as they came within a type."""
+    return dict(sorted(entries, key=lambda named: -named[1].dtype.itemsize))
 
 
 def write_state(scratch: Path, settings: Mapping[str, Any], state: Unwritten) -> None:

@@ -60,7 +60,7 @@ from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows
 from compress.training.schedule import learning_rate, steps_in
-from compress.training.state import Gathers, State, Unwritten, read_state, seeded, weights_digest, write_state
+from compress.training.state import Entry, Gathers, State, Unwritten, read_state, seeded, weights_digest, write_state
 
 RANK_SEED = 1_000_003
 """Distance between the seeds of two processes, so that their dropout differs."""
@@ -430,10 +430,10 @@ class _Loop:
 
     def state(self) -> Unwritten:
         """Returns everything that `resume` needs; all processes must make this call."""
-        tensors = {f"now.{name}": value for name, value in self._changing().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        entries = {f"now.{name}": Entry.of(value) for name, value in self._changing().items()}
+        entries |= {f"best.{name}": Entry.of(value) for name, value in self.best.items()}
         for name, parameter in self.trained.named_parameters():
-            tensors |= {f"optimizer.{moment}.{name}": value for moment, value in moments_of(self.optimizer, parameter).items()}
+            entries |= {f"optimizer.{moment}.{name}": entry for moment, entry in moments_of(self.optimizer, parameter).items()}
         # processes that share layers or tokens have the same generator
         generators = self.team.gather(generator_state(self.device))[:: self.team.twins]
         drawn: Gathers = {f"rank.{rank}": partial(torch.clone, generator) for rank, generator in enumerate(generators)}
@@ -444,7 +444,7 @@ class _Loop:
             "processes": len(generators),
             "plan": self.plan_text,
         }
-        return Unwritten({**self.division.collected(tensors), **drawn}, values)
+        return Unwritten({**self.division.collected(entries), **drawn}, values)
 
     def resume(self, state: State | None, progress: Progress, seed: int) -> None:
         """Resumes from the checkpoint of the first process, if there is one.

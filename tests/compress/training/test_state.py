@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from compress.training.state import Unwritten, by_bytes, read_state, write_state
+from compress.training.state import Entry, Unwritten, by_bytes, read_state, write_state
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
 SETTINGS = {"seed": 0}
 
 
 def unwritten(tensors: dict[str, torch.Tensor]) -> Unwritten:
-    return Unwritten({name: partial(torch.clone, value) for name, value in by_bytes(tensors.items()).items()}, {"steps": 3})
+    entries = by_bytes((name, Entry.of(value)) for name, value in tensors.items())
+    return Unwritten({name: entry.make for name, entry in entries.items()}, {"steps": 3})
 
 
 def refused(text: str) -> None:
