@@ -189,9 +189,9 @@ def test_four_processes_compare_the_rows_that_one_compares(strategy: str, case: 
     compare(strategy, case, results_of_groups_in_four)
 
 
-WANDERING = {"fused": 1e-3, "int8 low rank": 2e-3, "int8 fused": 2e-3}
-"""Trainings that rounding turns, and how far their losses may part. One process parts from itself by 3e-4, 2e-2 and 1e-2 where its first
-weights differ by 1e-7 of their size: codes flip, and biases of keys, which change nothing but by rounding, get steps of full size."""
+WANDERING = {"fused": 1e-3, "adafactor": 1e-3, "eight bits": 2e-3, "int8 low rank": 2e-3, "int8 fused": 2e-3}
+"""Trainings that rounding turns, and how far their losses may part. One process parts from itself by 3e-4, 4e-4, 5e-3, 2e-2 and 1e-2 where
+its first weights differ by 1e-7: codes flip, and biases of keys, which change nothing but by rounding, get steps of full size."""
 
 
 def compare(strategy: str, case: str, results: Results) -> None:
@@ -229,7 +229,7 @@ def compare(strategy: str, case: str, results: Results) -> None:
     # Distances and angles between rows say nothing of what is added to all rows: the last bias.
     keys += {"relations": ("layer.1.output.LayerNorm.bias",), "related pairs": ("layer.0.output.LayerNorm.bias",)}.get(case, ())
     keys += ("c_attn.bias",) if "words" in case or "fused" in case else ("classifier.bias",) if case == "order" else ()
-    most = 3e-4 if case in processes.LEARNED else 5e-5 if case in processes.CUT else 1e-5  # two trainings, the first one before the cut
+    most = 3e-4 if case in processes.LEARNED else 1e-4 if case in processes.CUT else 1e-5  # two trainings, the first one before the cut
     assert max(value for name, value in apart.items() if not name.endswith(keys)) < most, apart
     assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
 
