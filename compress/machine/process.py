@@ -13,7 +13,8 @@ unsafe in a process with threads, and a call in the child's own main would come 
 By default glibc returns large blocks to the kernel on every free and faults them in again, page by page, after the next malloc. Tensors of
 a few MiB then cost more in page faults than in arithmetic (MiniLM fp32 at 1 x 128: 80 ms instead of 20). `environment` makes children keep
 freed memory, `keep_freed_memory` does so in this process. glibc ignores thresholds above 32 MiB, hence mmap_max=0.
-`freed_memory_returned` restores the default for work where memory matters more than time.
+`freed_memory_returned` restores the default for work where memory matters more than time. Blocks of many sizes do not fit into each other's
+places, so that kept memory grows to several times what is in use; `return_memory_if_short` returns it when the machine has as little left.
 
 Limitations: without prctl (not Linux) children are not killed; C libraries other than glibc ignore the malloc settings.
 """
@@ -30,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
@@ -106,9 +107,7 @@ def peak_memory_bytes() -> int:
 
     `resource.getrusage` would count the size of the process that started it, too: the kernel keeps that maximum when a program is started.
     """
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
-    return int(kilobytes) * 1024
+    return _kilobytes(Path("/proc/self/status"), "VmHWM") * 1024
 
 
 def trim_memory() -> None:
@@ -116,6 +115,56 @@ def trim_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc
         trim(0)
+
+
+def return_memory_if_short() -> bool:
+    """Returns the memory that malloc holds free to the system if it is more than what is left there; returns whether it was.
+
+    For loops whose blocks have another size in every turn, such as training on batches of many lengths. Returning it every time would cost
+    as much in page faults as keeping it saves.
+    """
+    measure = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if measure is None:  # not glibc, or one older than 2.33
+        return False
+    measure.restype = _Mallinfo
+    held = _kilobytes(Path("/proc/self/status"), "RssAnon") * 1024 - measure().in_use
+    if held <= available_memory_bytes():
+        return False
+    trim_memory()
+    return True
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Returns how many bytes this process and its neighbours can still take: of the machine, or of its container (cgroup v2) if that is less.
+
+    Args:
+        root: Folder with `proc` and `sys`.
+    """
+    left = _kilobytes(root / "proc/meminfo", "MemAvailable") * 1024
+    group = root / "sys/fs/cgroup"
+    limit = (group / "memory.max").read_text(encoding="utf-8").strip() if (group / "memory.max").exists() else "max"
+    if limit == "max":
+        return left
+    used = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+    return min(left, max(0, int(limit) - int(used["anon"])))  # the kernel drops cached files first
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    """Returns a line of a file that the kernel writes, in KiB."""
+    return next(int(line.split()[1]) for line in file.read_text(encoding="utf-8").splitlines() if line.startswith(f"{name}:"))
+
+
+class _Mallinfo(ctypes.Structure):
+    """What `mallinfo2` of glibc returns."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t) for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+    ]
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that the program has taken and not freed."""
+        return int(self.uordblks + self.hblkhd)
 
 
 class _Malloc:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import file_digest, put_back, write_json, writing
@@ -163,6 +164,15 @@ def weights_digest(model: nn.Module, objective: nn.Module | None) -> str:
     for name, value in {**model.state_dict(), **own}.items():
         total.update(name.encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:
+    """Returns the sha256 (hex) of training rows and their labels."""
+    total = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
+    for row in rows:
+        plain = row.tobytes() if isinstance(row, np.ndarray) else row
+        total.update(plain if isinstance(plain, bytes) else repr(plain).encode("utf-8", "surrogatepass"))
     return total.hexdigest()
 
 

@@ -14,10 +14,9 @@ Several processes split each batch, and also the model if it is too large for on
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,6 +36,7 @@ from compress.core.progress import Progress
 from compress.core.target import Parallel
 from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team
+from compress.machine.process import return_memory_if_short
 from compress.machine.sharding import clip_gradients
 from compress.measure.metrics import primary
 from compress.models.forward import device_of, on_device
@@ -60,7 +60,7 @@ from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
 from compress.training.rows import Rows
 from compress.training.schedule import learning_rate, steps_in
-from compress.training.state import Entry, Gathers, State, Unwritten, read_state, seeded, weights_digest, write_state
+from compress.training.state import Entry, Gathers, State, Unwritten, read_state, rows_digest, seeded, weights_digest, write_state
 
 RANK_SEED = 1_000_003
 """Distance between the seeds of two processes, so that their dropout differs."""
@@ -211,7 +211,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
         "seed": training.seed,
-        "rows": _rows_digest(training.split.rows, training.split.labels),
+        "rows": rows_digest(training.split.rows, training.split.labels),
         "weights": digest,
         "depends": training.depends,
         "autocast": str(loop.autocast),
@@ -325,6 +325,7 @@ class _Loop:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return_memory_if_short()  # batches of many lengths
         self.history.steps += 1
         self.seen += len(indices)
 
@@ -490,11 +491,3 @@ class _Loop:
         self.division.undo()
         self.model.eval()
         return self.history
-
-
-def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:
-    total = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
-    for row in rows:
-        plain = row.tobytes() if isinstance(row, np.ndarray) else row
-        total.update(plain if isinstance(plain, bytes) else repr(plain).encode("utf-8", "surrogatepass"))
-    return total.hexdigest()

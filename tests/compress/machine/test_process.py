@@ -180,3 +180,38 @@ def test_the_peak_is_that_of_the_program_and_not_of_its_parent() -> None:
     assert len(ballast) <= process.peak_memory_bytes()
     assert small < 200 << 20
     assert large - small >= 80 << 20
+
+
+def test_what_is_left_is_the_least_of_machine_and_container(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    4000 kB\n", encoding="utf-8")
+    assert process.available_memory_bytes(tmp_path) == 4000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n", encoding="utf-8")
+    assert process.available_memory_bytes(tmp_path) == 4000 * 1024
+    (group / "memory.stat").write_text("anon 1000000\nfile 700000\n", encoding="utf-8")
+    for limit, left in [(3_000_000, 2_000_000), (9_000_000, 4000 * 1024), (900_000, 0)]:
+        (group / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
+        assert process.available_memory_bytes(tmp_path) == left
+
+
+SHORT = """
+import re, sys
+from compress.machine import process
+process.keep_freed_memory()
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+before, blocks = anonymous(), [b"x" * 2**20 for _ in range(256)]
+blocks[:-1] = []
+process.available_memory_bytes = lambda: int(sys.argv[1]) << 20
+print(process.return_memory_if_short(), anonymous() - before, process.return_memory_if_short())
+"""
+
+
+@pytest.mark.parametrize(("left", "returns"), [(128, True), (512, False)])
+def test_held_memory_is_returned_when_less_is_left(left: int, returns: bool) -> None:
+    ran = subprocess.run([sys.executable, "-c", SHORT, str(left)], env=process.environment(), capture_output=True, text=True, check=True)
+    did, grown, again = ran.stdout.split()
+    assert (did, again) == (str(returns), "False")
+    assert int(grown) < 32 if returns else int(grown) > 200

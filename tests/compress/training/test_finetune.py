@@ -20,8 +20,9 @@ from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.stage.context import Context
 from compress.training.finetune import Finetune
+from compress.training.state import rows_digest
 from compress.training.supervised import supervised
-from compress.training.train import Batch, _rows_digest
+from compress.training.train import Batch
 from tests.compress import tiny_gpt
 
 
@@ -155,5 +156,5 @@ def test_a_killed_training_of_blocks_belongs_to_these_blocks_alone() -> None:
     labels = np.zeros((3, 2), np.int32)
     other = [row.copy() for row in rows]
     other[1][2500] += 1
-    assert _rows_digest(rows, labels) == _rows_digest([row.copy() for row in rows], labels)
-    assert _rows_digest(rows, labels) != _rows_digest(other, labels)
+    assert rows_digest(rows, labels) == rows_digest([row.copy() for row in rows], labels)
+    assert rows_digest(rows, labels) != rows_digest(other, labels)
