@@ -135,7 +135,7 @@ def return_memory_if_short() -> bool:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns how many bytes this process and its neighbours can still take: of the machine, or of its container (cgroup v2) if that is less.
+    """Returns how many bytes can still be taken: of the machine, or of the container of this process (cgroup v2) if that is less.
 
     Args:
         root: Folder with `proc` and `sys`.
@@ -158,7 +158,8 @@ class _Mallinfo(ctypes.Structure):
     """What `mallinfo2` of glibc returns."""
 
     _fields_: ClassVar = [
-        (name, ctypes.c_size_t) for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
     ]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,11 @@ def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Returns all float linear layers by module name, in model order: encoder, pooler, head."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def uses_of_weights(model: nn.Module) -> Counter[int]:
+    """Returns by `id(parameter)` how many modules have a parameter as their own: more than one where it is tied."""
+    return Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
 
 
 def freeze(model: nn.Module) -> nn.Module:

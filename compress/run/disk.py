@@ -6,7 +6,6 @@ predictions are estimated. TensorRT engines are not counted, because their size 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from compress.core.forms import transcripts
 from compress.core.forms.spans import Part
 from compress.core.tasks import TASKS, Task
 from compress.models.architecture.shapes import auto_class
-from compress.models.forward import linears
+from compress.models.forward import linears, uses_of_weights
 from compress.models.heads.embedding import width_of
 from compress.models.heads.towers import width_of as width_of_towers
 from compress.models.inputs.sounds import frames_of
@@ -147,7 +146,7 @@ def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[in
     with on_meta_device(), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
     int8 = _int8_layers(model, quantizer) if quantizer else []
-    uses = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    uses = uses_of_weights(model)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and uses[id(module.weight)] == 1]
     counted = ([*model.parameters()], [layer.weight for layer in int8], tables)
     whole, integers, rows = (sum(weight.numel() for weight in weights) for weights in counted)

@@ -20,7 +20,6 @@ the last.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from compress.models.architecture.context import share_answers, share_context, w
 from compress.models.architecture.sequence import share_tokens
 from compress.models.architecture.shapes import set_counts
 from compress.models.architecture.split import Split, split_of
+from compress.models.forward import uses_of_weights
 from compress.models.layers.token_shares import Group
 from compress.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
 from compress.training.state import Entry, Gathers, by_bytes
@@ -155,7 +155,7 @@ def ends_of(model: nn.Module) -> list[nn.Module]:
         found = [stock.get_input_embeddings(), stock.get_output_embeddings()]
     except (AttributeError, NotImplementedError):  # of images and sounds
         return []
-    uses = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    uses = uses_of_weights(model)
     return [end for end in found if type(end) in (nn.Embedding, nn.Linear) and all(uses[id(weight)] == 1 for weight in end.parameters())]
 
 
