@@ -42,7 +42,7 @@ from compress.report.intervals import paired
 from export.engines.spec import spec_of
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKER = Path(__file__).with_name("sentence_transformers_worker.py")
+WORKER = Path(__file__).parent / "workers" / "sentence_transformers_worker.py"
 SHAPES = [(1, 32), (8, 128)]
 CALIBRATION_ROWS = 300
 """As many as sentence-transformers takes by default; ours takes its own default from the same split."""

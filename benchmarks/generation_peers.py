@@ -18,7 +18,7 @@ from compress.artifacts.artifact import writing
 from compress.machine.process import environment
 from export.generation.genai_folder import MODEL
 
-WORKER = Path(__file__).with_name("generation_worker.py")
+WORKER = Path(__file__).parent / "workers" / "generation_worker.py"
 GROUP_SIZE = 64
 """Weights of an int4 scale in NNCF: its default of 128 divides no layer of a model that is 576 wide."""
 

@@ -131,7 +131,7 @@ def olive(torch: EngineSpec, run: Run, recipe: Recipe, data: Data, arguments: ar
         }
         np.savez(folder / "rows.npz", labels=data.selection.labels, **rows)
         given = [f"{batch}x{length}" for batch, length in shapes(recipe.model.task, recipe.target)]
-        command = [arguments.olive, "-P", Path(__file__).with_name("olive_worker.py"), torch.path, folder / "rows.npz", folder]
+        command = [arguments.olive, "-P", Path(__file__).parent / "workers" / "olive_worker.py", torch.path, folder / "rows.npz", folder]
         options = ["--minutes", arguments.minutes, "--threads", recipe.target.num_threads, "--shapes", *given]
         environment = {**os.environ, "OLIVE_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
         subprocess.run([str(part) for part in (*command, *options)], check=True, env=environment)

@@ -133,11 +133,14 @@ def test_freed_memory_is_kept() -> None:
     assert page_faults("keep", plain) < usual / 5
 
 
-RETURNED = """
+ANONYMOUS = """
 import re, sys
-from compress.machine.process import freed_memory_returned, keep_freed_memory
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+"""
+"""In MiB."""
+RETURNED = """
+from compress.machine.process import freed_memory_returned, keep_freed_memory
 def left(size):  # of 64 MiB that were taken in blocks of that size, with one that stays above them
     before, blocks = anonymous(), [b"x" * size for _ in range(2**26 // size)]
     blocks[:-1] = []
@@ -155,7 +158,7 @@ print(kept, returned, again)
 @pytest.mark.parametrize("mode", ["keep", "usual"])
 def test_freed_memory_is_returned_for_a_while(mode: str) -> None:
     plain = {**{name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}, "PYTHONPATH": ROOT}
-    ran = subprocess.run([sys.executable, "-c", RETURNED, mode], env=plain, capture_output=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", ANONYMOUS + RETURNED, mode], env=plain, capture_output=True, check=True)
     kept, returned, again = map(int, ran.stdout.split())
     assert returned < 24  # the block that stays, and a little
     if mode == "keep":
@@ -197,11 +200,8 @@ def test_what_is_left_is_the_least_of_machine_and_container(tmp_path: Path) -> N
 
 
 SHORT = """
-import re, sys
 from compress.machine import process
 process.keep_freed_memory()
-def anonymous():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 before, blocks = anonymous(), [b"x" * 2**20 for _ in range(256)]
 blocks[:-1] = []
 process.available_memory_bytes = lambda: int(sys.argv[1]) << 20
@@ -211,7 +211,9 @@ print(process.return_memory_if_short(), anonymous() - before, process.return_mem
 
 @pytest.mark.parametrize(("left", "returns"), [(128, True), (512, False)])
 def test_held_memory_is_returned_when_less_is_left(left: int, returns: bool) -> None:
-    ran = subprocess.run([sys.executable, "-c", SHORT, str(left)], env=process.environment(), capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", ANONYMOUS + SHORT, str(left)], env=process.environment(), capture_output=True, text=True, check=True
+    )
     did, grown, again = ran.stdout.split()
     assert (did, again) == (str(returns), "False")
     assert int(grown) < 32 if returns else int(grown) > 200

@@ -1,7 +1,7 @@
 """sentence-transformers and its own int8, in a process of its own, which `embeddings.py` starts with `--packages` on its import path.
 
-    python benchmarks/sentence_transformers_worker.py export MODEL SENTENCES.txt OUT
-    python benchmarks/sentence_transformers_worker.py serve
+    python benchmarks/workers/sentence_transformers_worker.py export MODEL SENTENCES.txt OUT
+    python benchmarks/workers/sentence_transformers_worker.py serve
 
 `export` writes OUT/onnx and OUT/openvino, each with the float and the int8 model, by the functions that its documentation names:
 `export_dynamic_quantized_onnx_model` for avx512_vnni, and `export_static_quantized_openvino_model` with SENTENCES.txt, one a line, as

@@ -1,6 +1,6 @@
 """Olive's own search over post-training quantization on the CPU. Runs in an environment of its own; `search_peers.py` starts it.
 
-    PYTHON -P benchmarks/olive_worker.py MODEL ROWS.npz OUT --minutes N [--threads N] [--shapes 1x32 8x128]
+    PYTHON -P benchmarks/workers/olive_worker.py MODEL ROWS.npz OUT --minutes N [--threads N] [--shapes 1x32 8x128]
 
 MODEL is a Transformers folder. Three searches of Olive share the minutes, as its samplers of Optuna mix up alternatives of one place:
 
