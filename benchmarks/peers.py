@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 
-from compress.artifacts.run_folder import Run, open_run
+from compress.artifacts.run_folder import Run, open_run, unfinished
 from compress.core.progress import ConsoleProgress
 from compress.data.load import load_data
 from compress.machine.environment import fingerprint
@@ -46,6 +47,8 @@ def main() -> None:
     settings += [f"data.path={arguments.data}"] if arguments.data else []
     recipe = read(ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", settings)
     progress = ConsoleProgress()
+    if arguments.run and unfinished(arguments.run):
+        sys.exit(f"{arguments.run}: its last run has not ended, and what would be measured is the one before; run the same command again")
     ours = open_run(arguments.run or run(recipe, arguments.out / "run", progress=progress).folder)
     arguments.out.mkdir(parents=True, exist_ok=True)
     specs = engines(ours, recipe, arguments.out)

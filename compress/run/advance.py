@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
@@ -16,7 +18,7 @@ from compress.artifacts.store import holding
 from compress.machine.parallel import Team
 from compress.machine.process import peak_memory_bytes
 from compress.run import durations
-from compress.run.cache import cache_key, find
+from compress.run.cache import DEPENDS_ON, depends_on, find, unlike
 from compress.run.state import RunState
 from compress.stage.context import Context
 from compress.stage.stage import REUSED, Stage
@@ -36,16 +38,17 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
         The artifact, whether it was cached, and the seconds that the step took.
     """
     context, team = state.context_for(step, context), context.team
-    key = team.broadcast(cache_key(step, state.parent, context) if team.is_first else "")
+    inputs = depends_on(step, state.parent, context) if team.is_first else {}
+    key = team.broadcast(artifact.digest(inputs) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
     if team.is_first:
         list_artifact(folder, destination.name)
     with holding(folder, destination.name, context.progress.log) if team.is_first else nullcontext():
-        return _found_or_made(step, state, context, destination, key, force)
+        return _found_or_made(step, state, context, destination, key, inputs, force)
 
 
 def _found_or_made(
-    step: Stage, state: RunState, context: Context, destination: Path, key: str, force: bool
+    step: Stage, state: RunState, context: Context, destination: Path, key: str, inputs: Mapping[str, Any], force: bool
 ) -> tuple[Artifact, bool, float]:
     """Does what `advance` says.
 
@@ -55,6 +58,7 @@ def _found_or_made(
         context: The context of the step.
         destination: The folder of its artifact.
         key: Its cache key.
+        inputs: What that is the digest of; empty in all processes but the first.
         force: Run the step even if its artifact is cached.
     """
     parent, team, folder = state.parent, context.team, destination.parent.parent
@@ -65,6 +69,8 @@ def _found_or_made(
         return found, True, float(found.manifest["seconds"])
     macs = context.count_macs()  # also checks, before the first step that runs, that the model fits all stages
     context.progress.log(f"{step.id}: running")
+    if team.is_first and not force and (difference := unlike(step, destination.parent, inputs)):
+        context.progress.log(f"  {difference}")
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
     profiles = None if context.profiles is None else context.profiles / destination.name
@@ -85,6 +91,7 @@ def _found_or_made(
             "metrics": metrics,
             "seconds": seconds,
             "peak_memory_bytes": peak_memory_bytes(),
+            DEPENDS_ON: inputs,
         }
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
