@@ -261,13 +261,14 @@ class Team:
             yield name, value
 
     def align(self, module: nn.Module) -> None:
-        """Copies the weights of process 0 to all processes, in place.
+        """Copies the weights of process 0 to all processes, in place, into memory that is aligned alike (`own_lines`).
 
         Raises:
             RuntimeError: The model of some process has different tensors or shapes.
         """
         if self.size == 1:
             return
+        own_lines(module)
         state = module.state_dict()
         shapes = [[name, list(value.shape)] for name, value in state.items()]
         if self.broadcast(shapes) != shapes:
@@ -279,6 +280,20 @@ class Team:
 
 
 ALONE = Team()
+LINE_BYTES = 64
+
+
+def own_lines(module: nn.Module) -> None:
+    """Moves tensors that do not begin with a line of the processor's cache to memory that does, as what torch allocates itself does.
+
+    Products of matrices on a CPU add in an order that depends on the place of their inputs within a line, and weights that were read from
+    a file lie anywhere. Processes that hold one weight each would come to other gradients of it, and their copies would part for good.
+    """
+    moved: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        place = tensor.data_ptr()
+        if place % LINE_BYTES:  # tied weights that are not one object stay tied
+            tensor.data = moved.setdefault((place, tuple(tensor.shape)), tensor.data.clone())
 
 
 def is_launched() -> bool:

@@ -189,9 +189,17 @@ def test_four_processes_compare_the_rows_that_one_compares(strategy: str, case: 
     compare(strategy, case, results_of_groups_in_four)
 
 
-WANDERING = {"fused": 1e-3, "adafactor": 1e-3, "eight bits": 2e-3, "int8 low rank": 2e-3, "int8 fused": 2e-3, "adapters": 1e-3}
-"""Trainings that rounding turns, and how far their losses may part. One process parts from itself by 3e-4, 4e-4, 5e-3, 2e-2, 1e-2 and 3e-4
-where its first weights differ by 1e-7: codes flip, and biases of keys, which change nothing but by rounding, get steps of full size."""
+WANDERING = {
+    "fused": 1e-3,
+    "adafactor": 1e-3,
+    "adapters": 1e-3,
+    "eight bits": 2e-3,
+    "int8 low rank": 2e-3,
+    "int8 fused": 2e-3,
+    "int8 pairs": 2e-3,
+}
+"""Trainings that rounding turns, and how far their losses may part. One process parts from itself by 3e-4, 4e-4, 3e-4, 5e-3, 2e-2, 1e-2
+and 6e-3 where its first weights differ by 1e-7: codes flip, and biases of keys, which change nothing but by rounding, get full steps."""
 
 
 def compare(strategy: str, case: str, results: Results) -> None:
@@ -217,8 +225,8 @@ def compare(strategy: str, case: str, results: Results) -> None:
     # heads of a share are summed in another order, so that an input between two codes may get the other one in an evaluation
     # what `relational` says nothing of turns the vectors, and two of them change places in an order
     turned = 2e-3 if case == "related pairs" else 0
-    between = 1e-4 if case.startswith("int8") and (strategy.startswith("tensor") or "pairs" in case) else 0
-    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=max(between, turned))
+    between = 1e-4 if case.startswith("int8") and strategy.startswith(("tensor", "context")) else 0
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=max(between, turned, WANDERING.get(case, 0)))
     assert case in ("answers", "states", "int8 pairs") or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
     a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
     assert a.keys() == b.keys()
@@ -409,7 +417,7 @@ def test_a_run_of_two_processes_leaves_the_files_of_one(strategy: str, tmp_path:
     command = [sys.executable, "-m", "cli", "run", str(recipe), "--out", str(tmp_path / "one")]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=200)
     paths = [[str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*")] for name in ("one", "two")]
-    files = [sorted(re.sub(r"-[0-9a-f]{8}\b", "", path) for path in found) for found in paths]
+    files = [sorted(re.sub(r"-([0-9a-f]{8}|[0-9a-f]{16})\b", "", path) for path in found) for found in paths]
     assert files[0] == files[1]
     log = [[line.split(" ", 1)[1] for line in (tmp_path / name / "log.txt").read_text().splitlines()] for name in ("one", "two")]
     log = [[line.split()[0] for line in lines if not line.endswith("s left")] for lines in log]  # how often a bar speaks depends on time

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.target import Parallel
-from compress.machine.parallel import ALONE, WATCHED, Strategy, Team, _is_told_elsewhere
+from compress.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_told_elsewhere, own_lines
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
@@ -75,3 +79,22 @@ def test_one_process_says_why_all_end(
     monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
     assert _is_told_elsewhere(error, store) == told
     assert store.asked == asks
+
+
+@given(offset=st.integers(1, 15), rows=st.integers(1, 9), columns=st.integers(1, 9))
+def test_tensors_get_memory_that_begins_with_a_line(offset: int, rows: int, columns: int) -> None:
+    def off_line(*shape: int) -> Tensor:
+        return torch.randn(math.prod(shape) + offset)[offset:].view(shape)
+
+    layer, other = nn.Linear(columns, rows), nn.Linear(columns, rows)
+    layer.weight.data, aligned = off_line(rows, columns), layer.bias.data_ptr()
+    other.weight.data = layer.weight.data  # tied, but another object
+    layer.register_buffer("moved", off_line(rows).as_strided((rows, 1), (1, rows)), persistent=False)
+    module = nn.ModuleList([layer, other])
+    before = {name: value.clone() for name, value in [*module.named_parameters(), *module.named_buffers()]}
+    assert layer.weight.data_ptr() % LINE_BYTES
+    own_lines(module)
+    after = dict([*module.named_parameters(), *module.named_buffers()])
+    assert all(value.data_ptr() % LINE_BYTES == 0 and torch.equal(value, before[name]) for name, value in after.items())
+    assert layer.weight.data_ptr() == other.weight.data_ptr()
+    assert layer.bias.data_ptr() == aligned  # what was right stays where it is
