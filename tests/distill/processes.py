@@ -153,14 +153,13 @@ CASES: Mapping[str, tuple[str, Stage]] = {
             ("moved units", "movement", 0.4, ["heads", "ffn"]),
         )
     },
-    "movement": (  # in blocks: of single weights so many have nearly equal scores that rounding chooses between them
-        "still",
-        Sparsify(method="movement", pattern={"block": [4, 4]}, sparsity=0.5, learning={**STEADY, "epochs": 1}, recover=GENTLE),  # type: ignore[arg-type]
-    ),
-    "lasso": (
-        "still",
-        Sparsify(method="lasso", pattern={"block": [4, 4]}, sparsity=0.5, rows=16, learning={**STEADY, "epochs": 1}, recover=GENTLE),  # type: ignore[arg-type]
-    ),
+    **{  # movement in blocks: of single weights so many have nearly equal scores that rounding chooses between them
+        method: (
+            "still",
+            Sparsify(method=method, pattern={"block": [4, 4]}, sparsity=0.5, rows=16, learning={**STEADY, "epochs": 1}, recover=GENTLE),  # type: ignore[arg-type]
+        )
+        for method in ("movement", "lasso")
+    },
 }
 LEARNED = ("joint", "joint channels", "moved units", "movement", "lasso")
 """Those that learn masks or zeros before they train."""
