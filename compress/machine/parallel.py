@@ -54,6 +54,8 @@ FOREVER = timedelta(days=365)
 """Timeout of a collective: process 0 may export and serve for hours while the others wait."""
 WATCHED = "COMPRESS_WATCHED"
 """Set in processes that `compress run --processes` has started and watches: it says itself which one was ended."""
+LINE_BYTES = 64
+"""A cache line of the processor."""
 T = TypeVar("T")
 
 
@@ -280,20 +282,21 @@ class Team:
 
 
 ALONE = Team()
-LINE_BYTES = 64
 
 
 def own_lines(module: nn.Module) -> None:
-    """Moves tensors that do not begin with a line of the processor's cache to memory that does, as what torch allocates itself does.
+    """Moves tensors that do not begin at a cache line to memory that does, as all memory from torch does.
 
-    Products of matrices on a CPU add in an order that depends on the place of their inputs within a line, and weights that were read from
-    a file lie anywhere. Processes that hold one weight each would come to other gradients of it, and their copies would part for good.
+    A matrix product on a CPU adds in an order that depends on where its inputs lie within a line, and weights from a file lie anywhere.
+    Processes that each hold a copy of a weight would compute gradients that differ in the last bits, and the copies would drift apart.
     """
     moved: dict[tuple[int, tuple[int, ...]], Tensor] = {}
     for tensor in (*module.parameters(), *module.buffers()):
-        place = tensor.data_ptr()
-        if place % LINE_BYTES:  # tied weights that are not one object stay tied
-            tensor.data = moved.setdefault((place, tuple(tensor.shape)), tensor.data.clone())
+        place = tensor.data_ptr(), tuple(tensor.shape)
+        if place[0] % LINE_BYTES:
+            if place not in moved:
+                moved[place] = tensor.data.clone()
+            tensor.data = moved[place]  # tied weights that are two objects stay tied
 
 
 def is_launched() -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
+from compress.core.differences import Difference, differences
 from compress.core.shown import shown
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -19,7 +20,6 @@ DEPENDS_ON = "depends_on"
 INHERITED = frozenset({"parent", "teachers", "checkpoints"})
 """What differs because an earlier step does."""
 MOST_DIFFERENCES = 3
-ABSENT = object()
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -88,34 +88,35 @@ def unlike(step: Stage, stages: Path, wanted: Mapping[str, Any]) -> str | None:
     Returns:
         None if the step has no other artifact, or an earlier step is why: that one has said so.
     """
-    wanted, nearest = json.loads(json.dumps(wanted)), None  # as it is in a manifest: lists instead of tuples
+    wanted = json.loads(json.dumps(wanted))  # as it is in a manifest: lists instead of tuples
+    others = {folder: sorted(differences(inputs, wanted)) for folder, inputs in _others(step, stages)}
+    if not others:
+        return None
+    nearest = min(others, key=lambda folder: len(others[folder]))
+    found = others[nearest]
+    if not found or any(difference.path.partition(".")[0] in INHERITED for difference in found):
+        return None
+    told = [_told(difference) for difference in found[:MOST_DIFFERENCES]]
+    told += [f"and {len(found) - MOST_DIFFERENCES} more"] if len(found) > MOST_DIFFERENCES else []
+    return f"unlike {nearest}: {'; '.join(told)}"
+
+
+def _others(step: Stage, stages: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the folder name of each artifact of a step, and what it depends on."""
     for folder in sorted(stages.glob(f"{step.id}-*")):
         try:
             known = artifact.load(folder)
-        except artifact.DamagedArtifact:  # one that is being written, or is no longer used
+        except artifact.DamagedArtifact:  # another process is writing it, or nothing uses it any longer
             continue
         if known.id == step.id and DEPENDS_ON in known.manifest:
-            found = list(_differences(known.manifest[DEPENDS_ON], wanted))
-            if nearest is None or len(found) < len(nearest[0]):
-                nearest = found, folder.name
-    if nearest is None or not nearest[0] or any(line.partition(" ")[0].partition(".")[0] in INHERITED for line in nearest[0]):
-        return None
-    more = len(nearest[0]) - MOST_DIFFERENCES
-    return f"unlike {nearest[1]}: {'; '.join(nearest[0][:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
+            yield folder.name, known.manifest[DEPENDS_ON]
 
 
-def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Yields a line for each value that differs, such as `config.epochs 5, was 3`."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*before, *now}):
-            yield from _differences(before.get(key, ABSENT), now.get(key, ABSENT), f"{path}.{key}" if path else key)
-    elif before != now:
-        digests = all(isinstance(value, str) and DIGEST.fullmatch(value) for value in (before, now))
-        yield f"{path} has other contents" if digests else f"{path} {_told(now)}, was {_told(before)}"
-
-
-def _told(value: Any) -> str:
-    return "absent" if value is ABSENT else value if isinstance(value, str) else shown(value)
+def _told(difference: Difference) -> str:
+    """Returns a difference in words, such as `config.epochs 5, was 3`."""
+    before, now = (value if isinstance(value, str) else shown(value) for value in (difference.before, difference.now))
+    contents = DIGEST.fullmatch(before) and DIGEST.fullmatch(now)
+    return f"{difference.path} has other contents" if contents else f"{difference.path} {now}, was {before}"
 
 
 def _forged(destination: Path) -> list[str]:

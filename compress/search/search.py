@@ -21,6 +21,7 @@ import yaml
 
 from compress.artifacts.artifact import write_text
 from compress.artifacts.store import LOCKS, STAGES, waited_for
+from compress.core.differences import differences
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
@@ -128,14 +129,4 @@ def differences_from_folder(setup: Setup) -> list[str]:
     known = found.get("recipe") if isinstance(found, dict) else None
     if not isinstance(known, dict):
         raise InputError(f"{file}: damaged; the folder of the search cannot be used: give another --out DIR")
-    return [path for path in _differences(known, dump(setup.recipe)) if not path.startswith(MAY_CHANGE)]
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Returns the key paths where two pieces of plain data differ."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        keys = dict.fromkeys([*one, *other])
-        return [found for key in keys for found in _differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [found for index, pair in enumerate(zip(one, other, strict=True)) for found in _differences(*pair, f"{path}[{index}]")]
-    return [] if one == other else [path]
+    return [found.path for found in differences(known, dump(setup.recipe)) if not found.path.startswith(MAY_CHANGE)]
