@@ -7,6 +7,7 @@ few hundred bytes can otherwise stand for billions of values.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -20,6 +21,7 @@ LARGEST = 2**63
 """Integers are smaller than this, which no setting needs."""
 MERGE = "tag:yaml.org,2002:merge"
 PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+NULLS = ("", "~", "null", "Null", "NULL")
 Failure = yaml.constructor.ConstructorError
 
 
@@ -56,35 +58,59 @@ def _mapping(loader: _Strict, node: yaml.MappingNode, deep: bool = False) -> dic
 
 
 def _integer(loader: _Strict, node: yaml.ScalarNode) -> int:
-    try:
-        number = int(loader.construct_yaml_int(node))
-    except ValueError as error:  # too many digits, or none: `0x_`
-        raise Failure(None, None, f"{shown(node.value)} is not a usable number", node.start_mark) from error
+    number = int(loader.construct_yaml_int(node))
     if abs(number) >= LARGEST:
         raise Failure(None, None, f"{shown(node.value)} is too large; integers below 2^63 are allowed", node.start_mark)
     return number
 
 
 def _float(loader: _Strict, node: yaml.ScalarNode) -> float:
-    try:
-        number = float(loader.construct_yaml_float(node))
-    except (ValueError, OverflowError) as error:
-        raise Failure(None, None, f"{shown(node.value)} is not a usable number", node.start_mark) from error
+    number = float(loader.construct_yaml_float(node))
     if not math.isfinite(number):
         raise Failure(None, None, f"{shown(node.value)} is not finite; a finite number is allowed", node.start_mark)
     return number
 
 
+def _bool(loader: _Strict, node: yaml.ScalarNode) -> bool:
+    return bool(loader.construct_yaml_bool(node))
+
+
+def _null(loader: _Strict, node: yaml.ScalarNode) -> None:
+    if node.value not in NULLS:
+        raise ValueError(node.value)
+
+
+def _merge(loader: _Strict, node: yaml.ScalarNode) -> None:
+    raise Failure(
+        None, None, f"{shown(node.value)} stands for a merge, which is a key of a map; quote it where it is text", node.start_mark
+    )
+
+
+def _scalar(build: Callable[[_Strict, yaml.ScalarNode], Any], allowed: str) -> Callable[[_Strict, yaml.ScalarNode], Any]:
+    """Returns a constructor whose failures name the place: PyYAML raises whatever its own arithmetic on the text happens to raise."""
+
+    def construct(loader: _Strict, node: yaml.ScalarNode) -> Any:
+        try:
+            return build(loader, node)
+        except (ValueError, LookupError, ArithmeticError, TypeError) as error:
+            raise Failure(None, None, f"{shown(node.value)} is {allowed}", node.start_mark) from error
+
+    return construct
+
+
 _Strict.add_constructor("tag:yaml.org,2002:map", _mapping)
-_Strict.add_constructor("tag:yaml.org,2002:int", _integer)
-_Strict.add_constructor("tag:yaml.org,2002:float", _float)
+_Strict.add_constructor("tag:yaml.org,2002:int", _scalar(_integer, "not a usable number; an integer is allowed"))
+_Strict.add_constructor("tag:yaml.org,2002:float", _scalar(_float, "not a usable number; a finite number is allowed"))
+_Strict.add_constructor("tag:yaml.org,2002:bool", _scalar(_bool, "neither true nor false; one of both is allowed"))
+_Strict.add_constructor("tag:yaml.org,2002:null", _scalar(_null, "not null; null, or nothing, is allowed"))
+_Strict.add_constructor(MERGE, _merge)
 
 
 def parse_yaml(text: str, source: str) -> Any:
     """Parses a YAML text into plain types.
 
     Raises:
-        InputError: The text is not valid YAML, or repeats a key; the message names `source` and the line.
+        InputError: The text is not valid YAML, or repeats a key; the message names `source`, line and column.
     """
     loader = None
     try:
@@ -96,11 +122,11 @@ def parse_yaml(text: str, source: str) -> Any:
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
+        line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InputError(f"{source}{line}: not a readable recipe: {getattr(error, 'problem', None) or reason(error)}") from error
     except RecursionError as error:
         raise InputError(f"{source}: not a readable recipe: nested more than {DEEPEST} levels deep") from error
-    except (ValueError, KeyError) as error:  # KeyError: `!!bool x`
+    except ValueError as error:  # the reader's, of an escape that is no character
         raise InputError(f"{source}: not a readable recipe: {reason(error)}") from error
     finally:
         if loader is not None:

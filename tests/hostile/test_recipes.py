@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli import app
@@ -60,6 +62,12 @@ YAML: list[tuple[str, str, str]] = [
     ("bool tag on a word", "a: !!bool x", "not a readable recipe"),
     ("int tag on a word", "a: !!int x", "not a usable number"),
     ("float tag on a word", "a: !!float x", "not a usable number"),
+    ("int tag on nothing", 'seed: !!int ""', "line 1, column 7: not a readable recipe: '' is not a usable number"),
+    ("int tag on a sign", 'a: 1\nseed: !!int "-"', "line 2, column 7: not a readable recipe: '-' is not a usable number"),
+    ("float tag on nothing", 'a: [1, !!float ""]', "line 1, column 8: not a readable recipe: '' is not a usable number"),
+    ("bool tag on nothing", 'a: !!bool ""', "line 1, column 4: not a readable recipe: '' is neither true nor false"),
+    ("null tag on a word", "a: !!null x", "line 1, column 4: not a readable recipe: 'x' is not null"),
+    ("merge sign as a value", "a: <<", "line 1, column 4: not a readable recipe: '<<' stands for a merge"),
     ("6,000 digits", "seed: " + "9" * 6000, "not a usable number"),
     ("6,000 hexadecimal digits", "seed: 0x" + "f" * 6000, "too large"),
     ("6,000 octal digits", "seed: 0" + "7" * 6000, "too large"),
@@ -97,6 +105,52 @@ def test_yaml_that_is_no_plain_data(text: str, words: str, tmp_path: Path) -> No
     with pytest.raises(InputError) as caught:
         read(path)
     one_line(caught.value, str(path), words, most=1)
+
+
+TAGS = [
+    "int",
+    "float",
+    "bool",
+    "null",
+    "str",
+    "timestamp",
+    "binary",
+    "merge",
+    "value",
+    "map",
+    "seq",
+    "set",
+    "omap",
+    "pairs",
+    "yaml",
+    "other",
+]
+
+
+@given(
+    tag=st.sampled_from(TAGS),
+    value=st.text("+-_0123456789xob.:eEinfa~= ", max_size=6),
+    place=st.sampled_from(["{}", "- {}", "a: {}", "? {}\n: 1"]),
+)
+def test_a_tag_and_any_text_are_a_value_or_one_line_with_its_place(tag: str, value: str, place: str) -> None:
+    text = place.format(f'!!{tag} "{value}"')
+    try:
+        parse_yaml(text, "r.yaml")
+    except InputError as error:
+        one_line(error, "r.yaml line 1, column ", most=1)
+
+
+@pytest.mark.parametrize("value", ['!!int ""', '!!float "_"', "!!bool x", "!!null x", "!!binary x", "!!timestamp x"])
+def test_a_value_that_its_tag_cannot_build_is_named_in_settings_and_in_bases_too(value: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(f"name: x\nseed: {value}\n")
+    (tmp_path / "recipe.yaml").write_text("extends: base.yaml\n")
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "recipe.yaml")
+    one_line(caught.value, "base.yaml line 2, column 7", most=1)
+    (tmp_path / "base.yaml").write_text("name: x\n")
+    found = CliRunner().invoke(app, ["plan", str(tmp_path / "base.yaml"), "--set", f"seed={value}"])
+    assert found.exit_code == 2
+    assert "--set seed line 1, column 1: not a readable recipe" in " ".join(found.output.split())
 
 
 def test_aliases_and_merges_within_reason_are_read() -> None:
