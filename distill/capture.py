@@ -32,6 +32,7 @@ from compress.core.errors import InputError
 from compress.models.architecture.blocks import between_blocks, blocks_of, stacks_of
 from compress.models.architecture.origin import Origin
 from compress.models.inputs.padding import mask_of, read_by_decoder
+from compress.training.precision import in_float32
 
 CAPTURING = "capturing_sdpa"
 
@@ -73,6 +74,11 @@ class Heads:
     """Scaling factor of Q K^T."""
     allowed: Tensor
     """Bool, broadcasts to `[b, 1, L, L]`: which keys (last axis) each query may attend to."""
+
+    def scores(self) -> Tensor:
+        """Returns S = scaling * Q K^T, float32 `[b, heads, L, L]`."""
+        with in_float32(self.query):
+            return self.scaling * self.query.float() @ self.key.float().mT
 
     def select(self, heads: Sequence[int]) -> Heads:
         """Returns the given heads."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Distill(DistillSettings):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     JOINS_MICRO_BATCHES: ClassVar[bool] = True
     """Whether the objective is trained on as it is, so that it can compare the rows of several micro-batches."""
 

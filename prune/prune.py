@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 class Prune(PruneSettings):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
 
     def team(self, processes: Team) -> Team:
         """The first process prunes; all of them learn masks and fine-tune."""

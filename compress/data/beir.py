@@ -2,7 +2,8 @@
 
     FOLDER/corpus.jsonl         _id, text, and title if there is one: a document is its title, a space and its text
     FOLDER/queries.jsonl        _id, text
-    FOLDER/qrels/SPLIT.tsv      query-id, corpus-id, score below a header line; SPLIT: train, dev, test. Score 0: judged as not relevant
+    FOLDER/qrels/SPLIT.tsv      query-id, corpus-id, score below a header line; SPLIT: train, dev, test. Score 0: judged as not relevant;
+                                below 0, which TREC uses for junk, counts as 0, as trec_eval counts it
 
 Each file may end in .gz. Further columns are not read.
 
@@ -170,10 +171,11 @@ def _judgements(file: Path, limit: Limit, queries: Mapping[str, str], documents:
 
 
 def _grade(score: str, place: str) -> int:
+    """Returns the grade of a judgement, at least 0."""
     try:
         grade = int(score)
     except ValueError:
-        grade = -1
-    if not 0 <= grade <= LARGEST_GRADE:
-        raise InputError(f"{place}: score {shown(score)} given; an integer from 0 (not relevant) to {LARGEST_GRADE} is allowed")
-    return grade
+        grade = LARGEST_GRADE + 1
+    if grade > LARGEST_GRADE:
+        raise InputError(f"{place}: score {shown(score)} given; an integer up to {LARGEST_GRADE} is allowed (0 or less: not relevant)")
+    return max(0, grade)

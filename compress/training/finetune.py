@@ -41,6 +41,7 @@ from compress.training.train import TrainConfig, Training, train
 class Finetune(Stage):
     """Trains the model on the labels. Must be the first stage; its output is the baseline."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "finetune"
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3

@@ -16,6 +16,15 @@ MOST_APART = 0.5
 grouped convolutions with few channels compute something else."""
 
 
+def in_float32(like: Tensor) -> torch.autocast:
+    """Returns the context that a loss is computed in: no autocast on the device of a tensor.
+
+    Losses compare what is nearly equal once there is little left to learn, and exponentiate it. bfloat16 has 8 bits: a similarity of 0.99
+    becomes one of three neighbours, and the difference of two of them noise. What a loss reads may be bfloat16, and has to be cast first.
+    """
+    return torch.autocast(like.device.type, enabled=False)
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype:
     """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
     if device.type == "cuda":

@@ -28,6 +28,7 @@ from compress.core.errors import InputError
 from compress.core.facts import Facts
 from compress.core.tasks import TASKS, tasks_with
 from compress.training.losses.margin_mse import margin_mse_of
+from compress.training.precision import in_float32
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
@@ -75,7 +76,7 @@ def margin_mse(student_b: Tensor, teacher_b: Tensor, numbers_b: Tensor) -> Tenso
         teacher_b: Scores, float32; takes no gradient.
         numbers_b: Number of the query of each candidate.
     """
-    with torch.autocast(student_b.device.type, enabled=False):  # bf16 has too few mantissa bits for differences of scores
+    with in_float32(student_b):
         error_b = student_b.float() - teacher_b.float()
         same_bb = numbers_b[:, None] == numbers_b[None, :]
         of_row_b = torch.where(same_bb, (error_b[:, None] - error_b[None, :]).square(), 0.0).sum(dim=1)

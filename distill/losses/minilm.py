@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.core.errors import InputError
+from compress.training.precision import in_float32
 from distill.capture import Wanted, visible_in_both
 from distill.losses.loss import Loss, LossInputs, Setting, row_mean
 
@@ -53,9 +54,7 @@ class MiniLM(Loss):
         teacher = inputs.teacher.blocks[inputs.setting.teacher.layers - 1]
         assert inputs.student.mask is not None
         masks = visible_in_both(student, teacher, inputs.student.mask), inputs.student.mask
-        attention = relation_divergence(
-            student.scaling * student.query @ student.key.mT, teacher.scaling * teacher.query @ teacher.key.mT, *masks
-        )
+        attention = relation_divergence(student.scores(), teacher.scores(), *masks)
         values = relation_divergence(scaled_products(student.value), scaled_products(teacher.value), *masks)
         return {"attention_relation": attention, "value_relation": values}
 
@@ -117,8 +116,10 @@ def relation_heads(x_bhLd: Tensor, heads: int) -> Tensor:
 
 
 def scaled_products(x_bhLd: Tensor) -> Tensor:
-    """Returns X X^T / sqrt(d), `[b, h, L, L]`."""
-    return x_bhLd @ x_bhLd.mT / math.sqrt(x_bhLd.shape[-1])
+    """Returns X X^T / sqrt(d), float32 `[b, h, L, L]`."""
+    with in_float32(x_bhLd):
+        x_bhLd = x_bhLd.float()
+        return x_bhLd @ x_bhLd.mT / math.sqrt(x_bhLd.shape[-1])
 
 
 def relation_divergence(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL: Tensor, mask_bL: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from compress.core.errors import InputError
 from compress.models.forward import device_of, on_device
+from compress.training.precision import in_float32
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.teacher import Pair
@@ -51,7 +52,8 @@ class Directions(nn.Module):
 
     def forward(self, vectors_bD: Tensor) -> Tensor:
         """Returns B v of each vector, float32 `[b, D_s]`."""
-        return vectors_bD.float() @ self.basis.T
+        with in_float32(vectors_bD):
+            return vectors_bD.float() @ self.basis.T
 
     def fit(self, vectors_nD: Tensor) -> None:
         """Computes the directions of some vectors, float32 `[n, D_t]`, once."""
@@ -100,12 +102,14 @@ class Projected(Loss):
                 trained.fit(teacher_vectors(inputs.pair).to(student.device))
             return {"projected": distance(student, trained(teacher))}
         assert trained is not None, "build returned a layer"
-        return {"projected": distance(trained(student), teacher)}
+        with in_float32(student):
+            widened = trained(student.float())
+        return {"projected": distance(widened, teacher)}
 
 
 def distance(one_bD: Tensor, other_bD: Tensor) -> Tensor:
     """Returns 2 - 2 cos of each pair of vectors, float32 `[b]`; of a vector of zeros it is 1."""
-    with torch.autocast(one_bD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
+    with in_float32(one_bD):
         ours, theirs = (functional.normalize(vectors.float(), dim=1) for vectors in (one_bD, other_bD))
         return (ours - theirs).square().sum(dim=1)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.training.gathered import gathered
+from compress.training.precision import in_float32
 from distill.capture import Captured, Wanted
 from distill.losses.loss import Loss, LossInputs, Setting, check_first
 
@@ -133,7 +134,7 @@ def _cosines(vectors_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
     """Returns A as `[j, i, k]`, of the asked rows j."""
     differences_mbD = vectors_bD - _chosen(vectors_bD, own_b)[:, None]  # [j, i]: from e_j to e_i
     units_mbD = differences_mbD / _lengths(differences_mbD)[:, :, None].clamp(min=SHORTEST)
-    with torch.autocast(units_mbD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
+    with in_float32(units_mbD):
         return units_mbD @ units_mbD.mT
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.training.gathered import gathered
+from compress.training.precision import in_float32
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
@@ -61,7 +62,7 @@ def similarity_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None
     rows = len(student_bD)
     if rows < 2:
         return student_bD.sum(dim=1) * 0
-    with torch.autocast(student_bD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
+    with in_float32(student_bD):
         unit = [functional.normalize(vectors.float(), dim=1) for vectors in (student_bD, teacher_bD)]
         asked_m = torch.arange(rows, device=student_bD.device) if own_b is None else torch.nonzero(own_b)[:, 0]
         ours_mb, theirs_mb = (vectors[asked_m] @ vectors.T for vectors in unit)

@@ -64,8 +64,7 @@ class TinyBert(Loss):
             hidden.append(distance(trained[1](student.hidden[ours]), teacher.hidden[theirs], mask_bL))
             mine, its = student.blocks[ours - 1], teacher.blocks[theirs - 1]
             allowed = visible_in_both(mine, its, mask_bL) & mask_bL[:, None, :, None]
-            scores = [heads.scaling * heads.query @ heads.key.mT for heads in (mine, its)]
-            attention.append(score_distance(scores[0], scores[1], allowed))
+            attention.append(score_distance(mine.scores(), its.scores(), allowed))
         return {"embedding": embedding, "attention": torch.stack(attention).sum(dim=0), "hidden": torch.stack(hidden).sum(dim=0)}
 
     def _pairs(self, setting: Setting) -> tuple[tuple[int, int], ...]:

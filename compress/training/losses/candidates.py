@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from compress.training.losses.lambdarank import lambdarank
@@ -23,6 +22,7 @@ from compress.training.losses.listwise import listwise
 from compress.training.losses.pointwise import pointwise
 from compress.training.losses.ranknet import ranknet
 from compress.training.losses.value import ValueLoss
+from compress.training.precision import in_float32
 
 OrderLoss = Literal["listwise", "ranknet", "lambdarank", "pointwise"]
 USUAL: OrderLoss = "listwise"
@@ -47,7 +47,7 @@ class CandidateLoss(ValueLoss):
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The loss of the query of a candidate, or with `pointwise` that of the candidate itself."""
-        with torch.autocast(logits.device.type, enabled=False):  # bf16 has too few mantissa bits for differences of scores
+        with in_float32(logits):
             scores_b, numbers_b, grades_b = logits[:, 0].float(), labels[:, 1], labels[:, 2]
             if self.loss == "pointwise":
                 return pointwise(scores_b, grades_b, labels[:, 3])

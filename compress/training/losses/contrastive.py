@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.forms.zero_shot import IMAGE, TEXT
+from compress.training.precision import in_float32
 
 LARGEST_SCALE = 100.0
 
@@ -40,6 +41,11 @@ def contrastive_loss(
         bias: b of SigLIP; None for CLIP.
         own_n: The rows whose loss is asked for, bool; others get 0. None: all.
     """
+    with in_float32(vectors_nD):
+        return _contrastive_loss(vectors_nD, labels_n3, scale, bias, own_n)
+
+
+def _contrastive_loss(vectors_nD: Tensor, labels_n3: Tensor, scale: Tensor, bias: Tensor | None, own_n: Tensor | None) -> Tensor:
     images, texts = (torch.nonzero(labels_n3[:, 0] == side)[:, 0] for side in (IMAGE, TEXT))
     image_AD, text_BD = vectors_nD[: len(images)].float(), vectors_nD[len(images) :].float()
     same_AB = labels_n3[images, 1][:, None] == labels_n3[texts, 1][None, :]

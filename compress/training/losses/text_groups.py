@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.forms.text_groups import ANCHOR, NEGATIVE, POSITIVE
+from compress.training.precision import in_float32
 
 SCALE = 20.0
 """Inverse temperature of `ranking`."""
@@ -89,14 +90,19 @@ def group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str = "ranking", own
         loss: `ranking` or `triplet`.
         own_b: The rows whose loss is asked for, bool; the groups of others are candidates. None: all.
     """
-    members, vectors_bD = Members.of(labels_b4), vectors_bD.float()
+    with in_float32(vectors_bD):
+        return _group_loss(vectors_bD.float(), labels_b4, loss, own_b)
+
+
+def _group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str, own_b: Tensor | None) -> Tensor:
+    members = Members.of(labels_b4)
     if loss == "triplet" and bool((labels_b4[:, 2].abs() >= NEGATIVE).any()):  # fillers too: no micro-batch may decide otherwise
         return members.over_texts(_given(vectors_bD, members), labels_b4)
     asked_M = members.asked(labels_b4, own_b)
     candidate_C = torch.cat([members.positive_P, members.negative_N])
     texts = labels_b4[members.anchor_P, 3], labels_b4[members.positive_P, 3], labels_b4[candidate_C, 3]
     unit_bD = functional.normalize(vectors_bD, dim=1)
-    cosine_MC = (unit_bD[members.anchor_P[asked_M]] @ unit_bD[candidate_C].T).float()  # bfloat16 under autocast
+    cosine_MC = unit_bD[members.anchor_P[asked_M]] @ unit_bD[candidate_C].T
     loss_M = (ranking if loss == "ranking" else hardest)(cosine_MC, unclear(*texts, asked_M), asked_M)
     loss_P = torch.zeros(len(members.anchor_P), device=loss_M.device, dtype=loss_M.dtype).index_add(0, asked_M, loss_M)
     return members.over_texts(loss_P, labels_b4)

@@ -33,6 +33,7 @@ from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
 from compress.training.losses.margin_mse import margin_mse
 from compress.training.losses.text_groups import MARGIN, SCALE, group_loss
+from compress.training.precision import in_float32
 
 PairLoss = Literal["cosine", "ranking", "triplet", "margin_mse"]
 POSITIVE = 0.8
@@ -58,16 +59,21 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine", 
         loss: Which.
         own_b: The rows whose loss is asked for, bool; the pairs of others are candidates, and may get 0. None: all.
     """
+    with in_float32(vectors_bD):
+        return _pair_loss(vectors_bD.float(), labels_b2, loss, own_b)
+
+
+def _pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss, own_b: Tensor | None) -> Tensor:
     first_P, second_P = partners(labels_b2)
     asked_M = torch.arange(len(first_P), device=first_P.device)
     if own_b is not None:
         asked_M = torch.nonzero(own_b[first_P] | own_b[second_P])[:, 0]
     first_M, second_M = first_P[asked_M], second_P[asked_M]
-    unit_bD, right_M = functional.normalize(vectors_bD.float(), dim=1), labels_b2[first_M, 1] >= POSITIVE
+    unit_bD, right_M = functional.normalize(vectors_bD, dim=1), labels_b2[first_M, 1] >= POSITIVE
     if loss == "cosine":
         loss_M = ((unit_bD[first_M] * unit_bD[second_M]).sum(dim=1) - labels_b2[first_M, 1]).square()
     elif loss == "triplet":
-        apart_MP = (2 - 2 * unit_bD[first_M] @ unit_bD[second_P].T).float()  # bfloat16 under autocast
+        apart_MP = 2 - 2 * unit_bD[first_M] @ unit_bD[second_P].T
         own_MP = asked_M[:, None] == torch.arange(len(first_P), device=first_P.device)[None, :]
         other_M = apart_MP.masked_fill(own_MP, torch.inf).min(dim=1).values if len(first_M) else apart_MP.sum(dim=1)
         loss_M = (apart_MP.gather(1, asked_M[:, None])[:, 0] - other_M + MARGIN).clamp(min=0) * right_M

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pytrec_eval import RelevanceEvaluator
 
 from compress.core.errors import InputError
 from compress.core.forms import relevance, text_groups, vectors
@@ -55,6 +57,29 @@ def test_evaluation_has_the_judged_queries_and_all_documents(tmp_path: Path) -> 
         ("lift of wings", "a flame. It is hot."): 0,
         ("heat", "a flame. It is hot."): 1,
     }
+
+
+@pytest.mark.parametrize("junk", [-1, -2, -100])
+def test_grades_below_0_are_not_relevant_as_trec_eval_counts_them(junk: int, tmp_path: Path) -> None:
+    train = {("q1", "d1"): 2, ("q1", "d2"): junk, ("2", "d2"): 1}
+    asked = {"q1": "of wings", "2": "heat of", "q3": "of flames"}
+    folder = tiny_collection.write(
+        tmp_path / "data", asked, DOCUMENTS, train=train, test={("q3", "d2"): 2, ("q3", "d1"): junk, ("q3", "d3"): 1}
+    )
+    data, _ = loaded(folder)
+    assert judged_of(data, "evaluation") == {
+        ("of flames", DOCUMENTS["d2"]): 2,
+        ("of flames", DOCUMENTS["d1"]): 0,
+        ("of flames", DOCUMENTS["d3"]): 1,
+    }
+    assert all(grade >= 0 for grade in judged_of(data, "selection").values())
+    trained = list(zip(data.train.rows[::2], data.train.rows[1::2], strict=True))
+    assert ("of wings", DOCUMENTS["d2"]) not in trained
+    measures = {"ndcg_cut.10", "recall.100", "recip_rank"}
+    for order in itertools.permutations("abc"):
+        run = {"q": {name: 3.0 - place for place, name in enumerate(order)}}
+        theirs, ours = (RelevanceEvaluator({"q": {"a": 2, "b": grade, "c": 1}}, measures).evaluate(run) for grade in (junk, 0))
+        assert theirs == ours
 
 
 def test_files_may_be_compressed_and_ids_numbers(tmp_path: Path) -> None:
@@ -221,8 +246,8 @@ def test_prompts_stand_before_queries_and_documents(tmp_path: Path) -> None:
         ("corpus.jsonl", '{"_id": "d1", "title": 3, "text": "a"}\n', "corpus.jsonl line 1: 3 given as text"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td9\t1\n", "test.tsv line 2: corpus-id 'd9' is no _id of corpus.jsonl"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq9\td1\t1\n", "test.tsv line 2: query-id 'q9' is no _id of queries.jsonl"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\tyes\n", "test.tsv line 2: score 'yes' given; an integer from 0"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t-1\n", "test.tsv line 2: score '-1' given; an integer from 0"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\tyes\n", "test.tsv line 2: score 'yes' given; an integer up to 1000"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1001\n", "test.tsv line 2: score '1001' given; an integer up to 1000"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\n", "test.tsv line 2: 2 tab-separated fields; 3, as in the header"),
         (
             "qrels/test.tsv",
