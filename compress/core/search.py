@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, StrictFloat, StrictInt, Tag, field_validator, model_validator
@@ -19,6 +20,15 @@ FORMS = (
 )
 
 
+MOST_STEPS = 10**9
+"""Steps between decimal numbers; where there are more, a range without a step draws the same."""
+
+
+def decimal(number: float) -> Fraction:
+    """Returns a number as its author wrote it: 0.1 is 1/10, and not the binary number next to it."""
+    return Fraction(repr(number))
+
+
 class Range(Config):
     """All numbers from `low` to `high`; integers where both are."""
 
@@ -27,7 +37,7 @@ class Range(Config):
     high: Number
     """Largest value."""
     step: Number | None = None
-    """Only low, low + step, low + 2 step ...; absent: every number (every integer)."""
+    """Only low, low + step, low + 2 step ... up to high, as decimal numbers; absent: every number (every integer)."""
     log: bool = False
     """Whether values are drawn by their logarithm: as often between 1.0e-5 and 1.0e-4 as between 1.0e-4 and 1.0e-3."""
 
@@ -39,11 +49,37 @@ class Range(Config):
             raise ValueError(f"low: {self.low} and high: {self.high} given; give two integers, or both with a decimal point")
         if self.log and (self.low <= 0 or self.step is not None):
             raise ValueError("log: true needs low above 0 and no step")
-        if self.step is not None and not 0 < self.step <= self.high - self.low:
-            raise ValueError(f"step: {self.step} given; more than 0 and at most high - low = {self.high - self.low:g} is allowed")
+        if self.step is not None and not 0 < decimal(self.step) <= self._width:
+            raise ValueError(f"step: {self.step} given; more than 0 and at most high - low = {float(self._width):g} is allowed")
         if isinstance(self.step, float) and isinstance(self.low, int):
             raise ValueError(f"step: {self.step} given with integers; give an integer")
+        if self.step is not None and isinstance(self.low, float) and self.num_steps > MOST_STEPS:
+            raise ValueError(
+                f"step: {self.step} given, which makes {self.num_steps:.0e} steps; at most {MOST_STEPS:.0e} are allowed; leave step out"
+            )
         return self
+
+    @property
+    def _width(self) -> Fraction:
+        return decimal(self.high) - decimal(self.low)
+
+    @property
+    def num_steps(self) -> int:
+        """Whole steps from `low` to `high`; only of a range with a step."""
+        assert self.step is not None, "a range without a step has no grid"
+        return self._width // decimal(self.step)
+
+    def at(self, index: int) -> float:
+        """Returns low + index * step, rounded once: the number that a recipe would give."""
+        assert self.step is not None, "a range without a step has no grid"
+        exact = decimal(self.low) + index * decimal(self.step)
+        return float(exact) if isinstance(self.low, float) else int(exact)
+
+    def nearest(self, number: float) -> float:
+        """Returns the number of the grid next to a number, which binary steps may miss by a little."""
+        assert self.step is not None, "a range without a step has no grid"
+        index = round((decimal(number) - decimal(self.low)) / decimal(self.step))
+        return self.at(min(max(index, 0), self.num_steps))
 
 
 class Choices(Config):

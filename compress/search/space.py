@@ -1,7 +1,9 @@
 """The space of a search: what may change in a recipe, and the recipe that a draw of values makes.
 
 A knob is a key path and its values (`compress.core.search`). Numbers are drawn as numbers, and a list of numbers as places in its order, so
-that the sampler knows that 3 lies between 2 and 4; everything else is a category, stored as JSON. Only settings of stages may change:
+that the sampler knows that 3 lies between 2 and 4; everything else is a category, stored as JSON. A range with a step holds decimal
+numbers, those that a recipe would give: Optuna adds up binary steps (0.1 + 2 * 0.1 is 0.30000000000000004), so each draw is rounded to the
+grid. Only settings of stages may change:
 model, data, target and goals are what candidates are compared under.
 
 Before anything runs, the recipe of every combination is checked; of a space with more than `MOST_COMBINATIONS` (a range counts with its two
@@ -68,18 +70,28 @@ class Knob:
             if self._numeric:
                 return IntDistribution(0, len(self.choices) - 1)
             return CategoricalDistribution([json.dumps(value, sort_keys=True) for value in self.choices])
-        low, high, step, log = self.given.low, self.given.high, self.given.step, self.given.log  # type: ignore[union-attr]
+        given = self._range
+        low, step = given.low, given.step
+        high = given.high if step is None else given.at(given.num_steps)
         if isinstance(low, int):
-            whole = 1 if step is None else int(step)
-            return IntDistribution(low, low + (int(high) - low) // whole * whole, log=log, step=whole)
-        if step is not None:
-            high = low + math.floor((high - low) / step + 1e-9) * step
-        return FloatDistribution(low, float(high), log=log, step=None if step is None else float(step))
+            return IntDistribution(low, int(high), log=given.log, step=1 if step is None else int(step))
+        return FloatDistribution(low, float(high), log=given.log, step=None if step is None else float(step))
+
+    @property
+    def _range(self) -> Range:
+        assert isinstance(self.given, Range), "choices are drawn as places or categories"
+        return self.given
+
+    def exact(self, value: Any) -> Any:
+        """Returns the number of a stepped range next to a value; without a step, and of choices, the value itself."""
+        if isinstance(self.given, Choices) or self.given.step is None:
+            return value
+        return self.given.nearest(value)
 
     def value(self, drawn: Any) -> Any:
         """Returns the value in the recipe of what the sampler drew."""
         if self.choices is None:
-            return drawn
+            return self.exact(drawn)
         return self.choices[drawn] if self._numeric else json.loads(drawn)
 
     def drawn(self, value: Any) -> Any:
@@ -89,10 +101,9 @@ class Knob:
             return found if found is None or self._numeric else json.dumps(self.choices[found], sort_keys=True)
         if not _is_number(value):
             return None
-        number = float(value) if isinstance(self.given.low, float) else value  # type: ignore[union-attr]
-        distribution: Any = self.distribution
-        inside = distribution.low <= number <= distribution.high and type(number) is type(distribution.low)
-        return number if inside and distribution._contains(number) else None
+        low, high = self._range.low, self._range.high
+        number = float(value) if isinstance(low, float) else value
+        return number if type(number) is type(low) and low <= number <= high and number == self.exact(number) else None
 
     @property
     def samples(self) -> tuple[Any, ...]:
@@ -105,24 +116,26 @@ class Knob:
         """How many values there are; None for a range of real numbers."""
         if self.choices is not None:
             return len(self.choices)
-        distribution: Any = self.distribution
-        return None if distribution.step is None else round((distribution.high - distribution.low) / distribution.step) + 1
+        if self._range.step is None:
+            return None if isinstance(self._range.low, float) else int(self._range.high) - int(self._range.low) + 1
+        return self._range.num_steps + 1
 
     @property
     def all(self) -> tuple[Any, ...]:
         """Every value; only where `count` is known."""
         if self.choices is not None:
             return self.choices
-        distribution: Any = self.distribution
-        return tuple(distribution.low + index * distribution.step for index in range(self.count or 0))
+        if self._range.step is None:
+            return tuple(range(int(self._range.low), int(self._range.high) + 1))
+        return tuple(self._range.at(index) for index in range(self.count or 0))
 
     def __str__(self) -> str:
         """The knob in one line."""
         if self.choices is not None:
             return f"{self.path}: one of {', '.join(json.dumps(value) for value in self.choices)}"
-        step, log = self.given.step, self.given.log  # type: ignore[union-attr]
+        step, log = self._range.step, self._range.log
         how = f", in steps of {step:g}" if step is not None else ", by its logarithm" if log else ""
-        return f"{self.path}: {self.given.low:g} to {self.given.high:g}{how}"  # type: ignore[union-attr]
+        return f"{self.path}: {self._range.low:g} to {self._range.high:g}{how}"
 
 
 def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:

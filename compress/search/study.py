@@ -194,7 +194,8 @@ class Study:
         2014); None where fewer than four candidates have finished or all of them agree."""
         import optuna
 
-        done = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+        study = self._in_todays_space()
+        done = study.get_trials(deepcopy=False)
         found: dict[str, dict[str, float] | None] = {}
         for index, name in enumerate(self._search.objectives):
             values = [trial.values[index] for trial in done]
@@ -203,9 +204,23 @@ class Study:
                 found[name] = None
                 continue
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._recipe.seed)
-            shares = optuna.importance.get_param_importances(self._study, evaluator=evaluator, params=varied, target=_objective(index))
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=varied, target=_objective(index))
             found[name] = {knob.path: float(shares.get(knob.path, 0.0)) for knob in self._knobs}
         return found
+
+    def _in_todays_space(self) -> optuna.Study:
+        """Returns a study in memory of the finished candidates.
+
+        Optuna compares no trials whose ranges differ, and an older version may have ended a range one step early.
+        """
+        import optuna
+
+        study = optuna.create_study(directions=self._study.directions)
+        distributions = {knob.path: knob.distribution for knob in self._knobs}
+        for trial in self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
+            params = self._drawn(self._exact(trial.user_attrs[VALUES]))
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, values=trial.values))
+        return study
 
     def _draw(self, wave: int) -> bool:
         """Draws one candidate of a wave; returns whether there was one."""
@@ -218,11 +233,11 @@ class Study:
             trial = self._study.ask(distributions)
             values = {knob.path: knob.value(trial.params[knob.path]) for knob in self._knobs}
             trial.set_user_attr(WAVE, wave)
-            known = {_text(other.user_attrs[VALUES]): other.number for other in trials if VALUES in other.user_attrs}
-            if _text(values) not in known:
+            known = {self._text(other.user_attrs[VALUES]): other.number for other in trials if VALUES in other.user_attrs}
+            if self._text(values) not in known:
                 trial.set_user_attr(VALUES, values)
                 return True
-            trial.set_user_attr(REPEATS, known[_text(values)])
+            trial.set_user_attr(REPEATS, known[self._text(values)])
             self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             if not self._take_untried(len(trials)):
                 return False
@@ -233,7 +248,7 @@ class Study:
         count = num_combinations(self._knobs)
         if count is None or count > MOST_COUNTED:
             return True
-        left = list(untried(self._knobs, [dict(one.values) for one in self.candidates()]))
+        left = list(untried(self._knobs, [self._exact(one.values) for one in self.candidates()]))
         if left:
             self._study.enqueue_trial(self._drawn(random.Random(seed).choice(left)))
         return bool(left)
@@ -246,6 +261,13 @@ class Study:
             dropped = trial.user_attrs.get(DROPPED) or {}
             if trial.state == TrialState.RUNNING and (VALUES not in trial.user_attrs or dropped) and not dropped.get("for_time"):
                 self._study.tell(trial.number, state=TrialState.PRUNED if dropped else TrialState.FAIL)
+
+    def _exact(self, values: Mapping[str, Any]) -> Values:
+        """Returns values with the numbers of the grids: a study of an older version holds sums of binary steps."""
+        return {knob.path: knob.exact(values[knob.path]) for knob in self._knobs}
+
+    def _text(self, values: Mapping[str, Any]) -> str:
+        return json.dumps(self._exact(values), sort_keys=True)
 
     def _drawn(self, values: Values) -> dict[str, Any]:
         return {knob.path: knob.drawn(values[knob.path]) for knob in self._knobs}
@@ -277,10 +299,6 @@ def _constrain(trial: optuna.Trial, excess: Mapping[str, float]) -> None:
     for name, value in excess.items():
         if name not in trial.constraints:
             trial.set_constraint(name, value)
-
-
-def _text(values: Values) -> str:
-    return json.dumps(values, sort_keys=True)
 
 
 def _objective(index: int) -> Any:

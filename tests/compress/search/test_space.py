@@ -1,8 +1,10 @@
 """What a list in `search.space` means, what is drawn for a value, and which combinations are checked."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from compress.core.search import Choices, Range, Search
 from compress.recipe import check
 from compress.search import space
 from compress.search.space import Knob, combinations, knobs_of, num_combinations, own_values, recipe_of, untried
+from compress.search.study import _storage
 from tests.tiny_recipes import tiny_vit
 
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]
@@ -89,6 +92,66 @@ def test_a_stepped_range_holds_low_plus_whole_steps(low: int, width: int, step: 
     assert knob.count == len(naive)
     value = data.draw(st.integers(low - 3, low + width + 3))
     assert (knob.drawn(value) is not None) == (value in naive)
+
+
+def natural_ranges() -> list[tuple[Range, list[float]]]:
+    """Returns every range between two twentieths of 1 whose step leads from one to the other, with its values as literals."""
+    found = []
+    for first, last in itertools.combinations(range(21), 2):
+        for step in (step for step in range(1, last - first + 1) if (last - first) % step == 0):
+            low, high, between = (float(f"{5 * number}e-2") for number in (first, last, step))
+            literals = [float(f"{5 * number}e-2") for number in range(first, last + 1, step)]
+            found.append((Range(low=low, high=high, step=between), literals))
+    return found
+
+
+def test_a_grid_holds_the_numbers_that_a_recipe_would_give(tmp_path: Path) -> None:
+    natural = natural_ranges()
+    assert len(natural) == 600
+    knobs = {f"{place}": Knob(f"{place}", given) for place, (given, _) in enumerate(natural)}
+    for knob, (_, literals) in zip(knobs.values(), natural, strict=True):
+        assert list(knob.all) == literals
+        assert (knob.count, knob.samples) == (len(literals), (literals[0], literals[-1]))
+        distribution: Any = knob.distribution
+        assert (distribution.low, distribution.high) == (literals[0], literals[-1])  # what Optuna itself makes of the ends
+        assert knob.drawn(literals[-1] - 1e-9) is None
+        for place, literal in enumerate(literals):
+            assert (
+                knob.drawn(literal)
+                == knob.value(knob.drawn(literal))
+                == knob.value(distribution.low + place * distribution.step)
+                == literal
+            )
+    ends = [{name: knob.all[place] for name, knob in knobs.items()} for place in (0, -1)]
+    study = optuna.create_study(storage=_storage(tmp_path / "log"), study_name="ends")
+    for values in ends:
+        study.enqueue_trial({name: knobs[name].drawn(value) for name, value in values.items()})
+        study.ask({name: knob.distribution for name, knob in knobs.items()})
+    again = optuna.load_study(storage=_storage(tmp_path / "log"), study_name="ends")
+    assert [{name: knobs[name].value(drawn) for name, drawn in trial.params.items()} for trial in again.trials] == ends
+
+
+@given(st.integers(-999, 999), st.integers(1, 999), st.integers(1, 300), st.integers(0, 6), st.data())
+def test_each_draw_is_a_number_of_the_grid(low: int, width: int, step: int, places: int, data: st.DataObject) -> None:
+    step = min(step, width)
+    low_number, high_number, step_number = (float(f"{number}e-{places}") for number in (low, low + width, step))
+    knob = Knob("a.b", Range(low=low_number, high=high_number, step=step_number))
+    literals = [float(f"{number}e-{places}") for number in range(low, low + width + 1, step)]
+    assert knob.samples == (literals[0], literals[-1])
+    assert knob.count == len(literals)
+    sampler = optuna.samplers.RandomSampler(seed=data.draw(st.integers(0, 9)))
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(3):
+        assert knob.value(study.ask({"a.b": knob.distribution}).params["a.b"]) in literals
+
+
+def test_a_step_that_leads_past_high_ends_before_it_and_one_that_is_too_small_is_refused() -> None:
+    assert Knob("a.b", Range(low=0.3, high=0.9, step=0.4)).all == (0.3, 0.7)
+    assert Knob("a.b", Range(low=0.0, high=4.5, step=2)).all == (0.0, 2.0, 4.0)
+    for step, part in ((1e-30, "leave step out"), (0.2000001, "high - low = 0.2"), (0.0, "more than 0")):
+        with pytest.raises(InputError, match=r"search\.space\.prune\.sparsity") as caught:
+            check(raw({"prune.sparsity": {"low": 0.1, "high": 0.3, "step": step}}))
+        assert any(part in line for line in caught.value.problems)
 
 
 def test_numbers_are_drawn_as_places_in_their_order() -> None:

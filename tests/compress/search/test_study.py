@@ -5,11 +5,12 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.distributions import FloatDistribution
 
 from compress.core.errors import InputError
 from compress.recipe import Recipe
 from compress.search.space import knobs_of
-from compress.search.study import JOURNAL, FileLock, Study
+from compress.search.study import JOURNAL, VALUES, WAVE, FileLock, Study
 from tests.compress.search.tiny import tiny_search
 
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]
@@ -81,6 +82,35 @@ def test_a_small_space_is_drawn_whole_and_nothing_twice() -> None:
     for one in found:
         study.finish(one.number, [0.5], {})
     assert study.draw_wave() == []
+
+
+GRID = {"prune.sparsity": {"low": 0.1, "high": 0.3, "step": 0.1}, "quantize.mode": ["ptq", "qat"]}
+
+
+def test_a_grid_is_drawn_whole_and_nothing_twice(tmp_path: Path) -> None:
+    recipe = recipe_of(trials=50, wave=4, space=GRID)
+    while study_of(recipe, tmp_path).draw_wave():
+        finish_all(study_of(recipe, tmp_path))
+    found = [(values["prune.sparsity"], values["quantize.mode"]) for _, values in drawn(study_of(recipe, tmp_path))]
+    assert sorted(found) == [(sparsity, mode) for sparsity in (0.1, 0.2, 0.3) for mode in ("ptq", "qat")]
+
+
+def test_a_study_of_binary_steps_that_ended_early_goes_on(tmp_path: Path) -> None:
+    recipe = recipe_of(trials=50, wave=4, space=GRID)
+    study = study_of(recipe, tmp_path)
+    shorter = {**{knob.path: knob.distribution for knob in knobs_of(recipe)}, "prune.sparsity": FloatDistribution(0.1, 0.2, step=0.1)}
+    for sparsity in (0.1, 0.30000000000000004):  # as a version drew them that added up steps
+        values = {"prune.sparsity": sparsity, "quantize.mode": "ptq"}
+        params = {"prune.sparsity": min(sparsity, 0.2), "quantize.mode": '"ptq"'}
+        attributes = {WAVE: 0, VALUES: values}
+        study._study.add_trial(optuna.trial.create_trial(params=params, distributions=shorter, value=sparsity, user_attrs=attributes))
+    while (study := study_of(recipe, tmp_path)).draw_wave():
+        finish_all(study)
+    found = [(values["prune.sparsity"], values["quantize.mode"]) for _, values in drawn(study)]
+    assert sorted(found) == [(0.1, "ptq"), (0.1, "qat"), (0.2, "ptq"), (0.2, "qat"), (0.3, "qat"), (0.30000000000000004, "ptq")]
+    [shares] = study.importances().values()
+    assert shares is not None
+    assert shares["prune.sparsity"] > 0.9
 
 
 def test_a_line_that_a_kill_cut_off_is_removed_by_whoever_writes_next(tmp_path: Path) -> None:
