@@ -77,7 +77,7 @@ LATER = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
 

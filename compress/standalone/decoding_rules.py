@@ -10,10 +10,13 @@ The search follows `generate` of Transformers (5.x, early_stopping False) step b
     finished     of the first K candidates those that end, scored by sum / length^penalty; the K best of all are kept
     running      the K best candidates that do not end
     stop         once the best running text, scored at its length, is no better than the worst of K finished ones
+
+Where length^penalty leaves the range of float32, scores are compared by their logarithms instead, sign first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +26,10 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 Step = Callable[[NDArray[np.int64], NDArray[np.int32]], Logits]
-NEVER = np.float32(-1e9)
-"""Score of what must not be chosen, as in Transformers."""
+NEVER = np.float32(-np.inf)
+"""Score of what must not be chosen. Transformers writes -1e9, which penalties of long answers reach."""
+LARGEST_POWER = 1e25
+"""A sum of log-probabilities divided by this, or multiplied with it, is still a float32."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ def searching(
     """
     running: list[list[int]] = [[] for _ in range(beams)]
     scores_K = np.array([0.0] + [NEVER] * (beams - 1), np.float32)
-    finished: list[tuple[np.float32, list[int]]] = []
+    finished: list[tuple[tuple[float, ...], list[int]]] = []
+    scored = scores(length_penalty, rules.max_tokens)
     order, candidates = np.arange(beams, dtype=np.int32), max(2, 1 + len(rules.ends)) * beams
     for length in range(1, rules.max_tokens + 1):
         logits = yield np.array([text[-1] if text else start for text in running], np.int64), order
@@ -153,17 +159,36 @@ def searching(
         beam, token = best // total_KV.shape[1], best % total_KV.shape[1]
         score = total_KV.reshape(-1)[best]
         ends = np.array([int(one) in rules.ends or length == rules.max_tokens for one in token])
-        for place in np.flatnonzero(ends[:beams] & (score[:beams] > NEVER / 2)):  # more beams than there are texts hold none
-            finished.append((score[place] / np.float32(length**length_penalty), [*running[beam[place]], int(token[place])]))
-        finished = sorted(finished, key=lambda one: -one[0])[:beams]
-        alive = np.where(ends, score + NEVER, score)
+        for place in np.flatnonzero(ends[:beams] & (score[:beams] > NEVER)):  # more beams than there are texts hold none
+            finished.append((scored(score[place], length), [*running[beam[place]], int(token[place])]))
+        finished = sorted(finished, key=lambda one: one[0], reverse=True)[:beams]
+        alive = np.where(ends, NEVER, score)
         kept = np.argsort(-alive, kind="stable")[:beams]
         running = [[*running[beam[place]], int(token[place])] for place in kept]
         scores_K, order = alive[kept].astype(np.float32), beam[kept].astype(np.int32)
         is_full = len(finished) == beams
-        if ends.all() or (is_full and scores_K[0] / np.float32(length**length_penalty) <= finished[-1][0]):
+        if ends.all() or (is_full and not (scores_K[0] > NEVER and scored(scores_K[0], length) > finished[-1][0])):
             break
     return [tokens for _, tokens in finished]
+
+
+def scores(length_penalty: float, max_tokens: int) -> Callable[[np.float32, int], tuple[float, ...]]:
+    """Returns the score of a text of a search by its sum of log-probabilities and its length; a better one is larger.
+
+    Args:
+        length_penalty: Power of the length that sums are divided by.
+        max_tokens: Most tokens of a text; every score of a search has the same form.
+    """
+    if abs(length_penalty) * math.log(max_tokens) <= math.log(LARGEST_POWER):
+        return lambda total, length: (float(total / np.float32(length**length_penalty)),)  # rounded as in Transformers
+
+    def scored(total: np.float32, length: int) -> tuple[float, ...]:
+        if total == 0:
+            return 0.0, 0.0
+        sign = math.copysign(1.0, total)
+        return sign, sign * (math.log(abs(float(total))) - length_penalty * math.log(length))
+
+    return scored
 
 
 def penalized(logits_V: Logits, read: Sequence[int], tokens: Sequence[int], rules: Rules) -> Logits:

@@ -182,13 +182,24 @@ class Beams:
 
     def __init__(self, decoder: OnnxDecoder, before: Sequence[int]) -> None:
         self._texts, self._begun = decoder.texts(), False
-        if before:
-            self._texts.read([before])
-        else:
+        self._unread = np.asarray(before, np.int64)
+        if not before:
             self._texts.lengths.append(0)
 
+    def read(self) -> bool:
+        """Reads the next part of what comes before the start, at most `PART` tokens; returns whether all has been read."""
+        part, self._unread = self._unread[:PART], self._unread[PART:]
+        if len(part):
+            self._texts.extend(0, part)
+        return not len(self._unread)
+
     def step(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
-        """Appends tokens [r] to the texts with the numbers `order` [r] of the step before; returns the logits of the next ones [r, V]."""
+        """Appends tokens [r] to the texts with the numbers `order` [r] of the step before; returns the logits of the next ones [r, V].
+
+        The first step reads what `read` has left.
+        """
+        while not self._begun and not self.read():
+            continue
         self._texts.keep(order if self._begun else np.zeros_like(order))  # at first all beams go on from the prompt
         self._begun = True
         return self._texts.step(tokens)

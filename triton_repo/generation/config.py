@@ -3,7 +3,7 @@
 The map `parameters` holds what may be changed in a deployment:
 
     context           most tokens of prompt and answer together; of each, for an encoder-decoder
-    max_running       answers that run at once (1 for a decoder in stateful mode)
+    max_running       places: answers that run at once, with all beams of a search (1 for a decoder in stateful mode)
     max_waiting       requests that wait; a further one is refused
     request_seconds   most time for an answer, with the time that its request waits
 """

@@ -173,7 +173,8 @@ _README = """\
 
 The models stream: each request gets one response for each piece of its answer. `paged`, `batched`: the model answers several requests
 at once (continuous batching). `stateful`: one request after the other, because its attention needs it; an encoder-decoder answers those
-together that wait together. A request that finds the queue full is refused. The numbers are `parameters` in config.pbtxt.
+together that wait together. Each beam of a search takes the place of an answer, and the search waits until all of them fit. A request that
+finds the queue full is refused, and so is a search with more beams than places. The numbers are `parameters` in config.pbtxt.
 
 Inputs; one prompt is needed, all else may be left out:
 

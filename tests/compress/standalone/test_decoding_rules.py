@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as stock
 
-from compress.standalone.decoding_rules import Rules, Text, limited, penalized, search, softmax, write
+from compress.standalone.decoding_rules import Rules, Text, limited, penalized, scores, search, softmax, write
 
 V = 7
 SCORES = st.lists(st.floats(-20, 20, width=32), min_size=V, max_size=V).map(lambda values: np.array(values, np.float32))
@@ -110,13 +111,47 @@ def best(chain: Chain, rules: Rules, penalty: float, count: int) -> list[list[in
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 1000), st.sampled_from([0.0, 1.0]))
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1.0, 100.0, -100.0]))
 def test_a_search_with_a_beam_for_every_text_finds_the_best(seed: int, penalty: float) -> None:
     rules, chain = Rules(max_tokens=2, ends=frozenset({0})), Chain(seed)
     found = search(chain.step, rules, 1, V * V, penalty)
     if penalty == 0:  # without a bonus for length no later text can overtake: the search is complete
         assert found == best(Chain(seed), rules, penalty, len(found))
     assert found[0] == best(Chain(seed), rules, penalty, 1)[0]
+
+
+TOTALS = st.floats(-1e6, 1e6, width=32)
+
+
+@given(TOTALS, TOTALS, st.integers(1, 10**6), st.integers(1, 10**6), st.floats(-100, 100, width=32))
+@example(-1.0, -1.0, 1300, 1299, 100.0)
+@example(-1.0, -1.0, 1300, 1299, -100.0)
+@example(0.0, -1.0, 1300, 1299, 100.0)
+@example(1.0, 2.0, 1300, 1299, 100.0)
+def test_scores_are_in_the_order_of_exact_ones_whatever_the_penalty(
+    one: float, two: float, first: int, second: int, penalty: float
+) -> None:
+    with localcontext(Context(prec=60, Emax=10**6, Emin=-(10**6))):
+        exact = [Decimal(total) / Decimal(length) ** Decimal(penalty) for total, length in ((one, first), (two, second))]
+        close = abs(exact[0] - exact[1]) <= Decimal("1e-6") * max(abs(exact[0]), abs(exact[1]))
+    scored = scores(penalty, 10**6)
+    found = scored(np.float32(one), first), scored(np.float32(two), second)
+    assert all(math.isfinite(part) for score in found for part in score)
+    if not close:
+        assert (found[0] > found[1]) == (exact[0] > exact[1])
+
+
+@pytest.mark.parametrize(("penalty", "lengths"), [(100.0, [1300, 1300]), (-100.0, [1, 2])])
+def test_a_search_takes_every_length_penalty_however_long_its_answers(penalty: float, lengths: list[int]) -> None:
+    flat = lambda tokens, order: np.tile(np.linspace(0, 1, V, dtype=np.float32), (len(tokens), 1))  # noqa: E731
+    second_best = V - 2
+    assert [len(tokens) for tokens in search(flat, Rules(max_tokens=1300, ends=frozenset({second_best})), 1, 2, penalty)] == lengths
+
+
+def test_a_search_goes_on_however_far_penalties_take_its_scores() -> None:
+    flat = lambda tokens, order: np.zeros((len(tokens), V), np.float32)  # noqa: E731
+    rules = Rules(max_tokens=12, frequency_penalty=-100.0, repetition_penalty=1000.0, presence_penalty=1e9)
+    assert [len(tokens) for tokens in search(flat, rules, 1, 3, 1.0)] == [12] * 3
 
 
 def test_one_beam_is_greedy() -> None:

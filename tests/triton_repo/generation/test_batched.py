@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from export.engines.onnxruntime_decoder import MODEL, properties
 from tests.export.engines.test_onnxruntime_decoder import engine as alone_engine
 from tests.export.engines.test_onnxruntime_decoder import folder
 from tests.export.generation.genai_checkpoints import prompts, tokenizer
+from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.triton_repo.generation.test_engine import Client
 from triton_repo.generation.served import batched as batching
 from triton_repo.generation.served import engine as module
@@ -69,14 +70,14 @@ def batched() -> Iterator[Paused]:
     assert not engine._thread.is_alive()
 
 
-def submit(engine: Batched, prompt: np.ndarray, **given: Any) -> Client:
+def submit(engine: Batched, prompt: np.ndarray, decode: Callable[[list[int]], str] | None = None, **given: Any) -> Client:
     values = {field.name: field.default for field in FIELDS} | {
         "MAX_TOKENS": TOKENS,
         "TIMEOUT_SECONDS": 60.0,
         "REPETITION_PENALTY": PENALTY,
     }
     client = Client()
-    decode = lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True))  # noqa: E731
+    decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
     engine.submit(Answer(Asked(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
     return client
 
@@ -166,6 +167,74 @@ def test_who_leaves_makes_room_and_changes_nobody(leaving: tuple[int, ...], monk
         for number in set(range(4)) - set(leaving):
             assert tokens(clients[number]) == expected[number]
         assert tokens(submit(engine, asked[0], IGNORE_EOS=True)) == expected[0]
+
+
+def test_the_prompt_of_a_search_is_read_between_the_steps_of_others() -> None:
+    short, long, last = prompts((4, 5 * PART + 3, 6), seed=18)
+    (best,) = alone_engine("llama").generate(
+        [long], Decoding(TOKENS, beams=3, repetition_penalty=PENALTY, stop_tokens=ENDS, ignore_end=True)
+    )
+    with batched() as engine:
+        writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
+        engine.steps.release()
+        searching = submit(engine, long, BEAMS=3, STREAM=False)
+        behind = submit(engine, last)
+        for _ in range(5):
+            engine.steps.release()
+        while engine.steps._value:
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.1)
+        assert len([token for piece in writing.pieces for token in piece["TOKENS"]]) >= 5
+        assert engine._preparing  # the sixth part is still to be read
+        engine.free = True
+        assert tokens(writing) == alone(short, stop_tokens=())
+        assert tokens(searching) == list(best.tokens[0])
+        assert tokens(behind) == alone(last)
+
+
+def test_searches_hold_no_more_rows_than_there_is_room_for() -> None:
+    (prompt,) = prompts((5,), seed=19)
+    with batched() as engine:
+        searches = [submit(engine, prompt, BEAMS=ROOM, STREAM=False, MAX_TOKENS=4) for _ in range(3)]
+        beside = submit(engine, prompt)
+        for _ in range(2):
+            engine.steps.release()
+        while engine.steps._value:
+            threading.Event().wait(0.01)
+        assert len(engine._searches) == 1
+        engine.free = True
+        assert len({tuple(tokens(client)) for client in searches}) == 1
+        assert tokens(beside) == alone(prompt)
+
+
+def _undecodable(ids: list[int]) -> str:
+    raise OverflowError("too large")
+
+
+@pytest.mark.parametrize("given", [{}, {"BEAMS": 3, "STREAM": False}, {"PIECE_SECONDS": 0.0}])
+def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) -> None:
+    one, two = prompts((4, 7), seed=20)
+    with batched() as engine:
+        beside = submit(engine, one)
+        broken = submit(engine, two, _undecodable, **given)
+        engine.free = True
+        assert broken.over.wait(30)
+        assert broken.refused is not None
+        assert "too large" in broken.refused[0]
+        assert tokens(beside) == alone(one)
+        assert len(engine.opened) == 1
+
+
+def test_logits_that_are_no_numbers_end_a_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = prompts((4, 7), seed=21)
+    monkeypatch.setattr(batching.Beams, "step", lambda self, tokens, order: np.full((len(tokens), VOCABULARY), np.nan, np.float32))
+    with batched() as engine:
+        beside, broken = submit(engine, one), submit(engine, two, BEAMS=2, STREAM=False, MAX_TOKENS=3)
+        engine.free = True
+        assert broken.over.wait(30)
+        assert broken.refused is not None
+        assert "came to no answer" in broken.refused[0]
+        assert tokens(beside) == alone(one)
 
 
 def test_after_an_error_the_engine_starts_anew() -> None:

@@ -48,6 +48,8 @@ class Counter(Engine):
         self.error_of_begin: Callable[[], None] = lambda: None
         self.error_of_renewal: Callable[[], None] = lambda: None
         self._answers: dict[Answer, int] = {}
+        self.most = 0
+        """Most places that were taken at once."""
 
     @property
     def running(self) -> int:
@@ -59,6 +61,7 @@ class Counter(Engine):
     def _begin(self, answer: Answer) -> None:
         self.error_of_begin()
         self._answers[answer] = 0
+        self.most = max(self.most, sum(one.places for one in self._answers))
 
     def _step(self) -> None:
         self.let.wait(0.01)
@@ -71,10 +74,8 @@ class Counter(Engine):
                     del self._answers[answer]
 
     def _drop_due(self) -> None:
-        for answer in list(self._answers):
-            if self._closing or answer.due:
-                del self._answers[answer]
-                answer.end("cancelled" if self._closing else answer.due or "")
+        self._end_due()
+        self._answers = {answer: count for answer, count in self._answers.items() if not answer.ended}
 
     def _renew(self) -> None:
         self._answers = {}
@@ -92,8 +93,8 @@ def counting() -> Iterator[Counter]:
     assert not engine._thread.is_alive()
 
 
-def submit(engine: Engine, tokens: int = 3, seconds: float = 60.0) -> Client:
-    values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": tokens, "TIMEOUT_SECONDS": seconds}
+def submit(engine: Engine, tokens: int = 3, seconds: float = 60.0, beams: int = 1) -> Client:
+    values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": tokens, "TIMEOUT_SECONDS": seconds, "BEAMS": beams}
     client = Client()
     engine.submit(Answer(Asked(np.array([5]), values, (), ()), client, lambda ids: "".join(chr(97 + one) for one in ids), 0))
     return client
@@ -123,6 +124,26 @@ def test_answers_run_side_by_side_and_the_queue_has_an_end() -> None:
             submit(engine)
         engine.let.set()
         assert [told(client) for client in clients] == [("abc", "length")] * 3
+
+
+def test_a_search_takes_a_place_for_each_beam_and_waits_for_them() -> None:
+    with counting() as engine:
+        engine.let.clear()
+        running, search = submit(engine), submit(engine, beams=ROOM)
+        until(lambda: engine.running == 1)
+        behind = submit(engine)
+        with pytest.raises(Busy):
+            submit(engine)
+        assert engine.most == 1
+        engine.let.set()
+        assert [told(client) for client in (running, search, behind)] == [("abc", "length")] * 3
+        assert engine.most == ROOM
+
+
+def test_a_search_that_never_fits_is_wrong_and_waits_for_nobody() -> None:
+    with counting() as engine, pytest.raises(Refused, match=rf"BEAMS: {ROOM + 1} given; .* room for {ROOM} ") as refused:
+        submit(engine, beams=ROOM + 1)
+    assert refused.value.code == WRONG
 
 
 def test_who_has_gone_and_whose_time_is_over_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +178,20 @@ def test_an_answer_that_cannot_begin_is_told() -> None:
         assert first.over.wait(10)
         assert first.refused == ("'x'", FAILED)
         assert told(submit(engine)) == ("abc", "length")
+
+
+def test_an_answer_that_cannot_be_ended_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
+    with counting() as engine:
+        engine.let.clear()
+        broken, beside = submit(engine), submit(engine)
+        until(lambda: engine.running == 2)
+        monkeypatch.setattr(Answer, "due", property(lambda self: once(OSError("pipe"))() if self.client is broken else None))
+        assert broken.over.wait(10)
+        monkeypatch.undo()
+        engine.let.set()
+        assert told(beside) == ("abc", "length")
+        assert engine.renewed == 0
 
 
 def test_an_engine_that_cannot_be_made_anew_refuses_everybody() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,10 +58,10 @@ def grouped() -> Iterator[Paused]:
     assert not engine._thread.is_alive()
 
 
-def submit(engine: Grouped, source: np.ndarray, **given: Any) -> Client:
+def submit(engine: Grouped, source: np.ndarray, decode: Callable[[list[int]], str] | None = None, **given: Any) -> Client:
     values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": 20, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": 3.0}
     client = Client()
-    decode = lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True))  # noqa: E731
+    decode = decode or (lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True)))
     engine.submit(Answer(Asked(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
     return client
 
@@ -125,6 +125,37 @@ def test_who_leaves_makes_room_and_changes_nobody(monkeypatch: pytest.MonkeyPatc
         for _ in range(3):  # requests of the model are used again
             assert tokens(submit(engine, asked[0])) == alone(asked[0])
         assert len(engine.opened[0]._free) <= 2
+
+
+def test_searches_hold_no_more_rows_than_there_is_room_for() -> None:
+    (source,) = sources((5,), seed=16)
+    with grouped() as engine:
+        searches = [submit(engine, source, BEAMS=3, STREAM=False, MAX_TOKENS=4) for _ in range(3)]
+        for _ in range(2):
+            engine.steps.release()
+        while engine.steps._value:
+            threading.Event().wait(0.01)
+        assert len(engine._groups) == 1
+        engine.free = True
+        assert len({tuple(tokens(client)) for client in searches}) == 1
+
+
+def _undecodable(ids: list[int]) -> str:
+    raise OverflowError("too large")
+
+
+@pytest.mark.parametrize("given", [{}, {"BEAMS": 3, "STREAM": False}])
+def test_an_error_of_one_answer_ends_that_answer_alone(given: dict[str, Any]) -> None:
+    one, two = sources((4, 7), seed=15)
+    with grouped() as engine:
+        beside = submit(engine, one)
+        broken = submit(engine, two, _undecodable, **given)
+        engine.free = True
+        assert broken.over.wait(30)
+        assert broken.refused is not None
+        assert "too large" in broken.refused[0]
+        assert tokens(beside) == alone(one)
+        assert len(engine.opened) == 1
 
 
 def test_after_an_error_the_engine_starts_anew() -> None:

@@ -66,6 +66,11 @@ class Answer:
         self.ended = False
 
     @property
+    def places(self) -> int:
+        """Rows of the cache of the model that the answer takes."""
+        return int(self.asked.values["BEAMS"])
+
+    @property
     def due(self) -> str | None:
         """Returns why the answer has to end now, whatever the engine does; None if it need not."""
         if self.client.gone:
@@ -106,7 +111,13 @@ class Answer:
         self.client.refuse(line, FAILED)
 
     def give(self, found: Sequence[tuple[Sequence[int], str]]) -> None:
-        """Sends the answers of a search, best first: token ids and reason of each."""
+        """Sends the answers of a search, best first: token ids and reason of each.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not found:
+            raise ValueError("the search came to no answer; the logits of the model may be no numbers")
         self.ended = True
         for index, (ids, reason) in enumerate(found):
             outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}

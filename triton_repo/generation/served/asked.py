@@ -89,7 +89,7 @@ FIELDS = (
     Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they were"),
     Field("SEED", "TYPE_INT64", 0, 0, 2**63 - 1, "seed of the sampling"),
     Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "goes on past the end token"),
-    Field("BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search; above 1 needs STREAM false, and nothing is sampled"),
+    Field("BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search, each in a place of its own; above 1 needs STREAM false, and nothing is sampled"),
     Field("ANSWERS", "TYPE_INT32", 1, 1, 64, "answers of a search, best first, one response each; at most BEAMS"),
     Field("LENGTH_PENALTY", "TYPE_FP32", 1.0, -100, 100, "power of the length that the score of a beam is divided by"),
     Field("STREAM", "TYPE_BOOL", True, 0, 1, "false: one response, with the whole answer"),

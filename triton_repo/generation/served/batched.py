@@ -3,19 +3,19 @@
     arrived ---> prompt read, short ones together, a long one part by part between the steps ---> written ---> ended
 
 Row i of the cache is text i: those that are written, in the order in which they came, then the one whose prompt is being read. A search
-with beams has a cache of its own.
+with beams has a cache of its own. Its prompt is read as a long one is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .answer import CANCELLED, Answer
+from .answer import Answer
 from .decoding_rules import Logits, Text
-from .engine import Engine
+from .engine import Engine, alone
 from .onnx_decoder import PART, Beams, OnnxDecoder, together
 from .searching import Search, rules_of
 
@@ -31,7 +31,17 @@ class _Written:
 
     def take(self, logits: Logits) -> None:
         """Chooses the next token and passes it on."""
-        self.answer.take([self.text.take(logits)], self.text.ended)
+        with alone(self.answer):
+            self.answer.take([self.text.take(logits)], self.text.ended)
+
+
+@dataclass
+class _Searched:
+    """A search, and the beams that read its prompt."""
+
+    answer: Answer
+    search: Search
+    beams: Beams
 
 
 class Batched(Engine):
@@ -40,7 +50,7 @@ class Batched(Engine):
     Args:
         open_decoder: Opens the model; called again after an error.
         ends: Tokens that end an answer.
-        room: Number of answers that run at once.
+        room: Number of rows: answers that run at once, with all beams of a search.
         max_waiting: Number of answers that wait.
     """
 
@@ -52,26 +62,28 @@ class Batched(Engine):
     @property
     def running(self) -> int:
         """Number of answers that run."""
-        return len(self._arrived) + len(self._reading) + len(self._written) + len(self._searches)
+        return len(self._running())
 
     def _renew(self) -> None:
-        self._arrived: list[_Written] = []
+        self._arrived: list[_Written | _Searched] = []
         self._reading: list[_Written] = []
-        """One at most."""
+        self._preparing: list[_Searched] = []
+        """Whose prompts are being read: one at most in both."""
         self._written: list[_Written] = []
         self._searches: list[Search] = []
         self._decoder = self._open()
         self._texts = self._decoder.texts()
 
     def _running(self) -> list[Answer]:
-        texts = [one.answer for one in (*self._arrived, *self._reading, *self._written)]
+        texts = [one.answer for one in (*self._arrived, *self._reading, *self._preparing, *self._written)]
         return [*texts, *(answer for search in self._searches for answer in search.answers)]
 
     def _begin(self, answer: Answer) -> None:
         prompt = np.asarray(answer.asked.prompt, np.int64)
         before, start, rules = prompt[:-1].tolist(), int(prompt[-1]), rules_of(answer, self._ends)
         if answer.asked.values["BEAMS"] > 1:
-            self._searches.append(Search(Beams(self._decoder, before), answer, rules, start, before))
+            beams = Beams(self._decoder, before)
+            self._arrived.append(_Searched(answer, Search(beams, answer, rules, start, before), beams))
         else:
             self._arrived.append(_Written(answer, Text(rules, start, before=before), prompt))
 
@@ -88,10 +100,12 @@ class Batched(Engine):
         self._leave()
 
     def _read(self) -> None:
-        """Reads the next part of a long prompt, or the short ones that have arrived first."""
-        if not self._reading and self._arrived and len(self._arrived[0].prompt) > PART:
-            self._reading = [self._arrived.pop(0)]
-        if self._reading:
+        """Reads the next part of a long prompt or of the prompt of a search, or the short ones that have arrived first."""
+        if not (self._reading or self._preparing) and self._arrived:
+            self._choose()
+        if self._preparing:
+            self._prepare(*self._preparing)
+        elif self._reading:
             (one,) = self._reading
             logits = self._texts.extend(len(self._written), one.prompt[:PART])
             one.prompt = one.prompt[PART:]
@@ -100,18 +114,34 @@ class Batched(Engine):
                 self._written.append(one)
                 one.take(logits)
         elif self._arrived:
-            group = next(together([one.prompt for one in self._arrived]))
-            new, self._arrived = self._arrived[: len(group)], self._arrived[len(group) :]
+            texts = _before_a_search(self._arrived)
+            group = next(together([one.prompt for one in texts]))
+            new, self._arrived = texts[: len(group)], self._arrived[len(group) :]
             logits = self._texts.read(group)
             self._written += new
             for one, row in zip(new, logits, strict=True):
                 one.take(row)
 
+    def _choose(self) -> None:
+        """Begins to read the first prompt, if it is read by itself."""
+        first = self._arrived[0]
+        if isinstance(first, _Searched):
+            self._preparing = [first]
+        elif len(first.prompt) > PART:
+            self._reading = [first]
+        else:
+            return
+        self._arrived = self._arrived[1:]
+
+    def _prepare(self, one: _Searched) -> None:
+        """Reads the next part of the prompt of a search."""
+        with alone(one.answer):
+            if one.beams.read():
+                self._preparing = []
+                self._searches.append(one.search)
+
     def _drop_due(self) -> None:
-        for answer in self._running():
-            reason = CANCELLED if self._closing else answer.due
-            if reason is not None and not answer.ended:
-                answer.end(reason)
+        self._end_due()
         self._leave()
 
     def _leave(self) -> None:
@@ -122,6 +152,15 @@ class Batched(Engine):
         if len(kept) < len(rows):
             self._texts.keep(kept)
         self._written, self._reading = ([one for one in ones if not one.answer.ended] for ones in (self._written, self._reading))
-        for search in self._searches:
-            search.leave()
+        self._preparing = [one for one in self._preparing if not one.answer.ended]
         self._searches = [search for search in self._searches if search.answers]
+
+
+def _before_a_search(arrived: Sequence[_Written | _Searched]) -> list[_Written]:
+    """Returns the texts before the first search."""
+    texts = []
+    for one in arrived:
+        if isinstance(one, _Searched):
+            break
+        texts.append(one)
+    return texts

@@ -1,9 +1,12 @@
 """The thread that answers: a queue of answers before an engine that runs some of them at once.
 
-    submit() ---> waiting, at most `max_waiting` ---> running, at most as many as the engine runs ---> ended
+    submit() ---> waiting, at most `max_waiting` ---> running, in as many places as the engine has ---> ended
 
-A request that finds the queue full is refused at once. Whoever waits or runs and whose client has gone, or whose time is over, is ended
-within `PERIOD_SECONDS` and a step of the engine. The thread outlives every error: after one of the engine, all that run are told and the
+An answer takes one place, a search one for each of its beams. Answers begin in the order in which they came: a search waits until its beams
+fit, and so do those behind it. A request that finds the queue full is refused at once, and so is a search that never fits. Whoever waits or
+runs and whose client has gone, or whose time is over, is ended within `PERIOD_SECONDS` and a step of the engine.
+
+The thread outlives every error. One of a single answer ends that answer alone. After one of the engine, all that run get an error, and the
 engine is made anew.
 """
 
@@ -12,12 +15,14 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .answer import CANCELLED, Answer, in_a_line
-from .asked import Broken, Busy
+from .asked import Broken, Busy, Refused
 
 PERIOD_SECONDS = 0.25
 """Time between two looks at the clients; each costs a message to the server."""
@@ -32,12 +37,12 @@ class Engine(ABC):
     """An engine and its thread.
 
     Args:
-        room: Number of answers that run at once.
+        room: Number of places.
         max_waiting: Number of answers that wait.
     """
 
     def __init__(self, room: int, max_waiting: int) -> None:
-        self._room, self._max_waiting = room, max_waiting
+        self._room, self._max_waiting, self._taken = room, max_waiting, 0
         self._waiting: list[Answer] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -53,15 +58,18 @@ class Engine(ABC):
         """Puts an answer into the queue.
 
         Raises:
+            Refused: The answer needs more places than there are.
             Busy: The queue is full, or the engine is being closed.
             Broken: The engine has failed for good.
         """
+        if answer.places > self._room:
+            raise Refused(f"BEAMS: {answer.places} given; this model has room for {self._room} beams: give at most so many")
         with self._changed:
             if self._broken is not None:
                 raise Broken(f"the model cannot answer any more: {self._broken}")
             if self._closing:
                 raise Busy(f"the model is being unloaded; {TRY_LATER}")
-            if len(self._waiting) >= self._max_waiting + max(0, self._room - self.running):
+            if len(self._waiting) >= self._max_waiting + max(0, self._room - self._taken):
                 raise Busy(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; {TRY_LATER}")
             self._waiting.append(answer)
             self._changed.notify()
@@ -111,12 +119,22 @@ class Engine(ABC):
             if reason is not None:
                 with self._changed:
                     self._waiting.remove(answer)
-                answer.end(reason)
+                with alone(answer):
+                    answer.end(reason)
         self._drop_due()
+
+    def _end_due(self) -> None:
+        """Ends the answers that run and have to end; the engine still holds them."""
+        for answer in self._running():
+            with alone(answer):
+                reason = CANCELLED if self._closing else answer.due
+                if reason is not None and not answer.ended:
+                    answer.end(reason)
 
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._taken = self._count()
                 while not (self._waiting or self.running or self._closing):
                     self._changed.wait()
             try:
@@ -128,17 +146,23 @@ class Engine(ABC):
                 self._recover(error)
 
     def _round(self) -> None:
-        while self.running < self._room and (answer := self._next()) is not None:
-            try:
+        while (answer := self._next()) is not None:
+            with alone(answer):
                 self._begin(answer)
-            except Exception as error:  # what is wrong with one request is no error of the engine
-                answer.fail(in_a_line(error))
         if self.running:
             self._step()
 
     def _next(self) -> Answer | None:
+        """Returns the first that waits, if there is room for it."""
         with self._changed:
-            return self._waiting.pop(0) if self._waiting and not self._closing else None
+            self._taken = self._count()
+            if self._closing or not self._waiting or self._taken + self._waiting[0].places > self._room:
+                return None
+            self._taken += self._waiting[0].places
+            return self._waiting.pop(0)
+
+    def _count(self) -> int:
+        return sum(answer.places for answer in self._running())
 
     def _recover(self, error: Exception) -> None:
         """Tells those that ran, and makes the engine anew; if that fails too, everybody else is told as well."""
@@ -153,6 +177,15 @@ class Engine(ABC):
                 waiting, self._waiting = self._waiting, []
             for answer in waiting:
                 answer.fail(f"the model cannot answer any more: {self._broken}")
+
+
+@contextmanager
+def alone(answer: Answer) -> Iterator[None]:
+    """Ends an answer with the error that is raised inside: whatever happens with one answer, the others go on."""
+    try:
+        yield
+    except Exception as error:
+        answer.fail(in_a_line(error))
 
 
 def generation_config(answer: Answer, of_model: Any) -> Any:

@@ -3,7 +3,7 @@
     requests that wait ---> a group, encoded once ---> one token of each of its answers with each step ---> ended answers leave it
 
 A request that comes later begins another group, and the groups take turns token by token. A search with beams is a group of its own, whose
-rows are its beams. An answer is the same whatever group it is in, but for the order of sums.
+rows are its beams; its source is encoded once. An answer is the same whatever group it is in, but for the order of sums.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from .answer import CANCELLED, Answer
-from .decoding_rules import Text
+from .answer import Answer
+from .decoding_rules import Logits, Text
 from .encoder_decoder import EncoderDecoder, Group
-from .engine import Engine
+from .engine import Engine, alone
 from .searching import Search, rules_of
 
 
@@ -41,7 +41,7 @@ class Grouped(Engine):
     Args:
         open_graphs: Compiles the model; called again after an error.
         special: Ids of special tokens.
-        room: Number of answers that run at once.
+        room: Number of rows: answers that run at once, with all beams of a search.
         max_waiting: Number of answers that wait.
     """
 
@@ -55,7 +55,7 @@ class Grouped(Engine):
     @property
     def running(self) -> int:
         """Number of answers that run."""
-        return len(self._arrived) + sum(len(group.answers) for group in self._groups)
+        return len(self._running())
 
     def _renew(self) -> None:
         self._arrived, self._groups = [], []
@@ -75,18 +75,15 @@ class Grouped(Engine):
         if together:
             self._groups.append(_Writing(self._model.begin([_source(answer) for answer in together]), together, self._special))
         for answer in searches:
-            beams = answer.asked.values["BEAMS"]
-            rules = rules_of(answer, self._special.ends, self._special.first)
-            self._groups.append(Search(_Beams(self._model.begin([_source(answer)] * beams)), answer, rules, self._special.start))
+            with alone(answer):
+                rules = rules_of(answer, self._special.ends, self._special.first)
+                self._groups.append(Search(_Beams(self._model.begin([_source(answer)])), answer, rules, self._special.start))
         for group in self._groups:
             group.step()
         self._leave()
 
     def _drop_due(self) -> None:
-        for answer in self._running():
-            reason = CANCELLED if self._closing else answer.due
-            if reason is not None and not answer.ended:
-                answer.end(reason)
+        self._end_due()
         self._arrived = [answer for answer in self._arrived if not answer.ended]
         self._leave()
 
@@ -102,8 +99,9 @@ class Grouped(Engine):
 class _Steps(Protocol):
     """A group under way."""
 
-    answers: list[Answer]
-    """Those that have not ended."""
+    @property
+    def answers(self) -> list[Answer]:
+        """Those that have not ended."""
 
     def step(self) -> None:
         """Generates the next tokens."""
@@ -128,7 +126,8 @@ class _Writing:
         logits = self._group.step(np.array([text.last for text in self._texts], np.int64), self._order)
         self._order = np.arange(len(self.answers), dtype=np.int32)
         for answer, text, row in zip(self.answers, self._texts, logits, strict=True):
-            answer.take([text.take(row)], text.ended)
+            with alone(answer):
+                answer.take([text.take(row)], text.ended)
 
     def leave(self) -> None:
         """Lets go of answers that have ended; the rows of the others keep their places in the model."""
@@ -145,7 +144,13 @@ class _Beams:
     """The beams of one search."""
 
     def __init__(self, group: Group) -> None:
-        self._group, self.step = group, group.step
+        self._group, self._begun = group, False
+
+    def step(self, tokens: np.ndarray, order: np.ndarray) -> Logits:
+        """Takes a step of the group; at first all beams go on from its one source."""
+        order = order if self._begun else np.zeros_like(order)
+        self._begun = True
+        return self._group.step(tokens, order)
 
     def close(self) -> None:
         """Gives the request of the model back."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import openvino_genai
 
-from .answer import CANCELLED, LENGTH, STOP, Answer, in_a_line
-from .engine import Engine, generation_config, token_tensor
+from .answer import LENGTH, STOP, Answer
+from .engine import Engine, alone, generation_config, token_tensor
 
 WHOLE_PROMPTS = 2**20
 """Tokens of a step with a draft."""
@@ -43,7 +43,7 @@ class Paged(Engine):
     Args:
         folder: What OpenVINO GenAI reads.
         properties: Compile properties.
-        room: Number of answers that run at once.
+        room: Number of answers that run at once, with all beams of a search.
         max_waiting: Number of answers that wait.
         proposals: What proposes tokens; None: nothing.
     """
@@ -97,10 +97,8 @@ class Paged(Engine):
         self._pipeline.step()
         for number, (answer, handle) in list(self._runs.items()):
             finished = handle.get_status() != RUNNING
-            try:
+            with alone(answer):
                 self._pass_on(answer, handle, finished)
-            except Exception as error:  # whatever happens with one answer, the others go on
-                answer.fail(in_a_line(error))
             if answer.ended:
                 if not finished:
                     handle.cancel()
@@ -131,11 +129,10 @@ class Paged(Engine):
             answer.fail("the engine gave the answer up; its keys and values do not fit into memory")
 
     def _drop_due(self) -> None:
+        self._end_due()
         for number, (answer, handle) in list(self._runs.items()):
-            reason = CANCELLED if self._closing else answer.due
-            if reason is not None:
+            if answer.ended:
                 handle.cancel()
-                answer.end(reason)
                 del self._runs[number]
         self._settle()
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .answer import LENGTH, STOP, Answer
 from .decoding_rules import Logits, Rules, searching
+from .engine import alone
 
 NAMES = ("MAX_TOKENS", "REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENALTY", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED")
 
@@ -48,23 +49,27 @@ class Search:
     """
 
     def __init__(self, beams: Beams, answer: Answer, rules: Rules, start: int, before: Sequence[int] = ()) -> None:
-        self._beams, self.answers, self._ends = beams, [answer], rules.ends
+        self._beams, self._answer, self._ends = beams, answer, rules.ends
         values = answer.asked.values
         self._steps = searching(rules, start, values["BEAMS"], values["LENGTH_PENALTY"], before)
         self._next = next(self._steps)
 
+    @property
+    def answers(self) -> list[Answer]:
+        """The answer; none once it has ended."""
+        return [] if self._answer.ended else [self._answer]
+
     def step(self) -> None:
         """Takes a step of the search; gives its answers with the last."""
-        try:
-            self._next = self._steps.send(self._beams.step(*self._next))
-        except StopIteration as found:
-            (answer,) = self.answers
-            best: list[list[int]] = found.value[: answer.asked.values["ANSWERS"]]
-            answer.give([(tokens, STOP if tokens[-1] in self._ends else LENGTH) for tokens in best])
+        with alone(self._answer):  # the beams have a cache of their own
+            try:
+                self._next = self._steps.send(self._beams.step(*self._next))
+            except StopIteration as found:
+                best: list[list[int]] = found.value[: self._answer.asked.values["ANSWERS"]]
+                self._answer.give([(tokens, STOP if tokens[-1] in self._ends else LENGTH) for tokens in best])
 
     def leave(self) -> None:
-        """Lets go of the answer if it has ended."""
-        self.answers = [answer for answer in self.answers if not answer.ended]
+        """Does nothing: the one answer is not shared."""
 
     def close(self) -> None:
         """Frees what the beams held."""

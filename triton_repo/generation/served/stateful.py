@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openvino_genai
 
-from .answer import CANCELLED, LENGTH, STOP, Answer, in_a_line
+from .answer import LENGTH, STOP, Answer, in_a_line
 from .engine import Engine, generation_config, token_tensor
 
 _REASON = openvino_genai.GenerationFinishReason
@@ -62,11 +62,7 @@ class Stateful(Engine):
         self._current = None
 
     def _drop_due(self) -> None:
-        answer = self._current
-        if answer is not None and not answer.ended:
-            reason = CANCELLED if self._closing else answer.due
-            if reason is not None:
-                answer.end(reason)
+        self._end_due()
 
 
 class _Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
