@@ -241,6 +241,12 @@ def generate(
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens with this probability in all.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="Draw from tokens with this share of the largest probability.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1, tokens that occurred get less likely.")] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens of the answer; not in openvino_genai.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, times how often they occur in it; not in openvino_genai.")
+    ] = 0.0,
     stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. Repeatable.")] = None,
     stop_token: Annotated[
         list[int] | None, typer.Option("--stop-token", metavar="ID", help="A token id that ends the answer. Repeatable.")
@@ -268,8 +274,9 @@ def generate(
         from compress.commands.generate import generate as answer
         from compress.core.decoding import Decoding
 
+        penalties = repetition_penalty, presence_penalty, frequency_penalty
         ends = tuple(stop or ()), tuple(stop_token or ())
-        drawn = max_tokens, temperature, top_k, top_p, min_p, repetition_penalty
+        drawn = max_tokens, temperature, top_k, top_p, min_p, *penalties
         decoding = Decoding(*drawn, *ends, seed, beams=beams, length_penalty=length_penalty, answers=answers)
         prompts = iter(prompt) if prompt else (line.rstrip("\n") for line in sys.stdin if line.strip())
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from compress.core.errors import InputError
 
+LEAST_TEMPERATURE = 1e-6
+"""A lower one overflows in fp32; 0 takes the most likely token."""
 NO_TOKEN = 2**31 - 1
 """An id that no token has."""
 TokensTold = Callable[[int, Sequence[int]], None]
@@ -23,8 +25,8 @@ def end_ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
 class Decoding:
     """Settings of one answer; the defaults take the most likely token until the model ends its answer.
 
-    Sampling starts where `temperature` is above 0. The limits apply in this order: the repetition penalty, the temperature, then top-k,
-    top-p and min-p.
+    Sampling starts where `temperature` is above 0. The settings apply in this order: the repetition penalty, the presence and frequency
+    penalties, the temperature, then top-k, top-p and min-p (`compress.standalone.decoding_rules` is the reference).
     """
 
     max_tokens: int = 128
@@ -39,6 +41,10 @@ class Decoding:
     """Sample from tokens with at least this share of the largest probability."""
     repetition_penalty: float = 1.0
     """Logits of tokens that occurred are divided by it where positive, and multiplied where negative (Keskar et al. 2019, section 4.1)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer already has."""
+    frequency_penalty: float = 0.0
+    """Subtracted from them once for each time that the token occurs in the answer."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer; they are not part of it."""
     stop_tokens: tuple[int, ...] = ()
@@ -62,6 +68,8 @@ class Decoding:
             ("top_p", self.top_p, 1e-6, 1),
             ("min_p", self.min_p, 0, 0.999),
             ("repetition_penalty", self.repetition_penalty, 1e-3, 1000),
+            ("presence_penalty", self.presence_penalty, -100, 100),
+            ("frequency_penalty", self.frequency_penalty, -100, 100),
             ("seed", self.seed, 0, 2**63 - 1),
             ("beams", self.beams, 1, 64),
             ("length_penalty", self.length_penalty, -100, 100),
@@ -70,6 +78,8 @@ class Decoding:
         problems = [
             f"{name}: {value:g} given; {low:g} to {high:g} is allowed" for name, value, low, high in limits if not low <= value <= high
         ]
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            problems.append(f"temperature: {self.temperature:g} given; 0, or {LEAST_TEMPERATURE:g} to 100, is allowed")
         if any(not text for text in self.stop):
             problems.append("stop: an empty text given; give at least one character")
         if (negative := next((token for token in self.stop_tokens if token < 0), None)) is not None:

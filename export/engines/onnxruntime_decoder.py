@@ -36,6 +36,7 @@ from compress.standalone.decoding_rules import Rules, Text, search
 from compress.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
 from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime as graphs
+from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.stop_texts import before_stop, stops
 from export.stored_weights import BLOCKS, attribute
@@ -148,12 +149,10 @@ class OnnxRuntimeDecoder:
         Raises:
             InputError: The model has no room for an answer.
         """
-        shared = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
-        ends = frozenset(decoding.stop_tokens) | (frozenset() if decoding.ignore_end else self._end_tokens)
         room = self._decoder.context - length
         if room < 1:
             raise InputError(f"a prompt has {length} tokens; the model reads {self._decoder.context} with its answer: give a shorter one")
-        return Rules(min(decoding.max_tokens, room), ends, **{name: getattr(decoding, name) for name in shared})
+        return rules_of(decoding, self._end_tokens, room=room)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids."""

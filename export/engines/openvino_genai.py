@@ -15,6 +15,10 @@ ignored by stateful attention without a word.
 A search with beams gives the answers of Transformers up to a length penalty just below 1. From 1 on GenAI may end it sooner where answers
 reach an end token within a few steps.
 
+GenAI 2026.4 adds a presence and a frequency penalty to logits below 0, and subtracts them from the others: they reward repetition as often
+as they punish it. No value makes that right, so they are refused. All other settings are those of `compress.standalone.decoding_rules`, in
+the same order.
+
 In paged mode a draft model, or the text itself, may propose tokens (`compress.core.speculation`).
 
 Left out: devices other than the CPU.
@@ -342,10 +346,16 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
         speculation: What proposes tokens.
 
     Raises:
-        InputError: Nothing can be proposed with these settings, or a search is asked to penalize repetitions.
+        InputError: Nothing can be proposed with these settings, or GenAI does not take a penalty.
     """
     import openvino_genai
 
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(decoding, name) != 0:
+            raise InputError(
+                f"{name}: {getattr(decoding, name):g} given; 0 is allowed: OpenVINO GenAI adds it to negative logits instead of "
+                "subtracting it; give repetition_penalty, or answer in torch or onnxruntime_decoder"
+            )
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = decoding.max_tokens
     # GenAI passes all stop tokens over where it ignores the end token

@@ -28,6 +28,7 @@ from compress.standalone.preprocess import Preprocessor
 from export.engines import openvino as blocks
 from export.engines import openvino_genai as decoders
 from export.engines.openvino import PRECISIONS
+from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.stop_texts import before_stop, stops
 from export.engines.traced_precisions import traced_precisions
@@ -154,9 +155,7 @@ class OpenVinoSeq2Seq:
         return Answer(tuple(tokens), ())
 
     def _rules(self, decoding: Decoding) -> Rules:
-        shared = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
-        ends = frozenset(decoding.stop_tokens) | (frozenset() if decoding.ignore_end else self._ends)
-        return Rules(ends=ends, first=self._first, **{name: getattr(decoding, name) for name in shared})
+        return rules_of(decoding, self._ends, self._first)
 
     @property
     def _start(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
@@ -111,11 +111,11 @@ class Torch:
 
         model: Any = self._model
         ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
-        settings, streamer = self._settings(decoding), {"streamer": Clock()} if decoding.beams == 1 else {}
+        before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
+        settings, streamer = self._settings(decoding, before), {"streamer": Clock()} if decoding.beams == 1 else {}
         torch.manual_seed(decoding.seed)
         with torch.inference_mode(), quiet():
             found = model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **streamer)
-        before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
         rows = (_until(row, settings["eos_token_id"]) for row in found[:, before:].tolist())
         answers = [before_stop(self._decode, row, decoding.stop) for row in rows]
         if told is not None and decoding.stop and decoding.beams == 1:
@@ -130,8 +130,9 @@ class Torch:
         text: str = self._tokenizer.decode(tokens)
         return text
 
-    def _settings(self, decoding: Decoding) -> dict[str, Any]:
-        """Returns the settings in the words of Transformers; what is left out there would be taken from the model."""
+    def _settings(self, decoding: Decoding, before: int) -> dict[str, Any]:
+        """Returns the settings in the words of Transformers, for an answer that `before` tokens stand before; what is left out there would
+        be taken from the model."""
         model: Any = self._model
         known = () if decoding.ignore_end else end_ids(model.generation_config.eos_token_id)
         settings: dict[str, Any] = {
@@ -143,6 +144,7 @@ class Torch:
             "num_beams": decoding.beams,
             "num_return_sequences": decoding.answers,
             "length_penalty": decoding.length_penalty,
+            "logits_processor": LogitsProcessorList([Counted(decoding, before)]),
         }
         if model.config.is_encoder_decoder:
             settings |= encoder_decoder_settings()
@@ -161,6 +163,26 @@ class Torch:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns nothing: eager torch has no graph of its own that could be read."""
         return {}
+
+
+class Counted(LogitsProcessor):  # type: ignore[misc]
+    """The presence and the frequency penalty, which Transformers lacks: logit - presence [count > 0] - frequency count, by the answer.
+
+    Args:
+        decoding: The settings.
+        before: Tokens before the answer.
+    """
+
+    def __init__(self, decoding: Decoding, before: int) -> None:
+        self._presence, self._frequency, self._before = decoding.presence_penalty, decoding.frequency_penalty, before
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Returns the scores [n, V] of the next tokens of texts [n, L] after the penalties."""
+        if self._presence == self._frequency == 0:
+            return scores
+        answer = input_ids[:, self._before :]
+        count = torch.zeros_like(scores).scatter_add(1, answer, torch.ones_like(answer, dtype=scores.dtype))
+        return scores - self._presence * (count > 0) - self._frequency * count  # type: ignore[return-value]  # of floats
 
 
 def _until(tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:

@@ -148,8 +148,8 @@ def readme(models: list[LanguageSettings]) -> str:
         f"| {_proposing(model)} |"
         for model in models
     )
-    rows = [(name, *about) for name, about in PROMPTS.items()] + [(field.name, field.datatype, 1, field.meaning) for field in FIELDS]
-    inputs = "\n".join(_row(*row) for row in rows)
+    fields = [(field.name, field.datatype, 1, f"{field.allowed} | {field.meaning}") for field in FIELDS]
+    inputs = "\n".join(_row(*row) for row in [*((name, type, size, f"| {text}") for name, (type, size, text) in PROMPTS.items()), *fields])
     outputs = "\n".join(_row(name, *about) for name, about in OUTPUTS.items())
     return _README.format(lines=lines, inputs=inputs, outputs=outputs, name=models[0].name)
 
@@ -178,8 +178,8 @@ finds the queue full is refused, and so is a search with more beams than places.
 
 Inputs; one prompt is needed, all else may be left out:
 
-| input | type | meaning |
-|---|---|---|
+| input | type | allowed | meaning |
+|---|---|---|---|
 {inputs}
 
 Outputs:

@@ -70,7 +70,7 @@ def test_conversations_go_through_the_chat_template_alone() -> None:
         ({"TEXT": texts("a"), "MAX_TOKENS": [63]}, "MAX_TOKENS up to 62 is allowed"),
         ({"TEXT": texts("a"), "MAX_TOKENS": [0]}, "MAX_TOKENS: 0 given"),
         ({"TEXT": texts("a"), "MAX_TOKENS": [1, 2]}, "MAX_TOKENS: 2 values given; one is allowed"),
-        ({"TEXT": texts("a"), "TEMPERATURE": [float("nan")]}, "TEMPERATURE: nan given; 0 to 100 is allowed"),
+        ({"TEXT": texts("a"), "TEMPERATURE": [float("nan")]}, "TEMPERATURE: nan given; 0 or 1e-06 to 100 is allowed"),
         ({"TEXT": texts("a"), "TOP_K": [3]}, "TOP_K given without TEMPERATURE"),
         ({"TEXT": texts("a"), "STOP": texts("")}, "STOP: at most 16 texts of 1 to 256 letters"),
         ({"TEXT": texts("a"), "STOP": texts(*["a"] * 17)}, "STOP: at most 16 texts"),
@@ -101,14 +101,21 @@ def test_models_without_template_or_search_say_so() -> None:
         asked(plain, TEXT=texts("a"), BEAMS=[2], STREAM=[False])
 
 
-@given(st.sampled_from([field for field in FIELDS if field.datatype != "TYPE_BOOL"]), st.floats(allow_nan=True, allow_infinity=True))
-def test_numbers_out_of_bounds_never_pass(field: Any, value: float) -> None:
-    if field.datatype != "TYPE_FP32" and not (np.isfinite(value) and abs(value) < 2**62):
+@given(
+    st.sampled_from([field for field in FIELDS if field.datatype != "TYPE_BOOL"]),
+    st.floats(allow_nan=True, allow_infinity=True, width=32),
+    st.sampled_from([None, "low", "high", "least"]),
+)
+def test_numbers_out_of_bounds_never_pass_and_the_bounds_do(field: Any, value: float, bound: str | None) -> None:
+    value = value if bound is None else getattr(field, bound)
+    exact = field.datatype == "TYPE_FP32"
+    if not exact and not (np.isfinite(value) and abs(value) < 2**63):
         return
-    values = np.array([value if field.datatype == "TYPE_FP32" else int(value)])
-    number = values[0].item()
-    if field.low <= number <= field.high:
-        assert field.read(values) == number
+    number = np.array([value if exact else int(value)], np.float32 if exact else np.int64)
+    low, high, least = (number.dtype.type(one) for one in (field.low, field.high, field.least))
+    if low <= number[0] <= high and not 0 < abs(number[0]) < least:
+        assert field.read(number) == number[0]
     else:
+        assert bound is None or (bound == "least" and not least)  # fields without one have 0 for it
         with pytest.raises(Refused, match=field.name):
-            field.read(values)
+            field.read(number)

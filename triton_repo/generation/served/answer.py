@@ -105,10 +105,10 @@ class Answer:
         self.ended = True
         self._send(self._last(STOP if self._pieces.stopped and reason == LENGTH else reason, self._count), last=True)
 
-    def fail(self, line: str) -> None:
-        """Ends the answer with an error that is not the client's fault."""
+    def fail(self, line: str, code: str = FAILED) -> None:
+        """Ends the answer with an error; `FAILED` is not the client's fault."""
         self.ended = True
-        self.client.refuse(line, FAILED)
+        self.client.refuse(line, code)
 
     def give(self, found: Sequence[tuple[Sequence[int], str]]) -> None:
         """Sends the answers of a search, best first: token ids and reason of each.

@@ -60,6 +60,15 @@ class Field:
     low: float
     high: float
     meaning: str
+    least: float = 0.0
+    """The least value besides 0."""
+
+    @property
+    def allowed(self) -> str:
+        """The values that it takes, in words."""
+        if self.datatype == "TYPE_BOOL":
+            return "true, false"
+        return f"{f'0 or {self.least}' if self.least else self.low} to {self.high}"
 
     def read(self, values: np.ndarray) -> Any:
         """Returns the value.
@@ -72,24 +81,28 @@ class Field:
         value = values.reshape(-1)[0].item()
         if self.datatype == "TYPE_BOOL":
             return bool(value)
-        if not self.low <= value <= self.high:  # also refuses NaN
-            raise Refused(f"{self.name}: {value:g} given; {self.low:g} to {self.high:g} is allowed")
+        kind = np.float32 if self.datatype == "TYPE_FP32" else np.int64  # as the value comes, or a limit would refuse itself
+        low, high, least = (kind(limit).item() for limit in (self.low, self.high, self.least))
+        if not low <= value <= high or (value and abs(value) < least):  # the first refuses NaN, too
+            raise Refused(f"{self.name}: {value:g} given; {self.allowed} is allowed")
         return value
 
 
 FIELDS = (
     Field(CHAT, "TYPE_BOOL", False, 0, 1, f"true: {TEXT} is one message of a user, put through the chat template"),
     Field("MAX_TOKENS", "TYPE_INT32", None, 1, 2**31 - 1, f"most tokens of the answer; {DEFAULT_TOKENS}, or what the context leaves"),
-    Field("TEMPERATURE", "TYPE_FP32", 0.0, 0, 100, "divides the logits before sampling; 0 takes the most likely token"),
+    Field("TEMPERATURE", "TYPE_FP32", 0.0, 0, 100, "divides the logits before sampling; 0 takes the most likely token", 1e-6),
     Field("TOP_K", "TYPE_INT32", 0, 0, 10_000_000, "samples from the k most likely tokens; 0: from all"),
     Field("TOP_P", "TYPE_FP32", 1.0, 1e-6, 1, "samples from the smallest set of tokens whose probabilities add up to this"),
     Field("MIN_P", "TYPE_FP32", 0.0, 0, 0.999, "samples from tokens with at least this share of the largest probability"),
     Field("REPETITION_PENALTY", "TYPE_FP32", 1.0, 1e-3, 1000, "divides positive and multiplies negative logits of tokens that occurred"),
-    Field("PRESENCE_PENALTY", "TYPE_FP32", 0.0, -100, 100, "subtracted from the logits of tokens that were generated"),
-    Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they were"),
+    Field("PRESENCE_PENALTY", "TYPE_FP32", 0.0, -100, 100, "subtracted from the logits of tokens of the answer; 0 alone in OpenVINO GenAI"),
+    Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they occur in it; 0 alone in OpenVINO GenAI"),
     Field("SEED", "TYPE_INT64", 0, 0, 2**63 - 1, "seed of the sampling"),
     Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "goes on past the end token"),
-    Field("BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search, each in a place of its own; above 1 needs STREAM false, and nothing is sampled"),
+    Field(
+        "BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search, each in a place of its own; above 1 needs STREAM false, and nothing is sampled"
+    ),
     Field("ANSWERS", "TYPE_INT32", 1, 1, 64, "answers of a search, best first, one response each; at most BEAMS"),
     Field("LENGTH_PENALTY", "TYPE_FP32", 1.0, -100, 100, "power of the length that the score of a beam is divided by"),
     Field("STREAM", "TYPE_BOOL", True, 0, 1, "false: one response, with the whole answer"),
@@ -107,6 +120,9 @@ FIELDS = (
 )
 SAMPLING = ("TOP_K", "TOP_P", "MIN_P", "SEED")
 """What has no meaning while the most likely token is taken."""
+
+
+PENALTIES = ("PRESENCE_PENALTY", "FREQUENCY_PENALTY")
 
 
 class Tokenizer(Protocol):
@@ -137,6 +153,8 @@ class Limits:
     """Whether it searches with beams."""
     penalizes: bool = False
     """Whether such a search of a decoder takes a repetition penalty."""
+    subtracts: bool = True
+    """Whether it takes a presence and a frequency penalty."""
     proposes: str = ""
     """What proposes tokens to the model: draft, text, or nothing."""
     apart: bool = False
@@ -194,6 +212,11 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
 
 
 def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits: Limits) -> None:
+    if not limits.subtracts and (penalties := [name for name in PENALTIES if values[name] != 0]):
+        raise Refused(
+            f"{penalties[0]}: {values[penalties[0]]:g} given; 0 is allowed: OpenVINO GenAI, which serves this model, adds it to negative "
+            "logits instead of subtracting it; give REPETITION_PENALTY, or serve the model with onnxruntime_decoder"
+        )
     if values["TEMPERATURE"] == 0 and (idle := [name for name in SAMPLING if name in inputs]):
         raise Refused(f"{', '.join(idle)} given without TEMPERATURE; nothing is sampled: give a TEMPERATURE above 0, or leave it out")
     if values["TEMPERATURE"] > 0 and limits.proposes == "draft":

@@ -184,6 +184,8 @@ def alone(answer: Answer) -> Iterator[None]:
     """Ends an answer with the error that is raised inside: whatever happens with one answer, the others go on."""
     try:
         yield
+    except Refused as error:
+        answer.fail(str(error), error.code)
     except Exception as error:
         answer.fail(in_a_line(error))
 
@@ -194,6 +196,9 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     Args:
         answer: The answer.
         of_model: GenAI's config of the model, for its end tokens.
+
+    Raises:
+        Refused: GenAI does not take them.
     """
     import openvino_genai
 
@@ -205,7 +210,6 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     # without an end token GenAI takes that of the tokenizer, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = values["REPETITION_PENALTY"]
-    config.presence_penalty, config.frequency_penalty = values["PRESENCE_PENALTY"], values["FREQUENCY_PENALTY"]
     config.do_sample = asked.samples
     if asked.samples:
         config.temperature, config.rng_seed = values["TEMPERATURE"], values["SEED"]
@@ -215,6 +219,10 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     if values["BEAMS"] > 1:
         config.num_beams, config.num_return_sequences = values["BEAMS"], values["ANSWERS"]
         config.length_penalty = values["LENGTH_PENALTY"]
+    try:
+        config.validate()
+    except RuntimeError as error:
+        raise Refused(f"OpenVINO GenAI does not take this request: {in_a_line(error)}") from error
     return config
 
 

@@ -32,6 +32,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         seconds=float(parameters["request_seconds"]),
         chat=tokenizer.has_template,
         beams=paged and proposals is None,
+        subtracts=False,
         proposes="" if proposals is None else "text" if proposals.draft is None else "draft",
     )
     properties, waiting = json.loads(parameters["properties"]), int(parameters["max_waiting"])

@@ -46,6 +46,7 @@ class Stateful(Engine):
         return [] if self._current is None else [self._current]
 
     def _begin(self, answer: Answer) -> None:
+        self._settings = generation_config(answer, self._config)
         self._current = answer
 
     def _step(self) -> None:
@@ -53,7 +54,7 @@ class Stateful(Engine):
         answer = self._current
         assert answer is not None, "begun"
         streamer = _Streamer(answer, self)
-        found = self._pipeline.generate(token_tensor(answer), generation_config(answer, self._config), streamer)
+        found = self._pipeline.generate(token_tensor(answer), self._settings, streamer)
         if streamer.error is not None:  # whatever happens with one answer, the engine is as good as before
             answer.fail(in_a_line(streamer.error))
         elif not answer.ended:
