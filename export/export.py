@@ -66,7 +66,7 @@ DIVIDED_ROWS = 64
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 8
+    VERSION: ClassVar[int] = 9
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 

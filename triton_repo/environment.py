@@ -39,7 +39,7 @@ MAX_SECONDS = 1800.0
 _LOOK = """
 import importlib.metadata, json, os, sys, sysconfig
 sys.modules["openvino_telemetry"], os.environ["ORT_DISABLE_TELEMETRY"] = None, "1"
-import numpy, onnxruntime, openvino, PIL, soundfile, soxr, tokenizers
+import jinja2, numpy, onnxruntime, openvino, PIL, soundfile, soxr, tokenizers
 site = importlib.metadata.distribution("nvidia-pytriton").locate_file("")
 names = ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers", "pillow", "soundfile", "soxr")
 print("FOUND" + json.dumps({

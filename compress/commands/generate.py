@@ -42,6 +42,7 @@ from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 from export.generation.questions import asked
+from export.generation.text_files import language_text
 
 Write = Callable[[str], None]
 GAP = 4
@@ -135,10 +136,8 @@ class Answerer:
         Raises:
             EngineError: The engine could not be opened.
         """
-        from transformers import AutoTokenizer
-
         self.choice = choice
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(choice.checkpoint, local_files_only=True)
+        self._text = language_text(choice.checkpoint)
         self._chat = chat
         config = read_config(choice.checkpoint, "checkpoint")
         self._longest, self._encodes = most_tokens(config), bool(config.is_encoder_decoder)
@@ -154,7 +153,7 @@ class Answerer:
         Raises:
             InputError: The prompt has no token, or there is no room for it and its answer in what the model reads.
         """
-        found = asked(self._tokenizer, prompt, chat=self._chat)
+        found = asked(self._text, prompt, chat=self._chat)
         if not len(found):
             raise InputError("--prompt: no token in it; give at least one character")
         together = 0 if self._encodes else tokens  # an encoder-decoder reads the prompt and its answer apart
@@ -179,13 +178,13 @@ class Answerer:
 
         def told(_: int, tokens: Sequence[int]) -> None:
             for token in tokens:
-                piece = stream.step(self._tokenizer.backend_tokenizer, token)
+                piece = stream.step(self._text.tokenizer, token)
                 if piece and write is not None:
                     write(piece)
 
         streams = write is not None and decoding.beams == 1
         (found,) = self._process.generate([ids], decoding, told if streams else None)
-        text = BETWEEN.join(self._tokenizer.decode(list(one), skip_special_tokens=True) for one in found.tokens)
+        text = BETWEEN.join(self._text.decode(one) for one in found.tokens)
         if write is not None and not streams:
             write(text)
         return Told(text, found, len(ids), decoding)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,6 +43,8 @@ from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from compress.schemes.table import of_precision
+from compress.standalone.draft_folder import with_stand_in
+from compress.standalone.language_text import LanguageText
 from compress.standalone.openvino_request import Request
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
@@ -104,9 +107,11 @@ def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) ->
     if request.shared != request.folder:
         return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
     try:
-        write_genai_folder(request.checkpoint, folder, options)
+        left_out = write_genai_folder(request.checkpoint, folder, options)
     except InputError as error:  # the model keeps no keys and values, for one
         return "; ".join(error.problems)
+    if left_out is not None:
+        request.log(f"{request.engine}: other programs give token ids to {folder.name}/, not text: {left_out}")
     return None
 
 
@@ -197,11 +202,14 @@ class OpenVinoGenai:
     def _paged_pipeline(self) -> Any:
         import openvino_genai
 
-        folder, scheduler = str(Path(self._spec.path).parent), openvino_genai.SchedulerConfig()
-        if self._spec.speculation is not None and self._spec.speculation.draft is not None:
-            scheduler.max_num_batched_tokens = WHOLE_PROMPTS
-        properties: dict[str, Any] = {**self._compile_properties, **speculating(self._spec.speculation)}
-        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
+        folder, scheduler, speculation = Path(self._spec.path).parent, openvino_genai.SchedulerConfig(), self._spec.speculation
+        with ExitStack() as stack:
+            if speculation is not None and speculation.draft is not None:
+                scheduler.max_num_batched_tokens = WHOLE_PROMPTS
+                folder, draft = (stack.enter_context(with_stand_in(one)) for one in (folder, Path(speculation.draft).parent))
+                speculation = replace(speculation, draft=str(draft / Path(speculation.draft).name))
+            properties: dict[str, Any] = {**self._compile_properties, **speculating(speculation)}
+            return openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
 
     @cached_property
     def _stateful_pipeline(self) -> Any:
@@ -245,7 +253,7 @@ class OpenVinoGenai:
         if self._spec.speculation is None:
             return None
         known = () if decoding.ignore_end else end_tokens(self._of_model)
-        return Ends(frozenset((*decoding.stop_tokens, *known)), decoding.stop, self._paged_pipeline.get_tokenizer().decode)
+        return Ends(frozenset((*decoding.stop_tokens, *known)), decoding.stop, LanguageText.load(Path(self._spec.path).parent).decode)
 
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai

@@ -2,7 +2,7 @@
 
     encoder.xml, .bin                  reads a source (`export.generation.encoder_decoder_graphs`), with the integers of the checkpoint
     decoder.xml, .bin                  writes the target, with a cache of its own keys and values
-    tokenizer.json, tokenizer_config.json
+    tokenizer.json, chat.json, ...     what text is read from (`export.generation.text_files`)
     config.json, generation_config.json
 
 `compress.standalone.encoder_decoder` runs it with numpy and openvino alone.
@@ -10,19 +10,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import openvino
 
-from compress.models.files import TEXT_FILES, copy_files
 from compress.schemes.scales import Scales
 from compress.standalone.encoder_decoder import DECODER, ENCODER
 from export.generation.codes import insert_codes, insert_tables, table_constants, weight_products
 from export.generation.encoder_decoder_graphs import encoder_decoder_graphs
 from export.generation.genai_folder import RUNTIME_OPTIONS, write_generation_config
 from export.generation.on_grids import on_grids
+from export.generation.text_files import write_text_files
 
 
 def folder_files(folder: Path) -> list[Path]:
@@ -54,7 +55,8 @@ def write_encoder_decoder_folder(checkpoint: Path, folder: Path, runtime_options
         for key, value in runtime_options.items():
             graph.set_rt_info(value, [RUNTIME_OPTIONS, key])
         openvino.save_model(graph, folder / file, compress_to_fp16=False)
-    copy_files(checkpoint, folder, (*TEXT_FILES, "config.json"))
+    shutil.copyfile(checkpoint / "config.json", folder / "config.json")
+    write_text_files(checkpoint, folder)
     write_generation_config(checkpoint, folder)
 
 

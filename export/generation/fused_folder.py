@@ -1,7 +1,7 @@
 """The folder of a decoder for ONNX Runtime: its fused graph, its tokenizer and its settings.
 
 model.onnx, model.onnx.data        the graph of `export.generation.fused_graph`
-openvino_tokenizer.xml, .bin       text to ids, and openvino_detokenizer.*, as OpenVINO GenAI reads them in a server
+tokenizer.json, chat.json, ...     what text is read from (`export.generation.text_files`)
 config.json, generation_config.json
 """
 
@@ -16,8 +16,9 @@ import onnx
 from compress.artifacts.artifact import writing
 from compress.standalone.onnx_decoder import CACHE
 from export.generation.fused_graph import fused_graph, save_fused
-from export.generation.genai_folder import write_generation_config, write_tokenizer
+from export.generation.genai_folder import write_generation_config
 from export.generation.on_grids import on_grids
+from export.generation.text_files import write_text_files
 
 MODEL = "model.onnx"
 PRODUCTS = ("MatMulNBits", "MatMul", "FusedMatMul")
@@ -32,12 +33,12 @@ def write_fused_folder(checkpoint: Path, folder: Path) -> None:
         folder: Folder to write; created.
 
     Raises:
-        InputError: See `fused_graph` and `on_grids`.
+        InputError: See `fused_graph`, `on_grids` and `write_text_files`.
     """
     graph = fused_graph(on_grids(checkpoint))
     with writing(folder) as temporary:
         save_fused(graph, temporary / MODEL)
-        write_tokenizer(checkpoint, temporary)
+        write_text_files(checkpoint, temporary)
         shutil.copyfile(checkpoint / "config.json", temporary / "config.json")
         write_generation_config(checkpoint, temporary)
 

@@ -1,11 +1,11 @@
 """The folder that OpenVINO GenAI reads: a decoder with its cache, its tokenizer and its settings.
 
     openvino_model.xml, .bin           the graph of `export.generation.cached_graph`, with the integers of the checkpoint
-    openvino_tokenizer.xml, .bin       text to ids, as graphs too; the chat template, if there is one, is kept in the first
-    openvino_detokenizer.xml, .bin     ids to text
+    tokenizer.json, chat.json, ...     what text is read from, also as graphs where these say the same (`export.generation.text_files`)
     config.json, generation_config.json
 
-Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CPU")`.
+Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CPU")`. It takes text where the folder has the graphs of the
+tokenizer, and token ids in any case.
 
 Two ways to run attention. Paged attention serves many requests at once; OpenVINO makes it from the graph where it finds the operator
 ScaledDotProductAttention in every layer, and drops the attention mask. That is right for causal attention alone: `paged_obstacle` names
@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import openvino
-from openvino_tokenizers import convert_tokenizer
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from compress.models.config import read_config
 from compress.models.library import quiet
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
 from export.generation.on_grids import on_grids
+from export.generation.text_files import write_graphs, write_text_files
 
-MODEL, TOKENIZER, DETOKENIZER = "openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml"
+MODEL = "openvino_model.xml"
 ATTENTION = "ScaledDotProductAttention"
 RUNTIME_OPTIONS = "runtime_options"
 
@@ -39,7 +39,7 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / MODEL, (folder / MODEL).with_suffix(".bin")]
 
 
-def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[str, str]) -> None:
+def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[str, str]) -> str | None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
@@ -47,17 +47,21 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
         folder: Folder to write; created.
         runtime_options: Properties that the model is compiled with wherever it is read; kept in the xml.
 
+    Returns:
+        Why the folder has no graphs of the tokenizer, in one line; None where it has them.
+
     Raises:
-        InputError: The model keeps no keys and values, or its attention products are quantized.
+        InputError: The model keeps no keys and values, its attention products are quantized, or its tokenizer cannot be loaded.
     """
     graph = quantized_graph(checkpoint)
     folder.mkdir()
     for name, value in runtime_options.items():
         graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
-    write_tokenizer(checkpoint, folder)
     shutil.copyfile(checkpoint / "config.json", folder / "config.json")
     write_generation_config(checkpoint, folder)
+    write_text_files(checkpoint, folder)
+    return write_graphs(checkpoint, folder)
 
 
 def quantized_graph(checkpoint: Path) -> openvino.Model:
@@ -97,15 +101,6 @@ def sliding_window(config: Any) -> int | None:
         return None
     kinds = getattr(config, "layer_types", None)
     return None if kinds is not None and set(kinds) == {"full_attention"} else int(window)
-
-
-def write_tokenizer(checkpoint: Path, folder: Path) -> None:
-    """Writes the tokenizer of a checkpoint as the graphs that OpenVINO GenAI reads."""
-    with quiet():
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        parts = convert_tokenizer(tokenizer, with_detokenizer=True)
-    for part, name in zip(parts, (TOKENIZER, DETOKENIZER), strict=True):
-        openvino.save_model(part, folder / name, compress_to_fp16=False)
 
 
 def write_generation_config(checkpoint: Path, folder: Path) -> None:

@@ -8,7 +8,6 @@ Left out: conversations of several messages.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,9 @@ from numpy.typing import NDArray
 from compress.core.errors import InputError
 from compress.core.files import local, read_plain
 from compress.core.shown import reason
+from compress.standalone.chat_template import TemplateRefused
+from compress.standalone.language_text import LanguageText
+from export.generation.text_files import language_text
 
 MOST_BYTES = 10_000_000
 """Bytes of a file of questions."""
@@ -44,18 +46,25 @@ def read_questions(given: str) -> tuple[str, ...]:
     return questions
 
 
-def asked(tokenizer: Any, question: str, *, chat: bool = True) -> NDArray[np.int32]:
+def asked(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np.int32]:
     """Returns the token ids of one question, int32 [P].
 
     Args:
-        tokenizer: A tokenizer of Transformers.
+        text: The reader of the model's text.
         question: The text.
         chat: Whether it goes through the chat template, if there is one.
+
+    Raises:
+        InputError: The chat template does not take it.
     """
-    if not chat or getattr(tokenizer, "chat_template", None) is None:
-        return np.array(tokenizer(question)["input_ids"], np.int32)
-    message = [{"role": "user", "content": question}]
-    return np.array(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"], np.int32)
+    if not chat or not text.has_template:
+        return np.array(text.encode(question), np.int32)
+    try:
+        return np.array(text.chat([{"role": "user", "content": question}]), np.int32)
+    except TemplateRefused as error:
+        raise InputError(
+            f"chat template of the model: {error}; correct chat_template.jinja in the folder of the model, or remove it"
+        ) from error
 
 
 def prompts_of(checkpoint: Path, questions: tuple[str, ...], tokens: int, longest: int | None) -> list[NDArray[np.int32]]:
@@ -68,12 +77,10 @@ def prompts_of(checkpoint: Path, questions: tuple[str, ...], tokens: int, longes
         longest: Most tokens that the model reads; None: any number.
 
     Raises:
-        InputError: A question has no token, or leaves no room for its answer.
+        InputError: A question has no token, or leaves no room for its answer, or the chat template does not take it.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    found = [asked(tokenizer, question) for question in questions]
+    text = language_text(checkpoint)
+    found = [asked(text, question) for question in questions]
     for question, ids in zip(questions, found, strict=True):
         if not len(ids):
             raise InputError(f"{KEY}: {question:.40} has no token; give a question that the tokenizer knows")

@@ -23,7 +23,15 @@ from typing import Any
 from compress.core.decoding import end_ids
 from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
-from compress.standalone import decoding_rules, encoder_decoder, onnx_decoder, openvino_request
+from compress.standalone import (
+    chat_template,
+    decoding_rules,
+    draft_folder,
+    encoder_decoder,
+    language_text,
+    onnx_decoder,
+    openvino_request,
+)
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
@@ -36,11 +44,12 @@ GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
 FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "outbox.py", "pieces.py")
+STANDALONE = (chat_template, language_text)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model consists of besides `FILES`."""
+    """What a model consists of besides `FILES` and `STANDALONE`."""
 
     folder: str
     """What its engine reads."""
@@ -50,8 +59,8 @@ class Parts:
 
 
 PARTS = {
-    "openvino_genai": Parts(GENAI, ("genai.py", "tokenizer.py", "paged.py", "stateful.py")),
-    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "tokenizer.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
+    "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder,)),
+    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
     "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, openvino_request, decoding_rules)),
 }
 """By engine."""
@@ -134,7 +143,7 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
     parts = PARTS[model.engine["engine"]]
     for name in (*FILES, *parts.files):
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
-    for module in parts.standalone:
+    for module in (*STANDALONE, *parts.standalone):
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
     shutil.copytree(model.file.parent, version / parts.folder)
     if settings.proposals.get("draft"):
@@ -188,10 +197,10 @@ Outputs:
 |---|---|---|
 {outputs}
 
-To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`,
-`openvino-tokenizers` and, for `batched`, `onnxruntime`. In a Triton container with the Python backend:
+To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`, `tokenizers`, `jinja2`
+and, for `batched`, `onnxruntime`. In a Triton container with the Python backend:
 
-    pip install 'numpy<2' openvino openvino-genai openvino-tokenizers onnxruntime
+    pip install 'numpy<2' openvino openvino-genai tokenizers jinja2 onnxruntime
     tritonserver --model-repository=/models --disable-auto-complete-config
 
 With curl:

@@ -20,6 +20,7 @@ from compress.models.checkpoint import load_float
 from export.export import Export
 from export.generation.prompts import Generation, Prompts, greedy
 from export.generation.questions import MOST_BYTES, asked, prompts_of, read_questions
+from export.generation.text_files import of_transformers
 from tests.compress import tiny_gpt
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
 from tests.export.generation.test_agreement import context
@@ -65,10 +66,13 @@ def test_a_file_that_holds_no_questions_is_one_line(content: bytes | None, messa
 
 def test_a_question_goes_through_the_chat_template() -> None:
     plain = tokenizer()
-    assert asked(plain, "cd").tolist() == plain("cd")["input_ids"]
+    assert asked(of_transformers(plain), "cd").tolist() == plain("cd")["input_ids"]
     plain.chat_template = TEMPLATE
-    assert asked(plain, "cd").tolist() == [ord(letter) - ord("a") for letter in "qcdza"]
-    assert asked(plain, "cd", chat=False).tolist() == plain("cd")["input_ids"]
+    assert asked(of_transformers(plain), "cd").tolist() == [ord(letter) - ord("a") for letter in "qcdza"]
+    assert asked(of_transformers(plain), "cd", chat=False).tolist() == plain("cd")["input_ids"]
+    plain.chat_template = "{{ raise_exception('Questions in pairs, please.') }}"
+    with pytest.raises(InputError, match=r"Questions in pairs, please\."):
+        asked(of_transformers(plain), "cd")
 
 
 def test_a_question_without_room_for_its_answer_is_one_line(tmp_path: Path) -> None:

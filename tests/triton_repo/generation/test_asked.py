@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.standalone.chat_template import TemplateRefused
 from triton_repo.generation.served.asked import DEFAULT_TOKENS, FIELDS, Limits, Refused, read
 
 LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True)
@@ -25,6 +26,8 @@ class Letters:
         return bytes(ids).decode()
 
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        if messages[0]["role"] == "nobody":
+            raise TemplateRefused("nobody speaks")
         return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<a>" * add_generation_prompt
 
 
@@ -78,6 +81,7 @@ def test_conversations_go_through_the_chat_template_alone() -> None:
         ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "ANSWERS": [3]}, "ANSWERS: 3 given with 2 beams"),
         ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "REPETITION_PENALTY": [2.0]}, "REPETITION_PENALTY: 2 given with 2 beams"),
         ({"MESSAGES": texts("{")}, "this is not JSON"),
+        ({"MESSAGES": texts('[{"role": "nobody", "content": "a"}]')}, "the chat template does not take these messages: nobody speaks"),
         ({"MESSAGES": texts("[]")}, "with at least one message"),
         ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is not like that"),
         ({"MESSAGES": texts('[{"role": "u", "content": "\\ud800"}]')}, "half a surrogate pair"),

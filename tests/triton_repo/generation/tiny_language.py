@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import openvino
 import torch
-from openvino_tokenizers import convert_tokenizer
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compress.artifacts.artifact import Artifact
+from compress.artifacts.artifact import Artifact, write_json
+from compress.standalone.language_text import SETTINGS
 from export.generation.cached_graph import cached_graph
+from export.generation.text_files import of_transformers
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
 PAD, BOS, EOS = 0, 1, 2
@@ -64,9 +66,8 @@ def genai_folder(kind: str, chat: bool = True) -> Path:
     words = tokenizer()
     if not chat:
         words.chat_template = None
-    parts = convert_tokenizer(words, with_detokenizer=True)
-    for part, name in zip(parts, ("tokenizer", "detokenizer"), strict=True):
-        openvino.save_model(part, folder / f"openvino_{name}.xml", compress_to_fp16=False)
+    words.save_pretrained(folder)
+    write_json(folder / SETTINGS, asdict(of_transformers(words).settings))
     config = CONFIGS[kind]()
     config.save_pretrained(folder)
     tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .chat_template import TemplateRefused
+
 DEFAULT_TOKENS = 128
 MAX_STOPS, MAX_STOP_LETTERS = 16, 256
 BYTES_PER_TOKEN = 32
@@ -135,7 +137,7 @@ class Tokenizer(Protocol):
         """Returns the text of ids, without special tokens."""
 
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        """Returns a conversation as text; raises RuntimeError where the template does not take it."""
+        """Returns a conversation as text; raises TemplateRefused where the template does not take it."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +269,8 @@ def _chat(messages: list[dict[str, str]], limits: Limits, template: Callable[...
         raise Refused(f"{CHAT}, {MESSAGES}: this model has no chat template; give the whole prompt as {TEXT}")
     try:
         return template(messages, add_generation_prompt=True)
-    except RuntimeError as error:
-        raise Refused(f"the chat template does not take these messages: {' '.join(str(error).split())[-200:]}") from error
+    except TemplateRefused as error:
+        raise Refused(f"the chat template does not take these messages: {error}") from error
 
 
 def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> np.ndarray:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from .asked import Limits
 from .engine import Engine
+from .language_text import LanguageText
 from .opened import Opened
 from .paged import Paged, Proposals
 from .stateful import Stateful
-from .tokenizer import GenaiTokenizer, held_letters
 
 GENAI, DRAFT = "genai", "draft"
 
@@ -24,13 +24,13 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         parameters: Those of config.pbtxt.
     """
     told, draft, folder = json.loads(parameters.get("proposals", "{}")), folder / DRAFT, folder / GENAI
-    tokenizer, paged = GenaiTokenizer(folder), parameters["mode"] == "paged"
+    text, paged = LanguageText.load(folder), parameters["mode"] == "paged"
     proposals = Proposals(told["tokens"], draft if told["draft"] else None, told["properties"]) if told else None
     limits = Limits(
         context=int(parameters["context"]),
         vocabulary=int(parameters["vocabulary"]),
         seconds=float(parameters["request_seconds"]),
-        chat=tokenizer.has_template,
+        chat=text.has_template,
         beams=paged and proposals is None,
         subtracts=False,
         proposes="" if proposals is None else "text" if proposals.draft is None else "draft",
@@ -38,4 +38,4 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
     properties, waiting = json.loads(parameters["properties"]), int(parameters["max_waiting"])
     room = int(parameters["max_running"])
     engine: Engine = Paged(folder, properties, room, waiting, proposals) if paged else Stateful(folder, properties, waiting)
-    return Opened(tokenizer, limits, engine, held_letters(folder))
+    return Opened(text, limits, engine, text.held_letters)

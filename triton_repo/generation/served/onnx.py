@@ -8,9 +8,9 @@ from pathlib import Path
 
 from .asked import Limits
 from .batched import Batched
+from .language_text import LanguageText
 from .onnx_decoder import OnnxDecoder
 from .opened import Opened
-from .tokenizer import GenaiTokenizer, held_letters
 
 ONNX, MODEL = "onnx", "model.onnx"
 
@@ -23,12 +23,12 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         parameters: Those of config.pbtxt.
     """
     folder = folder / ONNX
-    tokenizer, properties = GenaiTokenizer(folder), json.loads(parameters["properties"])
+    text, properties = LanguageText.load(folder), json.loads(parameters["properties"])
     limits = Limits(
         context=int(parameters["context"]),
         vocabulary=int(parameters["vocabulary"]),
         seconds=float(parameters["request_seconds"]),
-        chat=tokenizer.has_template,
+        chat=text.has_template,
         beams=True,
         penalizes=True,
     )
@@ -39,4 +39,4 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
         int(parameters["max_running"]),
         int(parameters["max_waiting"]),
     )
-    return Opened(tokenizer, limits, engine, held_letters(folder))
+    return Opened(text, limits, engine, text.held_letters)

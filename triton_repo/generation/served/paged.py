@@ -10,6 +10,7 @@ tokens. With a draft every prompt is read whole, since OpenVINO GenAI answers ot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import openvino_genai
 
 from .answer import LENGTH, STOP, Answer
+from .draft_folder import with_stand_in
 from .engine import Engine, alone, generation_config, token_tensor
 
 WHOLE_PROMPTS = 2**20
@@ -67,13 +69,15 @@ class Paged(Engine):
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = self._room
         properties: dict[str, Any] = dict(self._properties)
-        if self._proposals is not None and self._proposals.draft is not None:
-            scheduler.max_num_batched_tokens = WHOLE_PROMPTS
-            draft = openvino_genai.draft_model(str(self._proposals.draft), "CPU", **_compiled(self._proposals.properties))
-            properties["draft_model"] = draft
-        elif self._proposals is not None:
-            properties["prompt_lookup"] = True
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(self._folder), scheduler, "CPU", properties)
+        with ExitStack() as stack:
+            folder = self._folder
+            if self._proposals is not None and self._proposals.draft is not None:
+                scheduler.max_num_batched_tokens = WHOLE_PROMPTS
+                folder, draft = (stack.enter_context(with_stand_in(one)) for one in (folder, self._proposals.draft))
+                properties["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", **_compiled(self._proposals.properties))
+            elif self._proposals is not None:
+                properties["prompt_lookup"] = True
+            self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
         self._config = self._pipeline.get_config()
         if self._proposals is not None:  # such a pipeline does not know the end tokens of its model
             self._config = openvino_genai.GenerationConfig(str(self._folder / "generation_config.json"))

@@ -1,0 +1,139 @@
+"""The files beside a decoder that its text is read from, and those of OpenVINO GenAI where they say the same.
+
+    tokenizer.json, tokenizer_config.json, ...   as in the checkpoint, for Transformers
+    chat.json                                    what Transformers reads beside tokenizer.json (`compress.standalone.language_text`)
+    openvino_tokenizer.xml, .bin                 text to ids as a graph, for other programs with OpenVINO GenAI; also the chat template
+    openvino_detokenizer.xml, .bin               ids to text
+
+Every engine of ours and the server read the first two. The graphs are a second reader: openvino_tokenizers does not know every step of a
+tokenizer, gives other ids for some texts where it does (spaces before a digit that stands alone), and OpenVINO GenAI renders some chat
+templates to other prompts. So the graphs are asked `PROBES`, and left out where one answer differs: a program that gives text then gets an
+error instead of the answer to another prompt. Token ids are taken all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import openvino
+from openvino_tokenizers import convert_tokenizer
+
+from compress.artifacts.artifact import write_json
+from compress.models.files import TEXT_FILES, copy_files
+from compress.models.inputs.tokenizer import load_tokenizer
+from compress.models.library import one_line, quiet
+from compress.standalone.chat_template import TemplateRefused
+from compress.standalone.language_text import SETTINGS, LanguageText, TextSettings
+
+TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
+PROBES = (
+    "The 12 men of  1999 paid   3,50 and\t 7.",
+    "    if x ==  10:\n        return  1\n\n\n  # 2",
+    "Hello , world ! It 's \"so\" -- isn't it? (yes) [no] {x} <y> a/b #1 @me $5 50% 1+1=2 ... !!",
+    " leading, trailing ",
+    "Gr\u00fc\u00dfe, caf\u00e9, na\u00efve; \u0395\u03bb\u03bb\u03ac\u03b4\u03b1 \u0416\u0443\u043a",
+    "\u4f60\u597d\uff0c\u4e16\u754c \ud55c\uad6d\uc5b4 \u0663\u0664 \ufb01 \u2026 \u00bd \u00a0 \u200b",
+    "e\u0301 o\u0308 \U0001f600 \U0001f469\u200d\U0001f680 \ufe0f",
+    "UPPER lower CamelCase snake_case x2y3 0x1F 3.14e-10 1,000,000",
+)
+"""Texts whose parts tokenizers treat in different ways."""
+CHATS = (
+    ({"role": "user", "content": "What is  2 + 2?"},),
+    (
+        {"role": "system", "content": " Be brief. "},
+        {"role": "user", "content": "Hi\n\n <b>\"x\" & 'y'</b>"},
+        {"role": "assistant", "content": "Gr\u00fc\u00dfe "},
+        {"role": "user", "content": ""},
+    ),
+)
+
+
+def language_text(folder: Path) -> LanguageText:
+    """Returns the reader of the text of a checkpoint.
+
+    Raises:
+        InputError: The tokenizer cannot be loaded.
+    """
+    return of_transformers(load_tokenizer(str(folder)))
+
+
+def of_transformers(tokenizer: Any) -> LanguageText:
+    """Returns the reader of the text of a tokenizer of Transformers; of several chat templates its default one is taken."""
+    templates, backend = tokenizer.chat_template, tokenizer.backend_tokenizer
+    cleans = tokenizer.clean_up_tokenization_spaces
+    if type(backend.model).__name__ == "BPE":  # Transformers leaves the spaces of such a tokenizer unless it is told twice
+        cleans = cleans and tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+    settings = TextSettings(
+        chat_template=templates.get("default") if isinstance(templates, dict) else templates,
+        special_tokens=dict(tokenizer.special_tokens_map),
+        clean_up=bool(cleans),
+    )
+    return LanguageText(backend, settings)
+
+
+def write_text_files(checkpoint: Path, folder: Path) -> LanguageText:
+    """Writes what the text of a checkpoint is read from, without the graphs.
+
+    Returns:
+        Its reader.
+
+    Raises:
+        InputError: The tokenizer cannot be loaded.
+    """
+    copy_files(checkpoint, folder, TEXT_FILES)
+    text = language_text(checkpoint)
+    write_json(folder / SETTINGS, asdict(text.settings))
+    return text
+
+
+def write_graphs(checkpoint: Path, folder: Path) -> str | None:
+    """Writes the tokenizer of a checkpoint as the graphs that OpenVINO GenAI reads, where they say what the tokenizer says.
+
+    Args:
+        checkpoint: The checkpoint.
+        folder: Holds what `write_text_files` wrote.
+
+    Returns:
+        None if they are there, or in one line why not.
+    """
+    files = [(folder / name).with_suffix(suffix) for name in (TOKENIZER, DETOKENIZER) for suffix in (".xml", ".bin")]
+    try:
+        with quiet():
+            parts = convert_tokenizer(load_tokenizer(str(checkpoint)), with_detokenizer=True)
+        for part, name in zip(parts, (TOKENIZER, DETOKENIZER), strict=True):
+            openvino.save_model(part, folder / name, compress_to_fp16=False)
+        reason = next(_differences(folder), None)
+    except Exception as error:  # the converter raises whatever stops it, where it does not know a step
+        reason = f"openvino_tokenizers does not convert it ({one_line(error)})"
+    if reason is not None:
+        for file in files:
+            file.unlink(missing_ok=True)
+    return reason
+
+
+def _differences(folder: Path) -> Iterator[str]:
+    """Yields in one line what OpenVINO GenAI reads or writes otherwise than the tokenizer."""
+    import openvino_genai
+
+    converted, text = openvino_genai.Tokenizer(str(folder)), LanguageText.load(folder)
+    for probe in PROBES:
+        ids = text.encode(probe)
+        if converted.encode(probe, add_special_tokens=True).input_ids.data.reshape(-1).tolist() != ids:
+            yield f"the graph of openvino_tokenizers gives other ids for {json.dumps(probe)}"
+        if converted.decode(ids) != text.decode(ids):
+            yield f"the graph of openvino_tokenizers decodes the ids of {json.dumps(probe)} to another text"
+    for messages in CHATS if text.has_template else ():
+        try:
+            expected = text.apply_chat_template(messages)
+        except TemplateRefused:
+            continue
+        try:
+            rendered = converted.apply_chat_template(list(messages), add_generation_prompt=True)
+        except RuntimeError:
+            rendered = None
+        if rendered != expected:
+            yield "OpenVINO GenAI renders the chat template to another prompt than Transformers"

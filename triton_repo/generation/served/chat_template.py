@@ -1,0 +1,5 @@
+"""Stands for `compress/standalone/chat_template.py`, which lies in its place beside a served model."""
+
+from compress.standalone.chat_template import TemplateRefused
+
+__all__ = ["TemplateRefused"]
