@@ -36,7 +36,7 @@ from compress.core.errors import InputError, nearest
 from compress.core.tasks import TASKS, Task
 from compress.models.architecture.attention import probe
 from compress.models.architecture.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
-from compress.models.architecture.shapes import auto_class
+from compress.models.architecture.shapes import auto_class, remade
 from compress.models.checkpoint import load
 from compress.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
 from compress.models.files import find
@@ -263,9 +263,7 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         InputError: The model has no repeated blocks, or its blocks differ in weights or depend on their position.
     """
     stacks, blocks = stacks_of(model, key), list(blocks_of(model, key).values())
-    student: Any = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
-    if getattr(model, "generation_config", None) is not None:
-        student.generation_config = copy.deepcopy(model.generation_config)
+    student: Any = _seeded(lambda: remade(model, with_layers(model.config, layers)), seed)
     taken, weights = model.state_dict(), student.state_dict()
     places = dict(zip(blocks_of(student, key), layers, strict=True))
     copied = [layer for side, stack in enumerate(stacks) if side not in new for layer in stack.numbers]

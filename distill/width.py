@@ -27,8 +27,8 @@ from compress.core.errors import InputError
 from compress.models.architecture.attention import Attention, find_attentions, out_axis
 from compress.models.architecture.axes import Axes, axes_of, key_of, size_of
 from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.shapes import remade
 from compress.models.architecture.structure import head_axes
-from compress.models.layers.conv1d import with_linears
 from compress.models.own_shape import SHAPE_KEY
 
 
@@ -103,7 +103,7 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
                 weight = weight.index_select(axis, kept[name, axis])
         sliced[name] = weight
     _rescale_queries(sliced, model, config, attentions)
-    student: nn.Module = with_linears(type(model)(config))
+    student = remade(model, config)
     wrong = [name for name, value in student.state_dict().items() if name not in sliced or sliced[name].shape != value.shape]
     if wrong:  # such as a bias of the scores with one column for each head
         raise InputError(f"{key}: {wrong[0]} of this {old.model_type} does not become narrower with the model; give config")

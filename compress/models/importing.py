@@ -50,6 +50,7 @@ from compress.models.library import REFUSED, as_with_head, one_line, quiet, some
 from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.size import count
+from compress.models.tied import shared_as
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
@@ -247,6 +248,7 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
 def _with_new(model: Any, drawn: set[str], task: Task) -> Any:
     """Returns a randomly initialized model with all weights of `model` except those in `drawn`."""
     fresh = auto_class(task, model.config).from_config(model.config)
+    shared_as(fresh, model)
     fresh.load_state_dict({name: value for name, value in model.state_dict().items() if name not in drawn}, strict=False)
     return fresh
 

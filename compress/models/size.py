@@ -20,6 +20,7 @@ from compress.models.inputs.images import image_shape
 from compress.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
 from compress.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from compress.models.meta import on_meta_device
+from compress.models.tied import shared_as
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
     config: Any = model.config if isinstance(model, nn.Module) else model
     with on_meta_device() if on_meta else uninitialized(), quiet():
         config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
-        made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
+        made: Any = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
+        made.tie_weights()  # which is left out where weights are not initialized
+        if isinstance(model, nn.Module):
+            shared_as(made, model)
         made.requires_grad_(False)  # the counter follows gradients, which some models cut off
         inputs = inputs_of(config, task, length, masked=not on_meta)
         with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -36,6 +36,7 @@ from compress.models.checkpoint import load_float
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
 from compress.models.layers.experts import is_stacked, with_separate_experts
 from compress.models.library import quiet
+from compress.models.tied import shared_as
 from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites, save_sites
@@ -122,6 +123,7 @@ def _held(whole: nn.Module, structure: Structure, whole_experts: bool, rank: int
 def _cut_model(whole: nn.Module, held: Mapping[Axis, Tensor], config: Any) -> nn.Module:
     """Returns the float model of what a rank holds along each axis, experts one by one; its buffers have no values."""
     model, source = on_meta(config), whole.state_dict()
+    shared_as(model, whole)
     sliced = {name: cut(source[name], name, held) for name in model.state_dict()}
     for name, wanted in model.state_dict().items():
         if sliced[name].shape != wanted.shape:

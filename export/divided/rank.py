@@ -19,6 +19,7 @@ from compress.models.config import read_config
 from compress.models.layers.conv1d import with_linears
 from compress.models.layers.experts import with_separate_experts
 from compress.models.library import one_line, quiet, task_of, with_class
+from compress.models.tied import apart
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import apply_sites
@@ -70,7 +71,9 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
         hold(model, division.rank, division.ranks)
     quantize(model, layers)
     try:
-        missing, unexpected = model.load_state_dict(load_file(folder / WEIGHTS), strict=False)
+        weights = load_file(folder / WEIGHTS)
+        apart(model, weights)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{folder}: {WEIGHTS} cannot be used ({one_line(error)}); divide the checkpoint again") from error
     lost = set(missing) - repeated(model) - set(scale_names(layers))

@@ -57,6 +57,7 @@ from compress.models.library import (
 )
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
+from compress.models.tied import shared_as
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),
@@ -192,13 +193,14 @@ def own_class(stock: Any) -> Any:
 
 
 def remade(model: nn.Module, config: Any) -> nn.Module:
-    """Builds a model of the same class from another config, with new weights, the same settings of generation, and `nn.Linear` in place of
-    `Conv1D`."""
+    """Builds a model of the same class from another config, with new weights, tied where those of the model are, the same settings of
+    generation, and `nn.Linear` in place of `Conv1D`."""
     stock: Any = getattr(type(model), "STOCK", type(model))
     with torch.random.fork_rng(devices=[]), quiet():
         made: Any = with_linears((own_class(stock) if getattr(config, SHAPE_KEY, None) else stock)(config))
     if getattr(model, "generation_config", None) is not None:
         made.generation_config = copy.deepcopy(model.generation_config)
+    shared_as(made, model)
     remade: nn.Module = made
     return remade
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
@@ -145,13 +146,24 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     assert ("model.embed_tokens.weight" in stored) + ("lm_head.weight" in stored) == 1
 
 
+def test_a_head_of_its_own_stays_one_though_the_config_ties_it(tmp_path: Path) -> None:
+    """As Transformers loads files with both weights, whatever the config says."""
+    source = tmp_path / "source"
+    shutil.copytree(quantized("qwen3", "w8a16"), source)
+    stored = load_file(source / "model.safetensors")
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    expected = answers(source, inputs("qwen3"))
+    assert not torch.allclose(expected, answers(quantized("qwen3", "w8a16"), inputs("qwen3")), atol=0.1)
+    for found in divided_answers(source, inputs("qwen3"), 2, tmp_path / "out"):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_float_checkpoint_is_divided_too(tmp_path: Path) -> None:
     checkpoint = tmp_path / "float"
     load_whole(quantized("bert", "w8a16")).config.save_pretrained(checkpoint)
     source = load_file(quantized("bert", "w8a16") / "model.safetensors")
-    from safetensors.torch import save_file
-
     save_file(source, checkpoint / "model.safetensors", metadata={"format": "pt"})
     expected = answers(checkpoint, inputs("bert"))
     for found in divided_answers(checkpoint, inputs("bert"), 4, tmp_path / "out"):
@@ -188,8 +200,6 @@ def test_damaged_folders_are_told(damage: str, tmp_path: Path) -> None:
     elif damage == "weights":
         (folder / rank_of.WEIGHTS).write_bytes(b"no")
     else:
-        from safetensors.torch import save_file
-
         tensors = load_file(folder / rank_of.WEIGHTS)
         del tensors["model.norm.weight"]
         save_file(tensors, folder / rank_of.WEIGHTS)

@@ -1,0 +1,76 @@
+"""Weights that are one parameter under several names, such as a head and the embeddings.
+
+A model built from a config ties what the config says. A model loaded from files need not be tied alike. If both weights are stored, with
+different values, Transformers leaves them apart whatever the config says. And `T5Config` turns `tie_word_embeddings: false` into "do not
+scale the decoder's output" and then sets it to true. So the config of Flan-T5 ties, although its head is a weight of its own.
+
+A model that is built again and then filled with the weights of its source has to share what the source shares, and nothing else. Otherwise
+the second of two weights overwrites the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+from torch import nn
+
+
+def shared_as(made: nn.Module, source: nn.Module) -> None:
+    """Lets the parameters of a model share memory exactly where the parameters of the same names in its source do, in place.
+
+    Parameters that the source does not have, such as those of a new head, stay as they are.
+
+    Args:
+        made: A model that was built from a config.
+        source: The model whose weights it gets.
+    """
+    owners = {name: _identity(parameter) for name, parameter in source.named_parameters(remove_duplicate=False)}
+    _part(made, owners)
+    first: dict[Hashable, nn.Parameter] = {}
+    for name, parameter in list(made.named_parameters(remove_duplicate=False)):
+        tied = first.setdefault(owners.get(name, name), parameter)
+        if tied is not parameter:  # models built without values are not tied by Transformers
+            _place(made, name, tied)
+
+
+def apart(made: nn.Module, stored: Collection[str]) -> None:
+    """Gives each parameter of a model that stands in a file under its own name memory of its own, in place.
+
+    Args:
+        made: A model that was built from a config.
+        stored: Names of the weights in the file; of a tied weight only one of the names.
+    """
+    _part(made, {name: name for name in stored})
+
+
+def _identity(parameter: nn.Parameter) -> Hashable:
+    """Returns what equal parameters have in common; the object where there is no address, as on the meta device."""
+    return (parameter.data_ptr(), parameter.shape) if parameter.numel() and not parameter.is_meta else id(parameter)
+
+
+def _part(made: Any, owners: Mapping[str, Hashable]) -> None:
+    """Copies parameters whose names have different owners; names without an owner stay with the first name of their parameter."""
+    copies: dict[tuple[int, Hashable], nn.Parameter] = {}
+    names: dict[int, list[str]] = {}
+    for name, parameter in made.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for number, group in names.items():
+        kept = next((owners[name] for name in group if name in owners), None)
+        for name in group:
+            owner = owners.get(name, kept)
+            if owner == kept:
+                continue
+            parameter = made.get_parameter(name)
+            copies.setdefault((number, owner), nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+            _place(made, name, copies[number, owner])
+    # what Transformers ties again after the vocabulary has changed
+    tied: dict[str, str] = getattr(made, "all_tied_weights_keys", {})
+    for target, source in list(tied.items()):
+        if made.get_parameter(target) is not made.get_parameter(source):
+            del tied[target]
+
+
+def _place(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, child = name.rpartition(".")
+    setattr(model.get_submodule(path), child, parameter)
