@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from compress.models.architecture.attention import find_attentions
 from compress.models.architecture.blocks import blocks_of, states_of
 from compress.models.architecture.dropped_tokens import most_significant, staying
+from compress.models.inputs.tokenizer import load_tokenizer
 from compress.training.train import Batch
 from prune.tokens.significance import significance
 from prune.tokens.tokens import shares_of
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=1500, help="sentences that `significance` is fitted on")
     given = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer = load_tokenizer(str(given.model))
     model = AutoModelForSequenceClassification.from_pretrained(given.model, attn_implementation="eager").eval()
     with gzip.open(given.data / "train.tsv.gz", "rt") as file:
         train = [text for text, _ in read(file) if len(text.split()) > 6]

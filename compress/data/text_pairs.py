@@ -24,7 +24,7 @@ from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.text_blocks import read_texts
-from compress.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, train_bpe
+from compress.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, target_engine, train_bpe
 from compress.standalone.preprocess import TokenPair
 
 HOLD_OUT_SHARE = 0.1
@@ -90,18 +90,12 @@ def _encoders(tokenizer: str | TrainedTokenizer | None, max_length: int) -> tupl
     if loaded.eos_token_id is None:
         raise InputError(f"tokenizer: {tokenizer} has no end token; an encoder-decoder needs one: set eos_token in its config")
 
-    def encode_target(texts: Sequence[str]) -> list[Block]:
-        if not texts:
-            return []
-        rows = loaded(text_target=list(texts), truncation=True, max_length=max_length - 1)["input_ids"]
-        return [_ended(row, loaded.eos_token_id, max_length - 1) for row in rows]
-
     def encode_source(texts: Sequence[str]) -> list[Block]:
         return (
             [np.array(row, np.int32) for row in loaded(list(texts), truncation=True, max_length=max_length)["input_ids"]] if texts else []
         )
 
-    return encode_source, encode_target
+    return encode_source, _encoder(target_engine(tokenizer), max_length - 1, loaded.eos_token_id)
 
 
 def _encoder(engine: Tokenizer, length: int, end: int) -> Encode:

@@ -27,6 +27,7 @@ from compress.models.heads.embedding import EMBEDDING_KEY, EmbeddingConfig, reso
 from compress.models.heads.reader import THRESHOLD_KEY
 from compress.models.heads.towers import check_towers
 from compress.models.heads.transcriber import vocabulary_of
+from compress.models.inputs.positions import first_position
 from compress.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
@@ -210,8 +211,7 @@ def most_tokens(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
         return None
-    # RoBERTa and related models count positions from pad id + 1.
-    return int(positions - ((config.pad_token_id or 0) + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0))
+    return int(positions) - first_position(config)
 
 
 def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) -> Any:

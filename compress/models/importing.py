@@ -7,6 +7,7 @@ their own Python code.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tokenizers import Tokenizer
 
 from compress.artifacts.artifact import digest, file_digest, write_json
 from compress.artifacts.safetensors import FLOATS, check_finite, headers, read_json, weight_files
@@ -44,9 +46,11 @@ from compress.models.heads.embedding import pooling_file, write_files
 from compress.models.heads.towers import check_towers, with_first_scale
 from compress.models.heads.transcriber import write_vocabulary
 from compress.models.inputs.images import image_shape
+from compress.models.inputs.padding import padding_of, settle_padding
 from compress.models.inputs.sounds import settings_of, settle, sound_steps
 from compress.models.inputs.tokenizer import TrainedTokenizer
-from compress.models.library import REFUSED, as_with_head, one_line, quiet, some, with_class
+from compress.models.inputs.tokenizer_file import has_token_types, tokenizer_file, write_tokenizer
+from compress.models.library import REFUSED, as_with_head, model_class, one_line, quiet, some, with_class
 from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.size import count
@@ -155,13 +159,16 @@ def import_model(
         else:
             model, new = _import_folder(config, source, data_labels, seed)
         built, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
+        if TASKS[task].modality == "text" and not TASKS[task].generates and not isinstance(tokenizer, TrainedTokenizer):
+            folder = _tokenizer_folder(source, tokenizer)
+            settle_padding(built, folder, tokenizer_file(folder).tokenizer())
         if TASKS[task].generates:
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
         write_files(built, out)
     mark(out)
-    _save_preprocessing(config, source, built, out, tokenizer)
+    _save_preprocessing(config, source, built, out, tokenizer, log)
     labels = list(label_list(built)) if TASKS[task].classifies else []
     origin = config.path or "random weights"
     _write_card(out, origin, task, labels)
@@ -283,7 +290,14 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
         return with_first_scale(auto_class(config.task, built).from_config(with_class(built, config.task)))
 
 
-def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
+def _save_preprocessing(
+    config: ModelConfig,
+    source: Path | None,
+    built: Any,
+    out: Path,
+    tokenizer: str | TrainedTokenizer | None,
+    log: Callable[[str], None],
+) -> None:
     """Saves the preprocessing files: the tokenizer, or the settings of the image processor or feature extractor."""
     if TASKS[config.task].modality == "audio":
         settings = settings_of(source, built, config.preprocessor)
@@ -305,8 +319,15 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
     if isinstance(tokenizer, TrainedTokenizer):
         tokenizer.write(out)
         return
+    folder = _tokenizer_folder(source, tokenizer)
+    _save_tokenizer(folder, out, config.task, built, log)
+
+
+def _tokenizer_folder(source: Path | None, tokenizer: str | None) -> Path:
+    """Returns the folder of the tokenizer of the recipe, or the folder of its model."""
     folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
-    _save_tokenizer(folder, out, getattr(built, "text_config", built).vocab_size)
+    check_tokenizer(folder, "model.path")
+    return folder
 
 
 def image_settings(config: Any) -> dict[str, Any]:
@@ -326,30 +347,22 @@ def image_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
-    """Copies the tokenizer files unchanged; a missing tokenizer.json is created with Transformers' fast tokenizer."""
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
-
-    check_tokenizer(folder, "model.path")
+def _save_tokenizer(folder: Path, out: Path, task: Task, built: Any, log: Callable[[str], None]) -> None:
+    """Writes the tokenizer files: unchanged, as far as tokenizer.json is there and says all (`compress.models.inputs.tokenizer_file`)."""
     copy_files(folder, out, TEXT_FILES)
-    if not (out / "tokenizer.json").is_file():
-        try:
-            with quiet():
-                AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(out)
-        except (OSError, ImportError, *REFUSED) as error:
-            raise InputError(f"model.path: {folder} has no readable tokenizer ({one_line(error)}); add a tokenizer.json") from error
-    if not (out / "tokenizer.json").is_file():
+    row, texts = TASKS[task], getattr(built, "text_config", built)
+    changes: dict[str, Any] = {}
+    if row.modality == "text" and not row.generates:
+        forward = inspect.signature(model_class(built, task).forward).parameters
+        if "token_type_ids" in forward and not has_token_types(built) and getattr(built, "type_vocab_size", None) is None:
+            changes["model_input_names"] = ["input_ids", "attention_mask"]
+        changes.update(padding_of(built, folder, tokenizer_file(folder).tokenizer()))
+    for note in write_tokenizer(folder, out, changes, embeds=row.embeds and not row.two_towers):
+        log(f"  tokenizer: {note}")
+    highest = max(Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
+    if highest >= texts.vocab_size:
         raise InputError(
-            f"model.path: {folder} has no tokenizer.json, and no fast tokenizer exists for it; save a fast tokenizer next to the model"
-        )
-    try:
-        highest = max(Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise InputError(f"model.path: {folder / 'tokenizer.json'} cannot be read ({one_line(error)}); save the tokenizer again") from error
-    if highest >= vocab_size:
-        raise InputError(
-            f"model.path: the tokenizer's highest id is {highest}, but the model has {vocab_size} embeddings; give its own tokenizer"
+            f"model.path: the tokenizer's highest id is {highest}, but the model has {texts.vocab_size} embeddings; give its own tokenizer"
         )
 
 

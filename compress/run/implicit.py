@@ -33,6 +33,7 @@ class Source(Stage):
     """Checks the model of the recipe and writes it as a checkpoint with the labels of the data."""
 
     NAME: ClassVar[str] = "model"
+    VERSION: ClassVar[int] = 2
 
     model: ModelConfig
     """The model of the recipe."""

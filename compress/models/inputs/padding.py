@@ -2,18 +2,97 @@
 
 The mask of an encoder-decoder's batch tells the tokens of the source. The decoder reads the target behind a start token, which may be the
 padding token itself (T5): its real tokens are all up to the last one that is not padding, and the first.
+
+Models read the padding id of their config: decoders with a classification head look for the last token that is not padding, and RoBERTa
+counts positions past it. So that id pads, and not the tokenizer's, which Transformers pads with and may differ from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
+
+from compress.core.errors import InputError
+from compress.core.shown import shown
+from compress.models.inputs.tokenizer_file import names_of
 
 MASKED: Final = -30000.0
 """Added to the scores of padding. exp(-30000 + score) is 0 in float32 as with the lowest float, and float16 can still hold it."""
+
+
+def pad_token_id(config: Any, folder: Path, tokenizer: Tokenizer) -> int:
+    """Returns the id that pads the rows of a model: as its config says, or as its tokenizer does where the config says nothing.
+
+    Args:
+        config: Transformers config of the model.
+        folder: Folder with its tokenizer files.
+        tokenizer: The tokenizer.
+
+    Raises:
+        InputError: Neither names a padding token.
+    """
+    own = configured_pad(config)
+    if own is not None:
+        return own
+    named = named_pad(folder, tokenizer)
+    if named is None:
+        raise InputError(
+            f"{folder}: no padding token; set pad_token in tokenizer_config.json to a token of its vocabulary that no text ends with"
+        )
+    return named
+
+
+def named_pad(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """Returns the id of the padding token that the tokenizer files of a folder name."""
+    name = names_of(folder, tokenizer).get("pad_token")
+    return None if name is None else tokenizer.token_to_id(name)
+
+
+def configured_pad(config: Any) -> int | None:
+    """Returns the padding id of a Transformers config; None where it has none that is a token."""
+    own = getattr(config, "pad_token_id", None)
+    return own if isinstance(own, int) and 0 <= own < config.vocab_size else None
+
+
+def settle_padding(config: Any, folder: Path, tokenizer: Tokenizer) -> None:
+    """Gives a config without a padding id, in place, the one of its tokenizer: a batch needs it where a model looks for the last token.
+
+    Args:
+        config: Transformers config of a text model.
+        folder: Folder with its tokenizer files.
+        tokenizer: The tokenizer.
+
+    Raises:
+        InputError: There is no padding token, or texts end with it: the model would read the token before as the last one.
+    """
+    if configured_pad(config) is not None:
+        return
+    found = pad_token_id(config, folder, tokenizer)
+    if tokenizer.encode("x").ids[-1:] == [found]:
+        token = shown(tokenizer.id_to_token(found))
+        raise InputError(
+            f"{folder}: config.json has no pad_token_id, and the padding token {token} also ends every text; "
+            "set pad_token in tokenizer_config.json to another token of its vocabulary"
+        )
+    config.pad_token_id = found
+
+
+def padding_of(config: Any, folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the `pad_token` of tokenizer_config.json that pads as the config of a model says; empty where the tokenizer's does.
+
+    Args:
+        config: Transformers config of a text model.
+        folder: Folder with its tokenizer files.
+        tokenizer: The tokenizer.
+    """
+    own = configured_pad(config)
+    wanted = None if own is None else tokenizer.id_to_token(own)
+    return {} if wanted is None or named_pad(folder, tokenizer) in (None, own) else {"pad_token": wanted}
 
 
 def read_by_decoder(decoder_ids_bL: Tensor, pad: int) -> Tensor:

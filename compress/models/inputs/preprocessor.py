@@ -18,12 +18,14 @@ from compress.core.files import read_plain
 from compress.core.shown import reason, shown
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
-from compress.models.config import read_config
+from compress.models.config import most_tokens, read_config
 from compress.models.heads.embedding import EMBEDDING_KEY
 from compress.models.heads.reader import THRESHOLD_KEY
 from compress.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
 from compress.models.heads.transcriber import strides_of
+from compress.models.inputs.padding import named_pad, pad_token_id
 from compress.models.inputs.sounds import INPUT, SETTINGS, sound_steps
+from compress.models.inputs.tokenizer_file import class_inputs, has_token_types, settings_of, tokenizer_file
 from compress.models.library import REFUSED, model_class, task_classes
 from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
@@ -35,8 +37,6 @@ UNLIMITED = 10**30
 """Tokens of a model without a limit; Transformers writes this number."""
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
-# Their position ids start after the padding id, so that many entries of the position table are unusable.
-OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
 
 def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0, aggregate: str = "") -> Preprocessor:
@@ -106,15 +106,8 @@ def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, ma
 
 
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
-    settings, file = _read_json(checkpoint / "tokenizer_config.json"), checkpoint / "tokenizer.json"
-    if not file.is_file():
-        raise InputError(
-            f"{checkpoint}: no tokenizer.json; convert it: AutoTokenizer.from_pretrained({str(checkpoint)!r}).save_pretrained(...)"
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the binding raises bare Exception
-        raise InputError(f"{file}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
+    settings = settings_of(checkpoint)
+    tokenizer = tokenizer_file(checkpoint, embeds=TASKS[task].embeds and not TASKS[task].two_towers).tokenizer()
     generates = TASKS[task].generates  # its rows are ids: nothing is truncated
     reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
     embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].embeds else {}
@@ -122,17 +115,20 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
     if sides != ["right", "right"] and not generates:
         raise InputError(f"{where}: padding or truncation on the side {shown(sides)}; only right is allowed")
-    limit = min(_positions(config, checkpoint / "config.json"), _whole(settings, "model_max_length", UNLIMITED, where))
+    own = read_config(checkpoint, "checkpoint")
+    own = own.text_config if TASKS[task].two_towers else own
+    read = most_tokens(own)
+    limit = min(UNLIMITED if read is None else read, _whole(settings, "model_max_length", UNLIMITED, where))
     if max_length > limit:
         raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens")
     return Preprocessor(
         modality="text",
-        input_names=_input_names(checkpoint, config, task),
+        input_names=_input_names(checkpoint, own, settings, task),
         labels=_names(checkpoint, config, task),
         task=task,
         max_length=max_length,
         buckets=tuple(sorted({length for length in target.lengths if length < max_length} | {max_length})),
-        pad_token_id=0 if reads_blocks else _pad_token_id(checkpoint, tokenizer, settings, config),
+        pad_token_id=0 if reads_blocks else _pad_token_id(own, checkpoint, tokenizer, task),
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
@@ -175,20 +171,10 @@ def _whole(settings: dict[str, Any], name: str, default: int, where: Path) -> in
     return int(value)
 
 
-def _positions(config: dict[str, Any], where: Path) -> int:
-    positions = _whole(config, "max_position_embeddings", 0, where) or _whole(config, "n_positions", UNLIMITED, where)  # GPT-2's name
-    return positions - _whole(config, "pad_token_id", 0, where) - 1 if config.get("model_type") in OFFSET_POSITIONS else positions
-
-
-def _pad_token_id(checkpoint: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any]) -> int:
-    token = settings.get("pad_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    found = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    if found is None:
-        found = config.get("pad_token_id")
-    if not isinstance(found, int):
-        raise InputError(f"{checkpoint}: no padding token; set pad_token in tokenizer_config.json to a token of the vocabulary")
-    return found
+def _pad_token_id(own: Any, checkpoint: Path, tokenizer: Tokenizer, task: Task) -> int:
+    """Returns the id that pads: for a tower that reads padding (SigLIP) the token that it was trained with, which the tokenizer names."""
+    named = named_pad(checkpoint, tokenizer) if TASKS[task].two_towers else None
+    return pad_token_id(own, checkpoint, tokenizer) if named is None else named
 
 
 def _decoder_start_token_id(checkpoint: Path, config: dict[str, Any]) -> int:
@@ -209,10 +195,17 @@ def _threshold(checkpoint: Path, config: dict[str, Any]) -> float | None:
     return float(value)
 
 
-def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
-    """Returns the inputs that the model's forward accepts and uses.
+def _input_names(checkpoint: Path, own: Any, settings: dict[str, Any], task: Task) -> tuple[str, ...]:
+    """Returns the inputs that the model's forward accepts and uses, and that its tokenizer makes in Transformers.
 
-    Some models (RoBERTa) accept token_type_ids but have a single type; these do not get that input.
+    Some models accept token_type_ids but have a single type (RoBERTa), or none, and then add the embedding of the token of that id (GPT-2,
+    CTRL, XLM); these do not get that input.
+
+    Args:
+        checkpoint: The folder, for messages.
+        own: Transformers config of the model.
+        settings: tokenizer_config.json.
+        task: The task of the model.
     """
     if TASKS[task].two_towers:
         return TEXT_INPUTS[:1]
@@ -220,12 +213,12 @@ def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[
         return ENCODER_DECODER_INPUTS
     if TASKS[task].generates:
         return TEXT_INPUTS[:1]
-    settings = read_config(checkpoint, "checkpoint")
-    if not task_classes(settings, task):
-        raise InputError(f"{checkpoint}: model_type {config.get('model_type')!r} has no model for {task} in Transformers")
-    forward = inspect.signature(model_class(settings, task).forward).parameters
-    types = getattr(settings, "type_vocab_size", 2)
-    return tuple(name for name in TEXT_INPUTS if name in forward and (name != "token_type_ids" or types > 1))
+    if not task_classes(own, task):
+        raise InputError(f"{checkpoint}: model_type {own.model_type!r} has no model for {task} in Transformers")
+    forward = inspect.signature(model_class(own, task).forward).parameters
+    made = class_inputs(settings, own.model_type)
+    types = has_token_types(own) and (made is None or "token_type_ids" in made)
+    return tuple(name for name in TEXT_INPUTS if name in forward and (name != "token_type_ids" or types))
 
 
 def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:

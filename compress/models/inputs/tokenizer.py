@@ -26,10 +26,12 @@ from compress.artifacts.artifact import digest, write_json
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.models.files import check_tokenizer, find
-from compress.models.library import one_line, quiet
+from compress.models.inputs.tokenizer_file import from_class, names_of, settings_of, tokenizer_file
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256
+KEPT = ("padding_side", "truncation_side", "model_max_length", "clean_up_tokenization_spaces", "chat_template")
+"""Keys of tokenizer_config.json that a loaded tokenizer takes as they are."""
 PIECE = 2**20
 """Characters passed to the tokenizers library at a time, which needs a few hundred bytes per token."""
 
@@ -136,20 +138,39 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def load_tokenizer(tokenizer: str) -> Any:
-    """Loads the Transformers fast tokenizer of a Hub id or folder.
+    """Loads the tokenizer of a Hub id or folder as a Transformers tokenizer, which encodes as tokenizer.json says.
+
+    Its class is the generic one: the class that the folder names may build another tokenizer (`compress.models.inputs.tokenizer_file`).
+    Names of special tokens, chat template, sides and maximum length are those of the folder.
 
     Raises:
         InputError: The tokenizer cannot be loaded, or is not a fast one.
     """
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     folder = find(tokenizer, "tokenizer", weights=False)
     check_tokenizer(folder, "tokenizer")
-    try:
-        with quiet():
-            loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise InputError(f"tokenizer: {folder} is not a tokenizer ({one_line(error)}); give a folder with tokenizer.json") from error
-    if not loaded.is_fast:
-        raise InputError(f"tokenizer: {folder} has no fast tokenizer; give a folder with tokenizer.json")
+    engine = tokenizer_file(folder).tokenizer()
+    settings = {name: value for name, value in settings_of(folder).items() if name in KEPT and value is not None}
+    if (template := folder / "chat_template.jinja").is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    loaded = PreTrainedTokenizerFast(tokenizer_object=engine, **settings)
+    for name, tokens in names_of(folder, engine).items():  # set later: the constructor adds tokens to the vocabulary
+        setattr(loaded, name, tokens)
     return loaded
+
+
+def target_engine(tokenizer: str) -> Tokenizer:
+    """Returns what encodes the texts that an encoder-decoder writes: as `load_tokenizer`, with the special tokens of targets.
+
+    Classes such as those of mBART and NLLB put other language tokens around targets than around sources.
+
+    Raises:
+        InputError: See `load_tokenizer`.
+    """
+    folder = find(tokenizer, "tokenizer", weights=False)
+    engine, made = tokenizer_file(folder).tokenizer(), from_class(folder)
+    if hasattr(made, "_switch_to_target_mode"):
+        made._switch_to_target_mode()
+        engine.post_processor = made.backend_tokenizer.post_processor
+    return engine

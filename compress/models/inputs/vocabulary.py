@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from compress.models.config import read_config
+from compress.models.inputs.tokenizer_file import tokenizer_file
 
 
 def other_tokens(one: Path, other: Path) -> str | None:
@@ -14,6 +13,6 @@ def other_tokens(one: Path, other: Path) -> str | None:
     sizes = [int(read_config(folder, "checkpoint").get_text_config().vocab_size) for folder in (one, other)]
     if sizes[0] != sizes[1]:
         return f"{sizes[1]} tokens instead of {sizes[0]}"
-    first, second = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True) for folder in (one, other))
+    first, second = (tokenizer_file(folder).tokenizer().get_vocab(with_added_tokens=True) for folder in (one, other))
     differing = sorted(word for word in first.keys() | second.keys() if first.get(word) != second.get(word))
     return f"{len(differing)} tokens with other ids, such as {differing[0]!r}" if differing else None

@@ -117,7 +117,7 @@ def test_no_tokenizer(folder: Path, out: Path) -> None:
 
 def test_a_broken_tokenizer(folder: Path, out: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
-    refused(named(folder), out, r"tokenizer.json cannot be read")
+    refused(named(folder), out, r"tokenizer.json: not a tokenizer")
 
 
 def test_a_tokenizer_of_another_model(folder: Path, out: Path) -> None:
