@@ -65,6 +65,8 @@ def prune(root: Path, most_bytes: int, kept: set[Path]) -> None:
         most_bytes: Bytes that may stay.
         kept: Folders that stay in any case.
     """
+    if not root.is_dir():  # no server on this machine has kept a network yet
+        return
     folders = sorted(((path.stat().st_mtime, path) for path in root.iterdir() if path.is_dir()), reverse=True)
     total = 0
     for _, folder in folders:

@@ -1,7 +1,7 @@
 """The repository that a running server reads: a copy in its temporary folder, whose versions come and go.
 
     live/
-      routes.json                     what the front reads: for each model its version and the limits of its queue
+      routes.json                     what the front reads: for each model its version, the limits of its queue, and the time for an answer
       <model>/
         config.pbtxt                  that of the repository, with the versions to load
         warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
@@ -21,6 +21,7 @@ from typing import Any
 
 from triton_repo.blobs import BlobCache
 from triton_repo.config import from_text, model_names, to_text
+from triton_repo.generation.config import request_seconds
 from triton_repo.queueing import read_policy
 
 CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
@@ -121,7 +122,7 @@ class LiveRepository:
         _replace(self.folder / name / CONFIG, to_text(config))
 
     def _note(self, name: str, config: Any, version: str) -> None:
-        self._routes[name] = {"version": version, **read_policy(config).model_dump()}
+        self._routes[name] = {"version": version, **read_policy(config).model_dump(), "request_seconds": request_seconds(config)}
 
     def _publish(self) -> None:
         _replace(self.routes_file, json.dumps(self._routes))

@@ -2,8 +2,9 @@
 
     - triton_repo: {queue: {max_requests: 64, timeout_ms: 200, priorities: 2}}
 
-The limits stand in `config.pbtxt` as Triton's own queue policy, so they hold wherever the repository is served. Behind `compress serve` the
-front applies them too, before a request reaches Triton: it also refuses at once what would wait longer than its time-out
+The limits stand in `config.pbtxt` as Triton's own queue policy, so they hold wherever the repository is served. Triton heeds the time-out
+of a request only where the queue has one of its own: without a limit the queue gets `UNLIMITED_MS`. Behind `compress serve` the front
+applies the limits too, before a request reaches Triton: it also refuses at once what would wait longer than its time-out
 (`triton_repo.front.admission`). Triton alone finds that out only when the time is over.
 """
 
@@ -16,6 +17,8 @@ from pydantic import Field
 from compress.core.config import Config
 
 MOST_REQUESTS, MOST_TIMEOUT_MS, MOST_PRIORITIES = 100_000, 3_600_000.0, 16
+UNLIMITED_MS = 24 * MOST_TIMEOUT_MS
+"""Time-out in `config.pbtxt` of a queue without one."""
 
 
 class Queue(Config):
@@ -35,12 +38,10 @@ def write_policy(config: Any, queue: Queue) -> None:
     batching = config.dynamic_batching
     if queue.priorities > 1:
         batching.priority_levels, batching.default_priority_level = queue.priorities, queue.priorities
-    if queue.max_requests is None and queue.timeout_ms is None:
-        return
     policy = batching.default_queue_policy
     policy.max_queue_size = queue.max_requests or 0
     policy.timeout_action = policy.REJECT
-    policy.default_timeout_microseconds = round(1e3 * (queue.timeout_ms or 0))
+    policy.default_timeout_microseconds = round(1e3 * (queue.timeout_ms or UNLIMITED_MS))
     policy.allow_timeout_override = True
 
 
@@ -48,8 +49,9 @@ def read_policy(config: Any) -> Queue:
     """Returns the limits that stand in a `ModelConfig`."""
     batching = config.dynamic_batching
     policy = batching.default_queue_policy
+    timeout_ms = policy.default_timeout_microseconds / 1e3
     return Queue(
         max_requests=policy.max_queue_size or None,
-        timeout_ms=policy.default_timeout_microseconds / 1e3 or None,
+        timeout_ms=timeout_ms if 0 < timeout_ms < UNLIMITED_MS else None,
         priorities=batching.priority_levels or 1,
     )

@@ -18,7 +18,7 @@ from triton_repo.front.figures import figures
 from triton_repo.front.inference import Inference, asked_of
 from triton_repo.front.limits import Rejected
 from triton_repo.front.routes import Route, Routes
-from triton_repo.queueing import Queue, read_policy
+from triton_repo.queueing import MOST_TIMEOUT_MS, Queue, read_policy
 
 ROUTE = Route("1", timeout_ms=100)
 ASKED = Asked(timeout_s=0.1)
@@ -202,7 +202,23 @@ def test_metrics_name_each_model_and_outcome(tmp_path):
     assert len([line for line in lines if line.startswith("# TYPE")]) == 4
 
 
-@pytest.mark.parametrize("queue", [Queue(), Queue(max_requests=5), Queue(timeout_ms=1.5, priorities=3), Queue(priorities=2)])
+def test_tokens_of_a_prompt_are_no_rows():
+    assert asked_of(request(), Route("1", request_seconds=600.0)).rows == 1
+
+
+@pytest.mark.parametrize("queue", [Queue(), Queue(max_requests=5), Queue(timeout_ms=1.5)])
+def test_a_queue_has_a_time_out_without_which_triton_ignores_those_of_requests(queue):
+    policy = model_config(
+        ModelSettings("m", "text", False, 2, "openvino", 8, (1,), "static", {}, (), Scheduling(queue=queue))
+    ).dynamic_batching.default_queue_policy
+    assert policy.default_timeout_microseconds > 0
+    assert policy.allow_timeout_override
+    assert policy.timeout_action == policy.REJECT
+
+
+@pytest.mark.parametrize(
+    "queue", [Queue(), Queue(timeout_ms=MOST_TIMEOUT_MS), Queue(max_requests=5), Queue(timeout_ms=1.5, priorities=3), Queue(priorities=2)]
+)
 def test_limits_stand_in_the_configuration(queue):
     config = model_config(ModelSettings("m", "text", False, 2, "openvino", 8, (1,), "static", {}, (), Scheduling(queue=queue)))
     assert read_policy(from_text(to_text(config))) == queue

@@ -47,6 +47,11 @@ def test_the_oldest_go_first(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c", "d"]
 
 
+def test_a_machine_that_has_kept_nothing_yet_has_nothing_to_delete(tmp_path):
+    BlobCache(VERSIONS, tmp_path / "blobs").prune()
+    assert not (tmp_path / "blobs").exists()
+
+
 def test_a_start_makes_its_folder_the_last_to_go(tmp_path, version, monkeypatch):
     root = tmp_path / "blobs"
     folder = BlobCache(VERSIONS, root).open(version)

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front import limits
 from triton_repo.front.generation import read_generation, write_generation
-from triton_repo.front.http_side import failure
+from triton_repo.front.inference import failure
 from triton_repo.front.limits import Rejected
 from triton_repo.generation.served import asked, engine
 
@@ -79,11 +79,15 @@ def test_what_is_no_input_is_refused_by_name(document: Any, words: str) -> None:
         ("8 requests are being answered and 64 wait, the most allowed; try again later", 503),
         ("the model failed: the engine failed: out of memory", 500),
         ("TEXT: the model failed: is no text", 400),
+        ("[request id: <id_unknown>] Exceeds maximum queue size", 503),
+        ("[request id: <id_unknown>] Request timeout expired", 504),
     ],
 )
 def test_the_words_of_an_error_tell_its_status(line: str, status: int) -> None:
     found = failure(line)
-    assert (str(found), found.status) == (line, status)
+    assert str(found).startswith(line)
+    assert found.status == status
+    assert str(found).endswith(limits.TRY_LATER) == (status == 503)  # what clients and figures of a load look for
 
 
 def test_the_front_knows_the_words_of_the_model() -> None:

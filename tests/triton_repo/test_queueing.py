@@ -39,10 +39,13 @@ LIMITS = Queue(max_requests=4, timeout_ms=2000, priorities=2)
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("queue")
+    return written(tmp_path_factory.mktemp("queue"), LIMITS)
+
+
+def written(root: Path, queue: Queue) -> Path:
     exported = tiny.export(root / "export", tiny.text_preprocessor(), tiny.TEXTS, (("text", "fp32"),))
     models = layout.served_models(exported)
-    scheduling = Scheduling(queue=LIMITS)
+    scheduling = Scheduling(queue=queue)
     layout.write_repository(root / "repository", models, pairs=False, batch_sizes=(1,), max_batch_size=1, scheduling=scheduling)
     engine = root / "repository" / MODEL / "1" / "engine.py"
     engine.rename(engine.with_name("slow.py"))
@@ -130,6 +133,21 @@ def test_http_says_the_same(running):
     assert post(sequence_id=1)[0] == 400
 
 
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_the_paths_that_generate_keep_the_limits(running, verb):
+    def post(_: int) -> int:
+        request = urllib.request.Request(f"http://{running.http_address}/v2/models/{MODEL}/{verb}", b'{"TEXT": "dull"}')
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(post, range(12)))
+    assert set(found) == {200, 503}
+
+
 def test_the_metrics_say_what_was_refused(running):
     asked(running.grpc_address, timeout=20_000)
     with urllib.request.urlopen(f"http://{running.metrics_address}/metrics", timeout=10) as answer:
@@ -145,6 +163,14 @@ def test_an_evaluation_is_not_refused(repository, tmp_path):
     unlimited = without_limits(repository, tmp_path / "unlimited")
     with server.TritonServer(unlimited, environment.check(), tmp_path / "log") as alone:
         assert [outcome for outcome, _ in together(alone.grpc_address, [{}] * 12, gap=0.001)] == ["answered"] * 12
+
+
+@pytest.mark.parametrize("queue", [Queue(), Queue(max_requests=50)])
+def test_a_request_may_ask_for_less_time_where_the_queue_sets_none(queue, tmp_path):
+    with server.TritonServer(written(tmp_path, queue), environment.check(), tmp_path / "log") as alone:
+        found = together(alone.grpc_address, [{}, {}, {}, {"timeout": 50_000}])
+    assert [outcome for outcome, _ in found[:3]] == ["answered"] * 3
+    assert "Request timeout expired" in found[3][0]
 
 
 def test_triton_alone_keeps_the_limits_too(repository, tmp_path):

@@ -65,7 +65,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         opened[INFER] = _inferring(infer, load)
         opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._open = {method: grpc.unary_unary_rpc_method_handler(handler) for method, handler in opened.items()}
-        self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(Streams(channel, load).forward)
+        self._open[f"{SERVICE}{OPEN_STREAM}"] = grpc.stream_stream_rpc_method_handler(Streams(channel, load, infer).forward)
 
     def service(self, details: Any) -> Any:
         """Returns the handler of a call; bytes go in and out as they are."""

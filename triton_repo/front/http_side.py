@@ -20,13 +20,12 @@ from tritonclient.grpc import service_pb2_grpc
 from triton_repo.front.bodies import compact, read_body, write_body
 from triton_repo.front.generation import read_generation, write_generation
 from triton_repo.front.index import ready_models
-from triton_repo.front.inference import Inference
+from triton_repo.front.inference import Inference, failure
 from triton_repo.front.limits import (
     BODY_SECONDS,
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
     MAX_STREAMS,
-    MODEL_FAILED,
     REQUEST_SECONDS,
     RESTARTING,
     STREAM_IDLE_SECONDS,
@@ -169,15 +168,17 @@ class Paths:
         """Yields the responses to a request, at most `most`; ends the request when it is closed.
 
         Raises:
-            Rejected: The model has refused the request, or failed.
+            Rejected: The model has refused the request, failed, or has not answered in time.
         """
-        with self._streams.open():
-            call = self._stub.ModelStreamInfer(iter([asked]), timeout=STREAM_SECONDS)
+        if self._infer.answers_once(asked.model_name):  # a stream says only in words what went wrong, and knows no version
+            yield pb.ModelInferResponse.FromString(await self._infer(asked))
+            return
+        with self._infer.streamed(asked) as route, self._streams.open():
+            call = self._stub.ModelStreamInfer(iter([asked]), timeout=max(STREAM_SECONDS, route.silence_s))
             try:
                 count, failed = 0, ""
                 while count != most:
-                    async with asyncio.timeout(STREAM_IDLE_SECONDS):
-                        message = await call.read()
+                    message = await _within(call.read(), route.silence_s, asked.model_name)
                     if message is grpc.aio.EOF and failed:
                         raise failure(failed)
                     if message is grpc.aio.EOF:
@@ -192,9 +193,17 @@ class Paths:
                 call.cancel()
 
 
-def failure(line: str) -> Rejected:
-    """Returns the error of a stream, which Triton puts into words alone, with its status."""
-    return Rejected(line, 503 if line.endswith(TRY_LATER) else 500 if line.startswith(MODEL_FAILED) else 400)
+async def _within(answer: Awaitable[Any], seconds: float, model: str) -> Any:
+    """Awaits an answer of Triton.
+
+    Raises:
+        Rejected: None came in time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise Rejected(f"model {model}: nothing came for {seconds:g} s; {TRY_LATER}", 504) from None
 
 
 def metrics_application(socket: str, own: Callable[[], str]) -> web.Application:

@@ -7,13 +7,15 @@ was gone, it is sent again to the new one.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.admission import Admission, Asked
-from triton_repo.front.limits import REQUEST_SECONDS, TRY_LATER, Rejected
+from triton_repo.front.limits import MODEL_FAILED, REQUEST_SECONDS, TRY_LATER, Rejected
 from triton_repo.front.routes import Route, Routes
 from triton_repo.front.tensors import QUEUED
 
@@ -64,6 +66,22 @@ class Inference:
                 request.model_version = newer
                 return await self._sent(request, asked)
 
+    def answers_once(self, model: str) -> bool:
+        """Whether a model answers each request once, as far as is known."""
+        route = self._routes.of(model)
+        return bool(route.version) and route.request_seconds is None
+
+    @contextmanager
+    def streamed(self, request: Any) -> Iterator[Route]:
+        """Holds a place for a checked request that is answered in a stream, and counts how it ended; yields where it goes.
+
+        Raises:
+            Rejected: The request is not taken.
+        """
+        route = self._routes.of(request.model_name)
+        with self._admission.enter(request.model_name, asked_of(request, route), route):
+            yield route
+
     async def _sent(self, request: Any, asked: Asked) -> bytes:
         seconds = REQUEST_SECONDS if asked.timeout_s is None else min(REQUEST_SECONDS, asked.timeout_s)
         started = time.monotonic()
@@ -81,6 +99,17 @@ class Inference:
             raise
 
 
+def failure(line: str) -> Rejected:
+    """Returns the error of a stream, which Triton puts into words alone, with its status."""
+    if line.endswith(TRY_LATER):
+        return Rejected(line, 503)
+    if QUEUE_FULL in line:
+        return Rejected(f"{line}; {TRY_LATER}", 503)
+    if QUEUED_TOO_LONG in line:
+        return Rejected(line, 504)
+    return Rejected(line, 500 if line.startswith(MODEL_FAILED) else 400)
+
+
 def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Asked:
     """Returns what a request asks of the queue.
 
@@ -96,8 +125,8 @@ def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> As
         timeout_us / 1e6 if timeout_us else None,
         remaining_s,
     ]
-    shape = request.inputs[0].shape
-    return Asked(max(1, int(shape[0])), priority, min((limit for limit in limits if limit is not None), default=None))
+    rows = 1 if route.request_seconds is not None else max(1, int(request.inputs[0].shape[0]))
+    return Asked(rows, priority, min((limit for limit in limits if limit is not None), default=None))
 
 
 def _number(request: Any, name: str) -> int:

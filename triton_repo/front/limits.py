@@ -22,9 +22,11 @@ BODY_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
 """Time for Triton to answer."""
 STREAM_SECONDS = 3600.0
-"""Longest life of a stream; an answer that is streamed may take longer than one that comes whole."""
+"""Age at which a stream takes no further requests; it ends once none is under way."""
 STREAM_IDLE_SECONDS = 300.0
-"""Time after which a stream ends in which nothing came or went: its client asks nothing, does not read, or the model does not answer."""
+"""Time after which a stream ends in which nothing came or went: its client asks nothing, or does not read."""
+GRACE_SECONDS = 60.0
+"""Time beyond the limit of a model after which a stream ends that waits for it: the model ends its answers itself, between two steps."""
 MAX_STREAMS, MAX_STREAM_REQUESTS = 256, 256
 """Open streams, and requests that are being answered in one of them."""
 TRY_LATER = "try again later"

@@ -11,6 +11,8 @@ import json
 import os
 from dataclasses import dataclass
 
+from triton_repo.front.limits import GRACE_SECONDS, STREAM_IDLE_SECONDS
+
 
 @dataclass(frozen=True)
 class Route:
@@ -22,6 +24,13 @@ class Route:
     """See `triton_repo.queueing.Queue`, as for the others."""
     timeout_ms: float | None = None
     priorities: int = 1
+    request_seconds: float | None = None
+    """Most seconds of an answer of a model that answers in pieces, where it says so; None: it answers each request once."""
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a piece after which an answer has failed; the model may be silent as long as it may answer."""
+        return max(STREAM_IDLE_SECONDS, (self.request_seconds or 0.0) + GRACE_SECONDS)
 
 
 class Routes:

@@ -5,7 +5,7 @@
 
 A request that is refused gets a response with an error, and the stream goes on. When either side ends or breaks off, so does the other:
 Triton then ends what it is answering. A client that does not read holds up its own stream alone, until nothing has moved for
-`STREAM_IDLE_SECONDS`.
+`STREAM_IDLE_SECONDS`. A model may be silent as long as it may answer (`triton_repo.front.routes`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from triton_repo.front.inference import Inference, failure
 from triton_repo.front.limits import (
     MAX_STREAM_REQUESTS,
     MAX_STREAMS,
@@ -34,6 +35,8 @@ from triton_repo.front.limits import (
 from triton_repo.front.tensors import read_request
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+LOOK_SECONDS = 1.0
+"""Time between two looks at the time."""
 FINAL = "triton_final_response"
 """Parameter of the last response to a request."""
 
@@ -44,25 +47,42 @@ class Streams:
     Args:
         channel: Channel to Triton.
         load: The bytes under way.
+        infer: Takes and counts requests.
     """
 
-    def __init__(self, channel: Any, load: Load) -> None:
+    def __init__(self, channel: Any, load: Load, infer: Inference) -> None:
         self._call = channel.stream_stream(METHOD, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString)
-        self._load, self._places = load, Places(MAX_STREAMS)
+        self._load, self._infer, self._places = load, infer, Places(MAX_STREAMS)
 
     async def forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Passes requests and responses on until either side ends."""
         try:
             with self._places.open():
-                stream = _Stream(self._call(timeout=STREAM_SECONDS), context, self._load)
+                stream = _Stream(self._call(), context, self._load, self._infer)
                 await stream.run(requests)
         except Rejected as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing came or went in this stream for {STREAM_IDLE_SECONDS:.0f} s")
+        except TimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except grpc.aio.AioRpcError as error:
             gone = error.code() == grpc.StatusCode.UNAVAILABLE
             await context.abort(error.code(), RESTARTING if gone else str(error.details()))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request that has not been answered whole."""
+
+    id: str
+    """As the client gave it."""
+    silence_s: float
+    """Seconds without a response that its model may take."""
+    held: ExitStack
+    """What it holds until it is answered."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Lets go of what it holds; counts the error, where it ended with one."""
+        self.held.__exit__(None if error is None else type(error), error, None)
 
 
 @dataclass
@@ -72,10 +92,12 @@ class _Stream:
     call: Any
     context: Any
     load: Load
-    asked: dict[str, tuple[str, ExitStack]] = field(default_factory=dict)
-    """By our number: the id that the client gave, and what the request holds until it is answered."""
+    infer: Inference
+    asked: dict[str, _Request] = field(default_factory=dict)
+    """By our number."""
     numbers: Any = field(default_factory=itertools.count)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     moved: float = 0.0
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
@@ -83,29 +105,44 @@ class _Stream:
 
         Raises:
             AioRpcError: Triton broke it off.
-            TimeoutError: Nothing moved for too long.
+            TimeoutError: Nothing moved for too long, or the stream is too old.
         """
+        ending: BaseException = asyncio.CancelledError()
         self._note()
         passing = asyncio.create_task(self._pass_requests(requests))
         answering = asyncio.create_task(self._pass_responses())
         try:
             while True:
-                left = self.moved + STREAM_IDLE_SECONDS - asyncio.get_running_loop().time()
-                if left <= 0:
-                    raise TimeoutError
+                self._check_time()
                 waited = {answering} if passing.done() else {answering, passing}
-                done, _ = await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(waited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 if answering in done:
                     return
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            ending = error
+            raise
         finally:
             passing.cancel()
             answering.cancel()
             self.call.cancel()
             await asyncio.gather(passing, answering, return_exceptions=True)
-            for _, held in self.asked.values():
-                held.close()
+            for request in self.asked.values():
+                request.end(ending)
+
+    def _check_time(self) -> None:
+        """Raises TimeoutError if the stream has to end."""
+        now = asyncio.get_running_loop().time()
+        unread = self.writing.locked()
+        silence_s = STREAM_IDLE_SECONDS if unread else max((one.silence_s for one in self.asked.values()), default=STREAM_IDLE_SECONDS)
+        if now >= self.moved + silence_s:
+            raise TimeoutError(f"nothing came or went in this stream for {silence_s:g} s")
+        if self._is_old() and not self.asked:
+            raise TimeoutError(f"this stream was opened {STREAM_SECONDS:g} s ago; open another one")
+
+    def _is_old(self) -> bool:
+        return asyncio.get_running_loop().time() >= self.begun + STREAM_SECONDS
 
     async def _pass_requests(self, requests: AsyncIterator[bytes]) -> None:
         async for body in requests:
@@ -130,10 +167,14 @@ class _Stream:
         request = read_request(body)
         if len(self.asked) >= MAX_STREAM_REQUESTS:
             raise Rejected(f"{len(self.asked)} requests of this stream are being answered, the most allowed; {TRY_LATER}", 503)
-        held = ExitStack()
-        held.enter_context(self.load.hold(len(body)))
+        if self._is_old():
+            raise Rejected(f"this stream was opened {STREAM_SECONDS:g} s ago; open another one and {TRY_LATER}", 503)
+        with ExitStack() as held:
+            held.enter_context(self.load.hold(len(body)))
+            route = held.enter_context(self.infer.streamed(request))
+            made = _Request(request.id, route.silence_s, held.pop_all())
         number = str(next(self.numbers))
-        self.asked[number] = (request.id, held)
+        self.asked[number] = made
         request.id = number
         return request
 
@@ -144,8 +185,8 @@ class _Stream:
             if known is not None:
                 if response.error_message or (FINAL in inferred.parameters and inferred.parameters[FINAL].bool_param):
                     del self.asked[inferred.id]
-                    known[1].close()
-                inferred.id = known[0]
+                    known.end(failure(response.error_message) if response.error_message else None)
+                inferred.id = known.id
             await self._write(response)
 
     async def _write(self, response: Any) -> None:

@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.measure.tokens import ENDED
-from triton_repo.client import MIN_FOR_P99, QUANTILES, REQUEST_SECONDS, RequestError
+from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
 from triton_repo.generation.config import PROMPTS
+from triton_repo.generation.limits import REQUEST_SECONDS
 from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
 
 DATATYPES = {**{name: about[0] for name, about in PROMPTS.items()}, **{one.name: one.datatype for one in FIELDS}}
@@ -58,7 +59,7 @@ class LanguageClient:
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        seconds: Most time between two pieces.
+        seconds: Most time between two pieces; the default is the time that a model may take for an answer, unless a recipe says otherwise.
     """
 
     def __init__(self, address: str, model: str, seconds: float = REQUEST_SECONDS) -> None:

@@ -81,6 +81,12 @@ def language_config(settings: LanguageSettings) -> Any:
     return config
 
 
+def request_seconds(config: Any) -> float | None:
+    """Returns the most seconds for an answer that stand in a `ModelConfig`; None for a model that answers each request once."""
+    name = "request_seconds"
+    return float(config.parameters[name].string_value) if name in config.parameters else None
+
+
 def parameters(settings: LanguageSettings) -> dict[str, str]:
     """Returns the `parameters` map; its values are strings, with maps as JSON."""
     return {

@@ -18,6 +18,7 @@ from compress.standalone.preprocess import Preprocessor
 from compress.standalone.response import LOGITS, RESPONSES
 from triton_repo.config import IMAGE, TEXT, TEXT_PAIR, TYPES
 from triton_repo.gpu.settings import GpuGroup
+from triton_repo.queueing import Queue, write_policy
 
 OUTPUT = "logits"
 """Output name of the graph; clients see LOGITS, as in the CPU repository."""
@@ -120,6 +121,7 @@ def _plan(name: str, inputs: Tensors, outputs: Tensors, buckets: Sequence[int], 
     config = _model(name, inputs, outputs, serving.max_batch_size)
     config.platform = "tensorrt_plan"
     config.dynamic_batching.max_queue_delay_microseconds = serving.max_queue_delay_us
+    write_policy(config, Queue())
     profiles = [str(index) for index in range(max(1, len(buckets)))]
     every: tuple[tuple[tuple[int, ...], int], ...] = (((), serving.instances),)
     for gpus, count in every if serving.groups is None else [(group.gpus, group.instances) for group in serving.groups]:
