@@ -49,10 +49,10 @@ class Columns(Config):
     sounds have no columns."""
     label: ColumnName | None = None
     """Column of the label; by default `label`. Pairs of sentence-embedding to train on may have none: they say the same then. A split whose
-    labels are all -1 counts as unlabelled. Where any number of labels may hold, a
-    cell is a list of labels, or a text with commas between them; of words it is the list of their tags, by default `labels`; of
-    a question its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default
-    `text`. Not used for text-generation."""
+    labels are all -1 counts as unlabelled. Where any number of labels may hold, a cell is a list of labels, a vector of 0 and 1
+    (`data.multi_hot`), or a text with the same between commas; of words it is the list of their tags, by default `labels`; of a question
+    its answers, `{text: [...], answer_start: [...]}`, by default `answers`; of speech the text that is spoken, by default `text`. Not used
+    for text-generation."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Columns:
@@ -186,6 +186,10 @@ class DataConfig(Config):
     """How many negatives a row is trained with, at most. For sentence-embedding and sentence-triplets the first ones of each row; default:
     all. For retrieval documents that are not relevant, evenly spread over the first 50 that candidates/train.tsv has for a query; default:
     none."""
+    multi_hot: bool | None = None
+    """For multi-label-classification: whether a cell of labels is a vector with a 0 or 1 for each label of the model, in its order, rather
+    than a list of labels. Default: vectors where every cell has 0 and 1 alone and as many as there are labels; an error where both is
+    possible."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of
     tokens per block, for text-to-text the maximum of source and of target. Ignored for images and sounds."""

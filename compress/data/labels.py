@@ -1,7 +1,8 @@
 """Converts the labels in files to class ids or values.
 
-Class labels are compared as text: 1, 1.0 and "1" are the same. The class names come from the model (its id2label) if it has them, else from
-the train split, sorted (numerically if all are integers). What a label means:
+Class labels are compared as text: 1, 1.0 and "1" are the same, and so are names that differ in spaces or case alone, where no two classes
+do (`compress.data.same_name`). The class names come from the model (its id2label) if it has them, else from the train split, sorted
+(numerically if all are integers). What a label means:
 
     a class name                    that class
     an integer that is none         a class id only if something outside the labels numbers the classes: the data set's own list of names
@@ -9,8 +10,8 @@ the train split, sorted (numerically if all are integers). What a label means:
     NaN, infinity, null, ""         an error, as text too ("nan"), unless a class is called so
 
 With names such as 1 to 5, taken from the train split or a model, a label 0 is thus an error and never the first class. A ClassLabel column
-always holds ids: they are matched with the model by name where the names are the same, else by position. A split whose labels are all -1 is
-unlabelled.
+(of the Hub, or of a file that says so: `compress.data.features`) always holds ids: they are matched with the model by name where the names
+are the same, else by position, unless a name that both have contradicts it. A split whose labels are all -1, or lists of -1, is unlabelled.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from compress.core.errors import InputError, nearest
 from compress.core.shown import shown
 from compress.core.tasks import tasks_with
+from compress.data.same_name import NONE, SameName, by_place, listed, merged, order_of
 
 UNLABELLED = "-1"
 SHOWN_PROBLEMS = 3
@@ -98,9 +100,9 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     Raises:
         InputError: There are fewer than two classes, too many for a column of class labels, or a row without a label.
     """
-    own = {source.label_names for source in sources}
-    if len(own) == 1 and own != {()}:
-        return own.pop()
+    own = own_names(sources)
+    if own:
+        return own
     texts = [text_of(label) for source in sources for label in source.labels]
     known: dict[str, bool] = {text: _unfit(text) for text in set(texts)}
     _raise(sources, np.array([known[text] for text in texts]), lambda source, label: _place_unfit(label))
@@ -120,6 +122,16 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (number(name), name)))
 
 
+def own_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
+    """Returns the class names by id as files give them; () if none does."""
+    return merged([source.label_names for source in sources if source.label_names])
+
+
+def matched_by_place(sources: Sequence[Labelled], names: tuple[str, ...]) -> str:
+    """Returns which classes of a split are those of the model by their place alone, in words; empty where their names are the same."""
+    return next((words for source in sources if source.label_names and (words := by_place(source.label_names, names))), "")
+
+
 def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, *, numbered: bool) -> np.ndarray:
     """Returns the class id of every row, int64 [n].
 
@@ -134,11 +146,11 @@ def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, 
     """
     ids: list[int] = []
     for source in sources:
-        known = _ids_by_text(source, names, origin, numbered)
-        ids += [known.get(text_of(label), -1) for label in source.labels]
+        id_of = _ids(source, names, origin, numbered)
+        ids += [id_of(label) for label in source.labels]
     found = np.array(ids, dtype=np.int64)
     if (found < 0).any():
-        allowed = _shown(names)
+        allowed = listed(names)
 
         def problem(source: Labelled, label: Any) -> str:
             given = text_of(label)
@@ -171,26 +183,29 @@ def _number(label: Any) -> float:
     return value if abs(value) <= LARGEST else math.nan
 
 
-def _ids_by_text(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) -> dict[str, int]:
-    """Returns the class id for every text that a label of a source may have; see the top of this file."""
-    by_name = {name.casefold(): index for index, name in enumerate(names)}
+def _ids(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) -> Callable[[Any], int]:
+    """Returns what gives the class id of a label of a source, `NONE` for one that is no class; see the top of this file."""
     own = source.label_names
-    if not own:
-        ids = {name: index for index, name in enumerate(names)}
-        if numbered and not any(_is_whole(name) for name in names):
-            ids = {str(index): index for index in range(len(names))} | ids
-        return ids
-    folded = [name.casefold() for name in own]
-    if len(by_name) == len(names) and len(set(folded)) == len(folded) and set(folded) <= by_name.keys():
-        order = [by_name[name] for name in folded]
-    elif len(own) == len(names):
-        order = list(range(len(names)))
-    else:
-        raise InputError(
-            f"{source.place(0)}: the column numbers {len(own)} classes ({_shown(own)}), {origin} has {len(names)} ({_shown(names)}); "
-            "rename them, or give model.head: new"
-        )
-    return dict(zip(own, order, strict=True)) | {str(number): index for number, index in enumerate(order)}
+    order = order_of(own, names, source.place(0) if source.labels else "data", origin) if own else [*range(len(names))]
+    ids = numbered and not any(_is_whole(name.strip()) for name in names)
+    by_number = {str(number): index for number, index in enumerate(order)} if own or ids else {}
+    named, known = SameName(own or names), dict[str, int]()
+
+    def by_name(text: str) -> int:
+        found = named(text)
+        return found if found == NONE else order[found]
+
+    def id_of(label: Any) -> int:
+        text = text_of(label)
+        if isinstance(label, str) and label != text and label in named.exact:
+            return by_name(label)  # names that differ in outer spaces alone
+        if text not in known:
+            known[text] = by_number[text] if own and text in by_number else by_name(text)
+            if known[text] == NONE:
+                known[text] = by_number.get(text, NONE)
+        return known[text]
+
+    return id_of
 
 
 def _unfit(text: str) -> bool:
@@ -205,15 +220,13 @@ def _place_unfit(label: Any) -> str:
 
 
 def _is_minus_one(label: Any) -> bool:
+    if isinstance(label, list | tuple | np.ndarray):
+        return len(label) > 0 and all(map(_is_minus_one, label))
     return text_of(label) in (UNLABELLED, "-1.0", "-1.000")
 
 
 def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
-
-
-def _shown(names: tuple[str, ...]) -> str:
-    return ", ".join(name[:60] for name in names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
 
 
 def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, Any], str]) -> None:

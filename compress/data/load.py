@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from compress.core.errors import InputError
+from compress.core.facts import Facts
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import label_sets, labels
 from compress.data.candidate_pairs import load_candidates
@@ -25,6 +26,7 @@ from compress.data.config import DataConfig, Prompts
 from compress.data.judged_texts import load_judged
 from compress.data.prompted_images import TEMPLATES, with_prompts
 from compress.data.questions import load_questions
+from compress.data.same_name import listed
 from compress.data.sentence_pairs import load_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, with_test
@@ -66,17 +68,7 @@ def load_data(
             raise InputError(NO_TOKENIZER)
         return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
     _check_prompts(config, task)
-    if config.candidates is not None and not TASKS[task].orders:
-        tasks = tasks_with(lambda row: row.orders)
-        raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
-    if config.negatives is not None and not TASKS[task].reads_negatives:
-        tasks = tasks_with(lambda row: row.reads_negatives)
-        raise InputError(f"data.negatives: {config.negatives} given for {task}; it is for {tasks}: leave it out")
-    if config.stride is not None and not TASKS[task].finds_spans:
-        tasks = tasks_with(lambda row: row.finds_spans)
-        raise InputError(f"data.stride: {config.stride} given for {task}; it is for {tasks}: leave it out")
-    if config.windows is not None and not TASKS[task].reads_windows:
-        raise InputError(f"data.windows: given for {task}; it is for {tasks_with(lambda row: row.reads_windows)}: leave it out")
+    _check_keys(config, task)
     if TASKS[task].finds_spans:
         return load_questions(config, task, tokenizer, log)
     if TASKS[task].transcribes:
@@ -103,11 +95,18 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     sources = read_sources(config, task, log)
     unlabelled = labels.drop_unlabelled(sources, log)
     names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
+    every = [source for found in sources.values() for source in found]
+    vectors = TASKS[task].several and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
     if not predicts_values:
-        found = label_sets.set_names if TASKS[task].several else labels.class_names
+        found = partial(label_sets.set_names, vectors=vectors) if TASKS[task].several else labels.class_names
         names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
-    ids = label_sets.set_ids if TASKS[task].several else labels.class_ids
-    convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=label_names is not None)
+    ids = partial(label_sets.set_ids, vectors=vectors) if TASKS[task].several else labels.class_ids
+    numbered = label_names is not None or bool(labels.own_names(sources["train"]))
+    convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=numbered)
+    if vectors:
+        log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
+    elif not predicts_values and (pairs := labels.matched_by_place(every, names)):
+        log(f"data: the classes of the data have other names than those of {origin}, and are matched by their place: {pairs}")
     splits = _label(sources, convert)
     if not unlabelled:
         with_test(splits, config.path, log)
@@ -116,6 +115,22 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         return data
     templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
     return with_prompts(data, templates, f"data.path {config.path}", log)
+
+
+def _check_keys(config: DataConfig, task: Task) -> None:
+    """Raises an `InputError` if a key is given that the task does not read."""
+    readers: dict[str, Callable[[Facts], bool]] = {
+        "candidates": lambda row: row.orders,
+        "negatives": lambda row: row.reads_negatives,
+        "stride": lambda row: row.finds_spans,
+        "multi_hot": lambda row: row.several,
+        "windows": lambda row: row.reads_windows,
+    }
+    for key, reads in readers.items():
+        given = getattr(config, key)
+        if given is not None and not reads(TASKS[task]):
+            value = f"{str(given).lower()} " if isinstance(given, int) else ""
+            raise InputError(f"data.{key}: {value}given for {task}; it is for {tasks_with(reads)}: leave it out")
 
 
 def _check_prompts(config: DataConfig, task: Task) -> None:

@@ -25,6 +25,7 @@ from compress.data.aligned import aligned_files, read_aligned
 from compress.data.class_folders import ARCHIVES, KINDS, FileKind, LabelledFile, is_archive, read_files
 from compress.data.compressed import Limit
 from compress.data.config import Columns, DataConfig, FileConfig
+from compress.data.features import label_names_of, names_in
 from compress.data.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.data.squad import is_json, question_of, read_squad
 from compress.data.tables import Cells, Column, Table
@@ -197,7 +198,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
     if TASKS[task].tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
-    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
+    names = label_names_of(table, columns[-1]) if TASKS[task].classifies else ()
+    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
 
 
 def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
@@ -286,9 +288,9 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
             pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
             sources.setdefault(SPLITS[name], []).append(pairs)
             continue
-        feature = features[columns[-1]]
-        names = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())  # of a list those of its members
-        source = _read_rows(f"{config.path} split {name}", enumerate(rows, 1), task, Path(), "row", names)
+        where = f"{config.path} split {name}"
+        names = names_in(features.to_dict()[columns[-1]], where) if TASKS[task].classifies else ()
+        source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
         sources.setdefault(SPLITS[name], []).append(source)
     if "train" not in sources:
         raise InputError(f"data.path: {config.path}: no train split; it has {', '.join(found)}")

@@ -97,7 +97,6 @@ def column_names(table: Table) -> list[str]:
         InputError: The file cannot be read in the format of its extension.
     """
     import pyarrow
-    import pyarrow.parquet
 
     ending = suffix(table.path)
     if not table.header or ending not in TABLES:
@@ -105,7 +104,7 @@ def column_names(table: Table) -> list[str]:
     with opened(table) as stream:
         if ending == ".parquet":
             try:
-                return [str(name) for name in pyarrow.parquet.ParquetFile(io.BytesIO(stream.read())).schema_arrow.names]
+                return [str(name) for name in parquet_file(stream).schema_arrow.names]
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
         if ending == ".csv":
@@ -287,13 +286,19 @@ def pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
     return tuple([row.get(name) for name in names])
 
 
+def parquet_file(stream: BinaryIO) -> Any:
+    """Returns a parquet file, `pyarrow.parquet.ParquetFile`."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
+
+
 def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     import pyarrow
-    import pyarrow.parquet
 
     names, number, size = names_of(table), 0, 0
     try:
-        file = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
+        file = parquet_file(stream)
         _check_columns(table, names, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=4096, columns=names):
             for cells in zip(*(_cells(batch.column(name)) for name in names), strict=True):

@@ -20,6 +20,8 @@ from compress.core.forms.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, 
 from compress.core.shown import shown
 from compress.core.tasks import Task
 from compress.data.config import DataConfig
+from compress.data.labels import own_names
+from compress.data.same_name import NONE, SameName, listed
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, with_test
 from compress.models.config import NO_TOKENIZER
@@ -48,8 +50,8 @@ def load_tagged(
         raise InputError(NO_TOKENIZER)
     sources = {name: [_filled(source, log) for source in found] for name, found in read_sources(config, task, log).items()}
     names = label_names or _names(sources["train"])
-    if names.count(OUTSIDE) != 1:
-        raise InputError(f"{'model' if label_names else 'data'}: the tags are {', '.join(names)}; one of them has to be {OUTSIDE}")
+    if [name.strip() for name in names].count(OUTSIDE) != 1:
+        raise InputError(f"{'model' if label_names else 'data'}: the tags are {listed(names)}; one of them has to be {OUTSIDE}")
     texts = [row for source in sources["train"] for row in source.rows if isinstance(row, str)]
     trained = train_bpe(texts, tokenizer.vocab_size, pads=True) if isinstance(tokenizer, TrainTokenizer) else None
     engine = trained.tokenizer if trained is not None else load_tokenizer(str(tokenizer)).backend_tokenizer
@@ -71,9 +73,9 @@ def _filled(source: Source, log: Log) -> Source:
 
 
 def _names(sources: Sequence[Source]) -> tuple[str, ...]:
-    own = {source.label_names for source in sources}
-    if len(own) == 1 and own != {()}:
-        return own.pop()
+    own = own_names(sources)
+    if own:
+        return own
     kinds = sorted({kind for source in sources for label in source.labels for _, _, kind in label.spans})
     if not kinds:
         raise InputError(f"{sources[0].name}: no entity in the train split; tags such as B-PER and I-PER are needed")
@@ -82,12 +84,15 @@ def _names(sources: Sequence[Source]) -> tuple[str, ...]:
 
 def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine: Tokenizer, max_length: int, log: Log) -> Split:
     tags: list[list[str]] = []
+    kinds = kinds_of(names)
+    same = SameName(kinds)
     for source in sources:
         for number, (words, spans) in enumerate(source.labels):
             try:
-                tags.append(tags_of(spans, words, names))
+                alike = [(start, end, kind if same(kind) == NONE else kinds[same(kind)]) for start, end, kind in spans]
+                tags.append(tags_of(alike, words, names))
             except KeyError as error:
-                allowed = f"the tags are for {', '.join(kinds_of(names))}"
+                allowed = f"the tags are for {', '.join(kinds)}"
                 raise InputError(f"{source.place(number)}: an entity of the kind {shown(error.args[0])}; {allowed}") from error
     rows: list[Any] = [row for source in sources for row in source.rows]
     pieces = [row for start in range(0, len(rows), CHUNK) for row in first_pieces(engine, rows[start : start + CHUNK])]

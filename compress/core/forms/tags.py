@@ -41,7 +41,8 @@ def are_tags(labels: Array) -> bool:
 
 
 def parts_of(tag: str) -> tuple[str, str]:
-    """Returns the prefix of a tag, one of B, I, E, S, and its kind; both empty for O."""
+    """Returns the prefix of a tag, one of B, I, E, S, and its kind, without spaces around; both empty for O."""
+    tag = tag.strip()
     if tag == OUTSIDE:
         return "", ""
     prefix, dash, kind = tag.partition("-")
@@ -91,7 +92,7 @@ def tags_of(spans: Sequence[Span], words: int, names: Sequence[str]) -> list[str
         KeyError: No tag stands for a kind; the key is the kind.
     """
     known = {parts: name for name in reversed(names) if (parts := parts_of(name))[1]}
-    tags = [OUTSIDE] * words
+    tags = [next((name for name in names if not parts_of(name)[1]), OUTSIDE)] * words
     for start, end, kind in spans:
         for place in range(start, end):
             first, last = place == start, place == end - 1

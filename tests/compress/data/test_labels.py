@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.data.labels import LONGEST_LABEL, class_ids, class_names, values
@@ -128,3 +130,33 @@ def test_the_row_is_named_in_the_second_file_too() -> None:
     with pytest.raises(InputError, match=r"train.csv line 4: label 'c'"):
         class_ids(files, ("a", "b"), "the train split", numbered=False)
     assert class_ids(files[:1], ("a", "b"), "x", numbered=False).dtype == np.int64
+
+
+SPACED = (" negative", "Positive ", "so  so")
+
+
+@pytest.mark.parametrize("label", ["negative", " negative", "negative ", "Negative", "\tNEGATIVE"])
+@pytest.mark.parametrize("own", [(), ("positive", "SO SO", "negative")])
+def test_names_that_differ_in_spaces_or_case_are_the_same(label: str, own: tuple[str, ...]) -> None:
+    assert ids([label, "positive", "so so"], SPACED, numbered=True, own=own) == [0, 1, 2]
+    assert ids([0, 1, 2], SPACED, numbered=True, own=own) == ([1, 2, 0] if own else [0, 1, 2])
+
+
+def test_names_are_the_same_however_unicode_composes_them() -> None:
+    assert ids(["cafe\u0301", "tea"], ("caf\u00e9", "tea")) == [0, 1]
+
+
+def test_names_that_are_alike_are_matched_by_their_letters_alone() -> None:
+    names = ("a", "A", " b", "c")
+    assert ids(["a", "A", "b", "C"], names) == [0, 1, 2, 3]
+    with pytest.raises(InputError, match=r"label 'd'; allowed by the train split: a, A, ' b', c"):
+        ids(["d"], names)
+    assert ids(["x ", " x"], ("x ", " x")) == [0, 1]
+    with pytest.raises(InputError, match=r"label 'x'; allowed by the train split: 'x ', ' x'"):
+        ids(["x"], ("x ", " x"))
+
+
+@given(st.lists(st.text("aAbB \u00e9e\u0301", min_size=1, max_size=3).filter(str.strip), min_size=1, max_size=5, unique=True), st.data())
+def test_every_name_finds_itself_and_no_two_names_are_mixed_up(names: list[str], data: st.DataObject) -> None:
+    given = data.draw(st.permutations(names))
+    assert ids(given, tuple(names)) == [names.index(name) for name in given]
