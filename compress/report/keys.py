@@ -279,6 +279,11 @@ KEYS: tuple[Key, ...] = tuple(
         ("triton.models[].n", "integer", "Number of evaluated rows."),
         ("triton.models[].predictions", "text", "File of the predictions, in the artifact of the stage."),
         ("triton.models[].disagreements", "integer", "Predictions that differ from those of the engine."),
+        (
+            "triton.models[].texts",
+            "integer",
+            "For language models: prompts that were sent as text and as messages, and were read and answered as Transformers reads them.",
+        ),
         ("triton.models[].median_abs", "number", "Median difference of a logit between server and engine."),
         ("triton.models[].max_abs", "number", "Largest difference."),
         ("triton.models[].latency[].concurrency", "integer", "Number of concurrent requests."),

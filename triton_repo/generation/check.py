@@ -1,4 +1,5 @@
-"""Serves a language model, compares its tokens with those of the engine, and times its answers beside those of the engine alone.
+"""Serves a language model, compares its tokens with the tokens of the engine, and how it reads text with Transformers; times its answers
+beside the engine alone.
 
 Server and engine take turns at the same prompts, so that both see the same machine:
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from compress.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
 from triton_repo.generation.config import LanguageSettings
+from triton_repo.generation.text_check import ANSWER_TOKENS, Reply, check_texts
 from triton_repo.layout import Served
 
 CHECKED_AT_ONCE = 8
@@ -48,11 +50,12 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
         concurrency: Numbers of answers at once at which it is timed; left out, with a warning, where the model takes fewer requests.
 
     Returns:
-        `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `latency` (see `client.load`;
-        also `engine_tokens_per_s`, tokens per second of the engine alone, and `engine_share`, those of the server divided by them).
+        `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `texts` (prompts that were
+        sent as text and as messages, and answered as their token ids), `latency` (see `client.load`; also `engine_tokens_per_s`, tokens per
+        second of the engine alone, and `engine_share`, the tokens per second of the server divided by them).
 
     Raises:
-        ServedWrong: The tokens differ.
+        ServedWrong: The tokens differ, or a text is read otherwise than Transformers reads it.
         RequestError: A request failed.
         ServerError: The server did not start.
         EngineError: The engine alone failed.
@@ -75,12 +78,25 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
             if engine is not None and ENGINES[model.engine["engine"]].rounds_blocks:
                 one_by_one = partial(_one_by_one, engine, prompts, expected)
             compared = compare(model.name, expected, found, one_by_one)
+            texts = _check_texts(server.grpc_address, model, settings, prompts)
             latency = [_timed(server.grpc_address, model.name, engine, prompts, tokens, count) for count in counts]
     context.progress.log(
         f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
-        f"the engine{_speed(latency)}"
+        f"the engine, {texts} texts are read as Transformers reads them{_speed(latency)}"
     )
-    return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "latency": latency}
+    return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "texts": texts, "latency": latency}
+
+
+def _check_texts(address: str, model: Served, settings: LanguageSettings, rows: Sequence[NDArray[np.int32]]) -> int:
+    """Asks texts and conversations; returns how many (`text_check.check_texts`)."""
+
+    def ask(prompt: Mapping[str, Any]) -> Reply:
+        piece = client.short_answer(address, model.name, prompt, ANSWER_TOKENS)
+        return Reply(piece.prompt_tokens or 0, piece.tokens, piece.text)
+
+    decodes = settings.architecture == "decoder"
+    most = settings.context - (ANSWER_TOKENS if decodes else 0)
+    return check_texts(model.name, model.file.parent, rows, most, chats=decodes, ask=ask)
 
 
 def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
@@ -164,6 +164,24 @@ def greedy(
 
     with ThreadPoolExecutor(concurrency) as pool:
         return np.array(list(pool.map(answer, prompts)), np.int32)
+
+
+def short_answer(address: str, model: str, prompt: Mapping[str, Any], tokens: int) -> Piece:
+    """Returns the greedy answer to one prompt in one piece, past end tokens.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        prompt: `text`, `messages` or `ids`.
+        tokens: Tokens of the answer.
+
+    Raises:
+        RequestError: The request failed.
+    """
+    with LanguageClient(address, model) as client:
+        pieces = list(client.stream(**prompt, max_tokens=tokens, ignore_eos=True, stream=False))
+    tokens_of = [token for piece in pieces for token in piece.tokens]
+    return replace(pieces[-1], text="".join(piece.text for piece in pieces), tokens=tokens_of)
 
 
 @dataclass

@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from compress.artifacts.artifact import write_json
+from compress.measure.probes import PROBES
 from compress.standalone.language_text import CLEANED_LETTERS, SETTINGS, LanguageText
-from export.generation.text_files import PROBES, of_transformers
+from export.generation.text_files import of_transformers
 
 TEXTS = ["in 1999 the    12 men   and 5     5 x  10 women ran", "    return  1\n        if x ==  2:\n", "Gr\u00fc\u00dfe , isn't it ?"]
 BYTES, PIECES = "bytes", "pieces"

@@ -68,7 +68,8 @@ def model(tmp_path: Path) -> layout.Served:
     random = np.random.default_rng(0)
     recorded = {"prompts": random.integers(3, 99, (PROMPTS, 9)), "tokens": random.integers(3, 99, (PROMPTS, TOKENS))}
     save_file({name: values.astype(np.int32) for name, values in recorded.items()}, tmp_path / "answers.safetensors")
-    entry = {"engine": "openvino_genai", "mode": "paged", "float_precision": "fp32", "generation": {"file": "answers.safetensors"}}
+    entry: dict[str, Any] = {"engine": "openvino_genai", "mode": "paged", "float_precision": "fp32", "file": "model.xml"}
+    entry["generation"] = {"file": "answers.safetensors"}
     return layout.Served("llama-fp32", "llama", "fp32", tmp_path, entry, tmp_path)
 
 
@@ -101,6 +102,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
         def __exit__(self, *_: object) -> None:
             pass
 
+    monkeypatch.setattr(check, "check_texts", lambda *_, **__: 9)
     monkeypatch.setattr(client, "greedy", greedy)
     monkeypatch.setattr(client, "load", load)
     monkeypatch.setattr(server, "TritonServer", Server)
@@ -128,7 +130,8 @@ def test_every_prompt_is_compared_and_every_load_stands_beside_the_engine(model:
         (8, 8.0, 0.75),
     ]
     assert given.progress.lines == [  # type: ignore[attr-defined]
-        "  llama-fp32 in Triton: 70 of 70 answers of 5 tokens are those of the engine, first token after 1.0 ms, "
+        "  llama-fp32 in Triton: 70 of 70 answers of 5 tokens are those of the engine, 9 texts are read as Transformers reads "
+        "them, first token after 1.0 ms, "
         "6.0 tokens/s over 8, 0.75 of those of the engine alone"
     ]
 
@@ -283,6 +286,7 @@ def test_the_stage_asks_the_real_server_every_prompt(tmp_path: Path, monkeypatch
     assert (paged["tokens"]["prompts"], paged["disagreements"]) == (PROMPTS, 1)
     assert (stateful["tokens"]["prompts"], stateful["disagreements"]) == (PROMPTS, 0)
     for model in (paged, stateful):
+        assert model["texts"] >= 10
         assert [row["concurrency"] for row in model["latency"]] == [1, 4, 8]
         for row in model["latency"]:
             assert row["engine_share"] == pytest.approx(row["tokens_per_s"] / row["engine_tokens_per_s"], abs=1e-3)

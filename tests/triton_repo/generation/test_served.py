@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from compress.core.decoding import Decoding
+from compress.measure.probes import CHATS, PROBES
 from export.engines.openvino_genai import OpenVinoGenai
 from export.engines.spec import EngineSpec
 from tests.triton_repo.generation import tiny_language as tiny
 from tests.triton_repo.generation.served_language import DRAFTED, KINDS, LONG, PAGED, RUNNING, WAITING, pieces, post, tokens
 from triton_repo.client import RequestError
-from triton_repo.generation.client import Piece
+from triton_repo.generation.client import Piece, short_answer
+from triton_repo.generation.text_check import ANSWER_TOKENS, Reply, check_texts
 from triton_repo.service import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -131,6 +134,16 @@ def test_chat_and_text(running: Service, model: str) -> None:
     assert tokens(pieces(running, model, text="hi", chat=True, **ask)) == plain
     assert tokens(pieces(running, model, messages=[{"role": "user", "content": "hi"}], **ask)) == plain
     assert tokens(pieces(running, model, text="hi", **ask)) != plain
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_texts_and_conversations_are_read_as_transformers_reads_them(running: Service, model: str) -> None:
+    def ask(prompt: Mapping[str, Any]) -> Reply:
+        piece = short_answer(running.grpc_address, model, prompt, ANSWER_TOKENS)
+        return Reply(piece.prompt_tokens or 0, piece.tokens, piece.text)
+
+    asked = check_texts(model, tiny.genai_folder(KINDS[model]), tiny.prompts((9, 5)), 250, chats=True, ask=ask)
+    assert asked == len(PROBES) + 2 + len(CHATS)
 
 
 def events(answer: http.client.HTTPResponse) -> list[dict[str, Any]]:
