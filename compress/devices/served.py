@@ -1,13 +1,17 @@
 """What a served model takes on each device, and how it is divided over several.
 
-Bytes on one of t devices that share each layer (tensor parallelism, Megatron: https://arxiv.org/abs/1909.08053), p that share the layers in
-turn (pipeline), e that have whole experts of a mixture each (e = t where they are divided with the matrices), for weights of b bytes:
+Bytes on one of t devices that share each layer (tensor parallelism, Megatron: https://arxiv.org/abs/1909.08053), e that have whole experts
+of a mixture each (e = t where they are divided with the matrices), and have the layers of one stage of a pipeline, for weights of b bytes:
 
-    weights  = b (matrices / t + experts / e) / p + scales + 2 vocabulary / (t p) + 2 rest
-    cache    = 2 layers heads_kv' d * bytes * tokens / p        heads_kv' = max(1, heads_kv / t); tokens of a device's answers at once
-    work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and 4 bytes a logit of a language model
+    weights  = sum over layers of b (matrices / t + experts / e) + scales + 2 rest
+               first stage: + 2 words / t + 2 (other tables and norms before the layers)
+               last stage:  + 2 head / t + 2 (norms, poolers and classifiers behind them)
+    cache    = sum over layers of 2 heads_kv' d * bytes * tokens      heads_kv' = max(1, heads_kv / t); tokens of a device's answers at once
+    work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and in the last stage 4 bytes a logit of a language model
 
-and all of it has to fit into 0.9 of the memory. Scales are 4 bytes for each output of int8, 2 bytes for each group of 128 weights of int4.
+Stages are those of vLLM (`get_pp_indices`): as many layers each; those left over go to stages from the last but one on backwards. Where
+head and words are one table, both ends have it. The device that takes most counts, and all of it has to fit into 0.9 of the memory. Scales
+are 4 bytes for each output of int8, 2 bytes for each group of 128 weights of int4.
 
 What is chosen, the first that fits and meets the latency:
 
@@ -20,8 +24,8 @@ GShard: https://arxiv.org/abs/2006.16668), which sends tokens to them instead of
 heads but the experts, they are dealt out alone: each device has all of the rest and reads answers of its own (t = 1, e devices). vLLM
 calls that data parallel attention with expert parallelism.
 
-A time is told where the bandwidth of the memory is known: a token, or a batch of one row, reads every weight once (of a mixture those of
-the chosen experts), so that it takes at least weights on one device / bandwidth. Pipelines do not divide it.
+A time is shown where the bandwidth of the memory is known: a token, or a batch of one row, reads every weight once (of a mixture those of
+the chosen experts, of a table one row), so that it takes at least these bytes on one device / bandwidth. Pipelines do not divide it.
 
 Not counted: CUDA graphs, and buffers of NCCL; the tenth that is left free is for them.
 """
@@ -33,9 +37,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compress.devices.given import Devices, shown_bytes
-from compress.devices.weights import Weights, weights_of
+from compress.devices.weights import Block, Weights, weights_of
 from compress.models.config import num_experts
 from compress.models.library import sizes_config
+from compress.models.own_shape import SHAPE_KEY, read_own
 
 Precision = Literal["fp16", "int8", "int4"]
 BITS: dict[Precision, int] = {"fp16": 16, "int8": 8, "int4": 4}
@@ -178,48 +183,75 @@ def divisions(model: Model, given: Devices) -> Iterator[Division]:
 def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division) -> Bytes:
     """Returns the bytes on the fullest device of a division; see the top of this file."""
     sizes = sizes_config(model.config)
-    layers, hidden, heads = int(sizes.num_hidden_layers), int(sizes.hidden_size), int(sizes.num_attention_heads)
-    held = -(-layers // division.pipeline) / layers  # the first devices of a pipeline may have a layer more
-    matrices, experts = packed_bytes(weights, model.precision)
+    hidden, heads = int(sizes.hidden_size), int(sizes.num_attention_heads)
     answers = -(-load.streams * division.tensor // division.holders)  # of a device: all devices of a tensor group share them
-    own = (
-        (matrices / division.tensor + experts / division.holders) * held
-        + 2 * weights.vocabulary / (division.tensor * division.pipeline)
-        + 2 * weights.rest
-    )
-    cache = 0.0
-    if model.generates:
-        width = int(getattr(sizes, "head_dim", None) or hidden // heads)
-        keys = int(getattr(sizes, "num_key_value_heads", None) or heads)
-        cache = 2 * layers * held * max(1, keys / division.tensor) * width * 2 * answers * load.length
     tokens = min(BATCH_TOKENS, answers * load.length) if model.generates else answers * load.length
     inner = int(getattr(sizes, "intermediate_size", None) or getattr(sizes, "n_inner", None) or 4 * hidden)
-    logits = 4 * answers * int(model.config.vocab_size) if model.generates else 0
-    work = 2 * tokens * (4 * hidden + 2 * inner / division.tensor) + logits
-    return Bytes(round(own), round(cache), round(work))
+    work = 2 * tokens * (4 * hidden + 2 * inner / division.tensor)
+    keys = _keys_of_layers(model.config, len(weights.blocks))
+    width = int(getattr(sizes, "head_dim", None) or hidden // heads)
+    found: list[Bytes] = []
+    for span in stages(len(weights.blocks), division.pipeline):
+        logits = 4 * answers * int(model.config.vocab_size) if model.generates and span.stop == len(weights.blocks) else 0
+        own = stage_bytes(weights, span, model.precision, division)
+        held = sum(max(1, count / division.tensor) for count in keys[span.start : span.stop])
+        copied = held - sum(keys[span.start : span.stop]) / division.tensor  # where more devices share a layer than it has heads of keys
+        own += 2 * copied * width * hidden * BITS[model.precision] / 8
+        cache = 2 * held * width * 2 * answers * load.length * model.generates
+        found.append(Bytes(round(own), round(cache), round(work + logits)))
+    return max(found, key=lambda each: each.total)
 
 
-def packed_bytes(weights: Weights, precision: Precision) -> tuple[float, float]:
+def _keys_of_layers(config: Any, layers: int) -> tuple[int, ...]:
+    """Returns the number of heads of keys in each layer."""
+    sizes, own = sizes_config(config), getattr(config, SHAPE_KEY, None)
+    if own is not None:
+        return read_own(own, layers, "model").key_value_heads
+    return (int(getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads),) * layers
+
+
+def stages(layers: int, count: int) -> list[range]:
+    """Returns the layers of each stage of a pipeline, as vLLM divides them."""
+    many, left = divmod(layers, count)
+    sizes = [many + (count - 1 - left <= stage < count - 1) for stage in range(count)]
+    return [range(sum(sizes[:stage]), sum(sizes[: stage + 1])) for stage in range(count)]
+
+
+def stage_bytes(weights: Weights, span: range, precision: Precision, division: Division) -> float:
+    """Returns the bytes of the weights on a device of one stage."""
+    blocks = sum((weights.blocks[number] for number in span), Block())
+    matrices, experts = packed_bytes(blocks, precision)
+    first, last = span.start == 0, span.stop == len(weights.blocks)
+    divided = first * weights.words + last * weights.head - (first and last and weights.tied) * weights.head
+    whole = blocks.rest + first * (weights.tables + weights.before) + last * weights.behind
+    return (matrices + 2 * divided) / division.tensor + experts / division.holders + 2 * whole
+
+
+def packed_bytes(blocks: Block, precision: Precision) -> tuple[float, float]:
     """Returns the bytes of matrices, and those of experts, in a precision, with their scales."""
 
     def packed(many: int, rows: int) -> float:
         scales = {"fp16": 0.0, "int8": 4.0 * rows, "int4": 2.0 * many / GROUP}[precision]
         return many * BITS[precision] / 8 + scales
 
-    return packed(weights.matrices, weights.rows), packed(weights.experts, weights.expert_rows)
+    return packed(blocks.matrices, blocks.rows), packed(blocks.experts, blocks.expert_rows)
 
 
 def floor_ms(model: Model, weights: Weights, division: Division, given: Devices) -> float | None:
     """Returns the least time in ms of a token, or of a batch of one row: that of reading the weights; None without a bandwidth."""
     if given.bandwidth is None:
         return None
-    experts, chosen = num_experts(model.config), num_chosen(model.config)
-    matrices, of_experts = packed_bytes(weights, model.precision)
-    words = 2 * (weights.vocabulary if model.generates else 0)
-    read = (matrices + words) / division.tensor
+    return 1e3 * bytes_read(model, weights, division) / given.bandwidth
+
+
+def bytes_read(model: Model, weights: Weights, division: Division) -> float:
+    """Returns the fewest bytes of weights that a device reads for a token, or for a batch of one row: all of them once, of tables a row."""
+    experts, chosen, blocks = num_experts(model.config), num_chosen(model.config), weights.whole
+    matrices, of_experts = packed_bytes(blocks, model.precision)
+    read = (matrices + 2 * weights.head) / division.tensor
     if experts:
         read += of_experts * chosen / experts / division.holders
-    return 1e3 * (read + 2 * weights.rest) / given.bandwidth
+    return read + 2 * (blocks.rest + weights.entries + weights.before + weights.behind)
 
 
 def num_chosen(config: Any) -> int:

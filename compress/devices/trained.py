@@ -16,8 +16,8 @@
     context      processes share the tokens of each row: activations of blocks are those of own tokens, with keys and values of all for a
                  moment; what lies outside of blocks sees all tokens. Weights are whole in each, or sharded over all processes by fsdp2.
     pipeline     a process has its stages alone, whose activations are counted for a micro-batch and taken for as many as are between
-                 forward and backward at one time: N - s in stage s of N with 1f1b. Hidden states and gradients that are received have a
-                 place for every micro-batch. Gradients are there during forward passes. The process that takes most is told.
+                 forward and backward at one time, stage by stage: N - s in stage s of N with 1f1b. Hidden states and gradients that are
+                 received have a place for every micro-batch. Gradients are there during forward passes. The process that takes most counts.
     host         what `offload` moves to the memory of the host: shards, their gradients and the optimizer. On the device are the units
                  that run, and the gradient of one.
 
@@ -263,14 +263,15 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
         for process in range(training.pipeline):
             own_stages = range(process, len(stages), training.pipeline)
             own = [weight for name, weight in weights.items() if set(stages.holders(name)) & set(own_stages)]
-            size, flying = FLOAT * sum(weight.numel() for weight in own), in_flight(process, parts, section)
+            size = FLOAT * sum(weight.numel() for weight in own)
+            held = (zip(flying, own_stages, strict=True) for flying in in_flight(process, parts, section))
             received = parts * message * sum((stage > 0) + (stage < len(stages) - 1) for stage in own_stages)
             found.append(
                 Needed(
                     weights=size + FLOAT * taught,
                     gradients=size,
                     optimizer=moment_bytes(training.optimizer, own),
-                    activations=flying * max(kept[stage].kept for stage in own_stages)
+                    activations=max(sum(count * kept[stage].kept for count, stage in each) for each in held)
                     + max(kept[stage].moment for stage in own_stages)
                     + received,
                     accumulates=True,
@@ -280,18 +281,24 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
     return max(found, key=lambda needed: needed.peak)
 
 
-def in_flight(process: int, parts: int, section: Parallel) -> int:
-    """Returns how many micro-batches a process of a pipeline has between forward and backward at one time, each stage of it counted.
+def in_flight(process: int, parts: int, section: Parallel) -> list[tuple[int, ...]]:
+    """Returns after each forward pass of a process how many micro-batches of each of its stages are between forward and backward.
 
     Args:
         process: Index of the process.
         parts: Micro-batches of a step.
         section: The section of the recipe.
     """
-    before_last = section.pipeline - 1 - process
-    if section.schedule == "1f1b":
-        return min(parts, before_last + 1)
-    return min(section.stages_each * parts, (section.stages_each - 1) * section.pipeline + 2 * before_last + 1)
+    each, before_last = section.stages_each, section.pipeline - 1 - process
+    passes = each * parts
+    ahead = min(passes, before_last + 1 if section.schedule == "1f1b" else (each - 1) * section.pipeline + 2 * before_last + 1)
+    flying, found = [0] * each, []
+    for number in range(passes):
+        flying[number // section.pipeline % each] += 1  # as many micro-batches as processes go through one stage, then through the next
+        found.append(tuple(flying))
+        if number + 1 >= ahead:  # from here on each forward pass is followed by a backward pass, the last stage first
+            flying[each - 1 - (number + 1 - ahead) // section.pipeline % each] -= 1
+    return found
 
 
 def proposals(training: Training, processes: int, link: Link = "pcie") -> Iterator[Training]:

@@ -2,60 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
-from compress.models.architecture.blocks import blocks_of
+from compress.models.architecture.blocks import block_of, blocks_of
 from compress.models.architecture.shapes import on_meta
 from compress.models.layers.experts import is_stacked
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Numbers of weights."""
+class Block:
+    """Numbers of weights of one block, or of several."""
 
-    matrices: int
-    """Of the linear layers of the blocks: divided by tensor parallelism, and what a scheme packs."""
-    rows: int
+    matrices: int = 0
+    """Of its linear layers: divided by tensor parallelism, and what a scheme packs."""
+    rows: int = 0
     """Outputs of these layers: each has a scale where weights are packed."""
-    experts: int
+    experts: int = 0
     """Of the experts of mixtures: divided like the matrices, or expert by expert."""
-    expert_rows: int
-    vocabulary: int
-    """Of embeddings and the head of a language model: 16 bits."""
-    rest: int
-    """Norms, biases, routers, poolers, classifiers: every device has them, in 16 bits."""
+    expert_rows: int = 0
+    rest: int = 0
+    """Norms, biases, routers: every device that has the block has them, in 16 bits."""
+
+    def __add__(self, other: Block) -> Block:
+        return Block(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of weights. Of tables a step reads rows; all else it reads whole."""
+
+    blocks: tuple[Block, ...]
+    words: int = 0
+    """Of the table of words, which the first device of a pipeline has; 16 bits, divided by tensor parallelism."""
+    head: int = 0
+    """Of the output layer of a language model, which the last device has, just so."""
+    tied: bool = False
+    """Whether that is the table of words."""
+    tables: int = 0
+    """Of other tables, such as positions: the first device has them, and all that share its layers."""
+    entries: int = 0
+    """Numbers in a row of every table, which is what a token reads."""
+    before: int = 0
+    """Norms and patches before the blocks."""
+    behind: int = 0
+    """Norms, poolers, classifiers behind the blocks."""
+
+    @property
+    def whole(self) -> Block:
+        """All blocks together."""
+        return sum(self.blocks, Block())
 
     @property
     def total(self) -> int:
-        """All weights."""
-        return self.matrices + self.experts + self.vocabulary + self.rest
+        """All weights; shared ones count once."""
+        blocks = self.whole
+        shared = self.head if self.tied else 0
+        return blocks.matrices + blocks.experts + blocks.rest + self.words + self.head - shared + self.tables + self.before + self.behind
 
 
 def weights_of(config: Any) -> Weights:
-    """Returns the weights of the model that a Transformers config describes; shared ones count once."""
+    """Returns the weights of the model that a Transformers config describes."""
     model: Any = on_meta(config)
     model.tie_weights()  # which is left out where weights are not initialized
-    blocks = tuple(f"{name}." for name in blocks_of(model, "model"))
+    named = blocks_of(model, "model")
     experts = tuple(f"{name}." for name, module in model.named_modules() if is_stacked(module))
-    outside = {id(parameter) for module in model.modules() if isinstance(module, nn.Embedding) for parameter in module.parameters()}
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    outside |= {id(head.weight)} if head is not None else set()
-    counts = dict.fromkeys(("matrices", "rows", "experts", "expert_rows", "vocabulary", "rest"), 0)
+    tables = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)}
+    words, head = model.get_input_embeddings(), getattr(model, "get_output_embeddings", lambda: None)()
+    first, last = (id(getattr(module, "weight", None)) for module in (words, head))
+    blocks = [Counter[str]() for _ in named]
+    outside: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        if name.startswith(experts) and experts:
-            counts["experts"] += parameter.numel()
-            counts["expert_rows"] += parameter.numel() // parameter.shape[-1]
-        elif id(parameter) in outside:
-            counts["vocabulary"] += parameter.numel()
-        elif name.startswith(blocks) and parameter.ndim >= 2 and not _routes(name):
-            counts["matrices"] += parameter.numel()
-            counts["rows"] += parameter.numel() // parameter.shape[-1]
+        number, size = block_of(name, tuple(named)), parameter.numel()
+        if id(parameter) in tables or id(parameter) == last:
+            outside["words" if id(parameter) == first else "head" if id(parameter) == last else "tables"] += size
+        elif number is None:
+            outside["behind" if any(block.total() for block in blocks) else "before"] += size
+        elif name.startswith(experts) and experts:
+            blocks[number].update(experts=size, expert_rows=size // parameter.shape[-1])
+        elif parameter.ndim >= 2 and not _routes(name):
+            blocks[number].update(matrices=size, rows=size // parameter.shape[-1])
         else:
-            counts["rest"] += parameter.numel()
-    return Weights(**counts)
+            blocks[number].update(rest=size)
+    tied = head is not None and first == last
+    outside["head"] = outside["words"] if tied else outside["head"]
+    entries = sum(module.embedding_dim for module in tables.values())
+    return Weights(tuple(Block(**block) for block in blocks), tied=tied, entries=entries, **outside)
 
 
 def _routes(name: str) -> bool:

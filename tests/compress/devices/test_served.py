@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, GPT2Config, LlamaConfig, MixtralConfig
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS, Task
+from compress.devices.activations import rows_of, without_memory
 from compress.devices.given import Devices, devices
-from compress.devices.served import Bytes, Division, Load, Model, Plan, Precision, bytes_on_each, plan
-from compress.devices.weights import Weights, weights_of
+from compress.devices.served import (
+    Bytes,
+    Division,
+    Load,
+    Model,
+    Plan,
+    Precision,
+    bytes_on_each,
+    bytes_read,
+    floor_ms,
+    plan,
+    stage_bytes,
+    stages,
+)
+from compress.devices.weights import Block, Weights, weights_of
+from compress.models.architecture.blocks import block_of, blocks_of
+from compress.models.architecture.stages import stages_of
+from compress.models.forward import without_cache
+from compress.models.library import with_class
 from compress.models.size import count
 
 GB = 10**9
@@ -52,15 +75,18 @@ def decided(name: str, given: str, precision: Precision = "fp16", load: Load | N
 def test_weights_are_those_of_the_published_sizes() -> None:
     """Matrices by hand: 4 h^2 + 2 h i for BERT, q, k, v, o and three of the FFN for Llama, 8 such FFNs for Mixtral."""
     found = {name: weights_of(config(name)) for name in MODELS}
-    assert found["bert-large"].matrices == 24 * (4 * 1024**2 + 2 * 1024 * 4096)
-    assert found["bert-large"].vocabulary == (30522 + 512 + 2) * 1024
-    assert found["7B"].matrices == 32 * (4 * 4096**2 + 3 * 4096 * 11008)
-    assert found["7B"].vocabulary == 2 * 32000 * 4096
-    assert found["7B"].rest == (2 * 32 + 1) * 4096
-    assert found["70B"].matrices == 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
-    assert found["mixtral"].experts == 32 * 8 * 3 * 4096 * 14336
-    assert found["mixtral"].matrices == 32 * (2 * 4096**2 + 2 * 4096 * 1024)
-    assert found["mixtral"].rest == 32 * 8 * 4096 + (2 * 32 + 1) * 4096  # routers and norms
+    blocks = {name: weights.whole for name, weights in found.items()}
+    assert blocks["bert-large"].matrices == 24 * (4 * 1024**2 + 2 * 1024 * 4096)
+    bert = found["bert-large"]
+    assert (bert.words, bert.tables, bert.entries, bert.before, bert.head) == (30522 * 1024, 514 * 1024, 3 * 1024, 2 * 1024, 0)
+    assert bert.behind == 1024**2 + 1024 + 2 * 1024 + 2  # pooler and classifier
+    assert blocks["7B"].matrices == 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert (found["7B"].words, found["7B"].head, found["7B"].tied) == (32000 * 4096, 32000 * 4096, False)
+    assert (blocks["7B"].rest, found["7B"].before, found["7B"].behind) == (2 * 32 * 4096, 0, 4096)
+    assert blocks["70B"].matrices == 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    assert blocks["mixtral"].experts == 32 * 8 * 3 * 4096 * 14336
+    assert blocks["mixtral"].matrices == 32 * (2 * 4096**2 + 2 * 4096 * 1024)
+    assert blocks["mixtral"].rest == 32 * 8 * 4096 + 2 * 32 * 4096  # routers and norms
     assert [round(found[name].total / 1e9, 2) for name in ("7B", "70B", "mixtral")] == [6.74, 68.98, 46.7]
 
 
@@ -72,7 +98,7 @@ def test_no_weight_is_lost(name: str) -> None:
 
 def test_shared_weights_count_once() -> None:
     found = weights_of(GPT2Config(architectures=["GPT2LMHeadModel"]))
-    assert found.vocabulary == (50257 + 1024) * 768
+    assert (found.words, found.head, found.tied, found.tables) == (50257 * 768, 50257 * 768, True, 1024 * 768)
     assert found.total == 124_439_808
 
 
@@ -97,8 +123,11 @@ def test_bytes_of_a_divided_70b_by_hand() -> None:
     assert found.weights == 2 * matrices // 8 + 2 * vocabulary // 8 + 2 * 161 * 8192
     assert found.cache == 2 * 80 * 1 * 128 * 2 * 8 * 4096
     assert bytes_on_each(model("70B"), weights, CHAT, Division(1, tensor=16)).cache == found.cache
+    copies = 2 * 80 * 128 * 8192 // 2  # one of two devices has a head of keys and values for itself, and shares it with the other
+    assert bytes_on_each(model("70B"), weights, CHAT, Division(1, tensor=16)).weights == found.weights // 2 + 2 * 161 * 4096 + 2 * copies
     turns = bytes_on_each(model("70B"), weights, CHAT, Division(1, pipeline=3))
     assert turns.cache == 2 * 27 * 8 * 128 * 2 * 8 * 4096  # 80 layers over 3 devices: 27, 27 and 26
+    assert turns.weights == 2 * (27 * (matrices // 80 + 2 * 8192) + 32000 * 8192)  # the first, with all words
 
 
 @pytest.mark.parametrize(
@@ -153,14 +182,15 @@ def by_hand(name: str, tensor: int = 1, pipeline: int = 1) -> float:
     values: 2 k a layer and token. Work: 4 h + 2 i numbers a token, and the logits of a step in float32.
     """
     layers, h, k, i, experts, words, rest = {
-        "bert-large": (24, 1024, 1024, 4096, 1, 30522 + 512 + 2, weights_of(config("bert-large")).rest),
+        "bert-large": (24, 1024, 1024, 4096, 1, 30522 + 512 + 2, 24 * (9 * 1024 + 4096) + 2 * 1024 + 1024**2 + 3 * 1024 + 2),
         "7B": (32, 4096, 4096, 11008, 1, 2 * 32000, 65 * 4096),
         "70B": (80, 8192, 1024, 28672, 1, 2 * 32000, 161 * 8192),
         "mixtral": (32, 4096, 1024, 14336, 8, 2 * 32000, 32 * 8 * 4096 + 65 * 4096),
     }[name]
     block = 4 * h**2 + 2 * h * i if name == "bert-large" else 2 * h**2 + 2 * h * k + 3 * experts * h * i
     held, tokens = -(-layers // pipeline), 32 * 384 if name == "bert-large" else 8192
-    weights = 2 * (block * held / tensor + words * h / (tensor * pipeline) + rest)
+    behind = 0 if name == "bert-large" else h  # the norm behind all blocks, which is on the last device with half of the tables
+    weights = 2 * (block * held / tensor + words * h / (tensor * min(pipeline, 2)) + (rest - behind) * held / layers + behind)
     keys = 0 if name == "bert-large" else 2 * 2 * held * (k / tensor) * 8 * 4096
     logits = 0 if name == "bert-large" else 4 * 8 * 32000
     return weights + keys + 2 * tokens * (4 * h + 2 * i / tensor) + logits
@@ -223,9 +253,11 @@ def test_parts_of_all_devices_are_the_whole_mixture(precision: Precision) -> Non
     whole = bytes_on_each(model_, weights, CHAT, Division(1)).weights
     for shared, experts in ((2, 2), (4, 4), (8, 8), (4, 1)):
         part = bytes_on_each(model_, weights, CHAT, Division(1, tensor=shared, experts=experts)).weights
-        assert shared * (part - 2 * weights.rest) + 2 * weights.rest == pytest.approx(whole)
+        rest = 2 * (weights.whole.rest + weights.behind)
+        assert shared * (part - rest) + rest == pytest.approx(whole)
     alone = bytes_on_each(model_, weights, CHAT, Division(1, experts=8)).weights
-    common = bytes_on_each(model_, dataclasses.replace(weights, experts=0, expert_rows=0), CHAT, Division(1)).weights
+    without = tuple(dataclasses.replace(block, experts=0, expert_rows=0) for block in weights.blocks)
+    common = bytes_on_each(model_, dataclasses.replace(weights, blocks=without), CHAT, Division(1)).weights
     assert 8 * (alone - common) + common == pytest.approx(whole)
 
 
@@ -235,11 +267,11 @@ def test_what_would_fit_is_said() -> None:
 
 
 def test_a_latency_is_met_by_sharing_layers() -> None:
-    """7B in fp16 reads 13.2 GB for a token: 3.9 ms at 3.35 TB/s, 2 ms on two devices."""
+    """7B in fp16 reads 13.2 GB for a token: 3.9 ms at 3.35 TB/s, 2 ms on two devices. Of the table of words it reads one row."""
     eight = "8x80GB,nvlink,3.35TB/s"
     easy, hard = (decided("7B", eight, load=dataclasses.replace(CHAT, latency_ms=limit)) for limit in (5.0, 2.5))
     assert easy.division == Division(8)
-    assert easy.floor_ms == pytest.approx(2e3 * (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32000 * 4096 + 65 * 4096) / 3.35e12)
+    assert easy.floor_ms == pytest.approx(2e3 * (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096 + 66 * 4096) / 3.35e12)
     assert hard.division == Division(4, tensor=2)
     assert any("more than the 2.5 ms that are asked for" in reason for reason in hard.reasons)
     impossible = decided("7B", "2x80GB,pcie,3.35TB/s", load=dataclasses.replace(CHAT, latency_ms=1.0))
@@ -276,4 +308,116 @@ def test_other_devices_are_refused_in_one_line(text: str) -> None:
 
 
 def test_weights_by_part_add_up() -> None:
-    assert Weights(1, 2, 3, 4, 5, 6).total == 15
+    """Head and words are one table where they are tied; rows and entries are no weights of their own."""
+    blocks = (Block(1, 2, 4, 8, 16), Block(32, 2, 64, 8, 128))
+    assert Weights(blocks, 256, 512, False, 1024, 7, 2048, 4096).total == 1 + 4 + 16 + 32 + 64 + 128 + 256 + 512 + 1024 + 2048 + 4096
+    assert Weights(blocks, 256, 256, True).total == 1 + 4 + 16 + 32 + 64 + 128 + 256
+
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "vocab_size": 3000}
+COUNTED: dict[str, tuple[Task, Any]] = {
+    "bert": ("text-classification", BertConfig(**SMALL, intermediate_size=96, num_labels=900)),
+    "gpt2": ("text-generation", GPT2Config(n_embd=64, n_head=4, n_layer=5, vocab_size=3000, bos_token_id=0, eos_token_id=0)),
+    "llama": ("text-generation", LlamaConfig(**SMALL, intermediate_size=96, num_key_value_heads=2)),
+    "llama-tied": ("text-generation", LlamaConfig(**SMALL, intermediate_size=96, num_key_value_heads=2, tie_word_embeddings=True)),
+    "mixtral": ("text-generation", MixtralConfig(**SMALL, intermediate_size=96, num_local_experts=4, num_experts_per_tok=2)),
+}
+"""Models whose tables are a large part of them."""
+
+
+def counted_model(name: str) -> tuple[Task, Model]:
+    task, given = COUNTED[name]
+    return task, Model(with_class(given, task), "fp16", TASKS[task].generates)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_fullest_device_of_a_pipeline_holds_what_its_stage_reads(name: str) -> None:
+    """Which end reads a weight outside of the blocks is found by gradients; mixtures have theirs where Llama has them."""
+    task, served = counted_model(name)
+    ends = with_class(COUNTED["llama" if name == "mixtral" else name][1], task)
+    with without_memory(ends, task) as one, without_cache(one):
+        readers = stages_of(one, rows_of(ends, task, 1, 4), 2, "model", compare=False).readers
+    weights = weights_of(served.config)
+    with without_memory(served.config, task) as one:
+        blocks = list(blocks_of(one, "model"))
+        found = [(key, block_of(key, blocks), parameter.numel()) for key, parameter in one.named_parameters()]
+    for pipeline in (1, 2, 3, 5):
+        sizes = [0] * pipeline
+        for key, number, size in found:
+            held = {0 if end == 0 else pipeline - 1 for end in readers[key]} if number is None else set()
+            for stage, span in enumerate(stages(len(blocks), pipeline)):
+                sizes[stage] += size * (number in span or stage in held)
+        for stage, span in enumerate(stages(len(blocks), pipeline)):
+            assert stage_bytes(weights, span, "fp16", Division(1, pipeline=pipeline)) == 2 * sizes[stage]
+        fullest = bytes_on_each(served, weights, Load(streams=1, length=4), Division(1, pipeline=pipeline))
+        assert fullest.weights in {2 * size for size in sizes}
+        if served.generates:  # tables and logits outweigh a layer: the fullest is an end
+            assert fullest.weights >= 2 * min(sizes[0], sizes[-1])
+
+
+def test_stages_are_those_of_vllm() -> None:
+    assert [[len(span) for span in stages(layers, count)] for layers, count in ((22, 4), (5, 3), (4, 3), (3, 2), (32, 4), (2, 1))] == [
+        [5, 6, 6, 5],
+        [2, 2, 1],
+        [1, 2, 1],
+        [2, 1],
+        [8, 8, 8, 8],
+        [2],
+    ]
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("bert", 2), ("bert", 4), ("llama", 2), ("llama-tied", 2)])
+def test_a_device_that_shares_layers_holds_its_part_of_them(name: str, tensor: int) -> None:
+    """Of divided layers the biases of columns are divided too, which the plan counts whole; tables of words and heads are vLLM's."""
+    task, served = counted_model(name)
+    weights = weights_of(served.config)
+    with without_memory(served.config, task, tensor) as one:
+        size = sum(parameter.numel() for parameter in one.parameters())
+    vocabulary = weights.words + weights.head * (not weights.tied)
+    biases = 5 * (3 * 64 + 96) if name == "bert" else 0
+    found = bytes_on_each(served, weights, Load(1, 4), Division(1, tensor=tensor)).weights
+    assert found == 2 * (size - vocabulary * (tensor - 1) // tensor + biases * (tensor - 1) // tensor)
+
+
+class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the weights that operations read: those of tables by row, all others whole, each once."""
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weights = {id(weight): weight.numel() for weight in weights}
+        self.whole: set[int] = set()
+        self.rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = {id(each) for each in tree_leaves((args, kwargs)) if id(each) in self.weights}
+        if func is torch.ops.aten.embedding.default:
+            self.rows += result.numel()
+        else:
+            self.whole |= read
+        return result
+
+    @property
+    def count(self) -> int:
+        return self.rows + sum(self.weights[each] for each in self.whole)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "llama-tied"])
+def test_the_least_time_is_that_of_the_weights_that_a_token_reads(name: str) -> None:
+    task, served = counted_model(name)
+    with without_memory(served.config, task) as one, torch.no_grad():
+        features = rows_of(served.config, task, 1, 1)
+        with Read(one.parameters()) as read:
+            one.eval()(**features)
+    assert bytes_read(served, weights_of(served.config), Division(1)) == 2 * read.count
+
+
+def test_a_limit_that_is_met_is_not_refused() -> None:
+    """Half of the weights are words, of which a token reads one row."""
+    _, served = counted_model("llama")
+    weights, given = weights_of(served.config), devices("1x80GB,nvlink,1GB/s")
+    needed = 1e3 * 2 * (weights.total - weights.words + 64) / 1e9
+    assert floor_ms(served, weights, Division(1), given) == pytest.approx(needed)
+    chosen = plan(served, Load(1, 64, latency_ms=1.001 * needed), given)
+    assert chosen.division == Division(1)
+    assert not any("no division meets" in reason for reason in chosen.reasons)

@@ -33,13 +33,15 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: Any, pipeli
             order = Schedule1F1B._get_pipeline_order(plan)[process]  # type: ignore[index]
         else:
             order = ScheduleInterleaved1F1B._calculate_single_rank_operations(plan, process)
-        flying, most = 0, 0
+        flying, found = [0] * section.stages_each, []
         for action in order:
-            kind = "" if action is None else action.computation_type.name
-            flying += (kind == "FORWARD") - (kind == "FULL_BACKWARD")
-            most = max(most, flying)
-        assert in_flight(process, parts, section) == most
-        assert flying == 0
+            if action is not None and action.computation_type.name == "FORWARD":
+                flying[action.stage_index // pipeline] += 1
+                found.append(tuple(flying))
+            elif action is not None and action.computation_type.name == "FULL_BACKWARD":
+                flying[action.stage_index // pipeline] -= 1
+        assert in_flight(process, parts, section) == found
+        assert not any(flying)
 
 
 def test_the_first_stage_holds_tables_and_half_of_the_blocks() -> None:
