@@ -2,7 +2,7 @@
 
     John B-PER            a line for each word: the word first, its tag last, columns separated by spaces or tabs
     lives O
-                          an empty line ends a sentence; -DOCSTART- lines are left out
+                          an empty line ends a sentence; -DOCSTART- begins a document, and is left out
 
 A sentence becomes its words with single spaces between them, which is what a server is sent too. A word of a table that holds spaces is as
 many words, and one without a character is left out. Tags are IOB1, IOB2, IOBES or BILOU (`compress.core.forms.tags`).
@@ -40,7 +40,7 @@ def is_conll(path: Path) -> bool:
 
 
 def read_conll(table: Table) -> Iterator[tuple[int, Cells]]:
-    """Yields for each sentence the line that it begins in, and its words and tags, as lists.
+    """Yields for each sentence the line that it begins in, its words and tags, as lists, and the number of its document.
 
     Raises:
         InputError: The file cannot be read, or a line has no tag; the message gives the line.
@@ -50,15 +50,16 @@ def read_conll(table: Table) -> Iterator[tuple[int, Cells]]:
 
 
 def _sentences(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    start = 0
+    start, document = 0, 0
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate(text_lines(table, stream), 1):
         fields = [field for field in re.split(r"[ \t\r]+", line) if field]
         if not fields or fields[0] == _DOCUMENT:
             if words:
-                yield start, (words, tags)
+                yield start, (words, tags, document)
             words, tags = [], []
+            document += fields[:1] == [_DOCUMENT]
             continue
         if len(fields) < 2:
             raise InputError(f"{table.place(number)}: {shown(line, 40)} has no tag; a word, and its tag last, are allowed")
@@ -66,7 +67,7 @@ def _sentences(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
         words.append(fields[0])
         tags.append(fields[-1])
     if words:
-        yield start, (words, tags)
+        yield start, (words, tags, document)
 
 
 def sentence_of(words: Any, tags: Any, names: tuple[str, ...], place: str) -> tuple[str, Tagged]:

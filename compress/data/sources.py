@@ -58,6 +58,8 @@ class Source:
     """Of triplets the negatives of each row, one or several, whose first two texts are the row; else empty."""
     margins: list[tuple[float, ...]] = field(default_factory=list)
     """Of triplets to train on, the margin of each negative of each row, where the data give them; else empty."""
+    documents: list[int] = field(default_factory=list)
+    """Number of the document of each row, counted in this file; empty where the format does not say."""
     scored: bool = True
     """Whether pairs have labels; False for pairs without scores and for triplets."""
 
@@ -304,7 +306,8 @@ def _read_rows(
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
         if TASKS[task].tags:
-            words, tags = found
+            words, tags, *document = found
+            source.documents.extend(document)
             source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
             continue
         if TASKS[task].finds_spans:

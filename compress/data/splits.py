@@ -76,6 +76,8 @@ class Split:
     float32 [n, 2] for texts of pairs (`compress.core.forms.vectors`), [n, 4] or [n, 5] for those of pairs and triplets without scores
     (`compress.core.forms.text_groups`), [n, 2 + 2 k] for queries and documents (`compress.core.forms.relevance`), or [n, 3] for images and
     texts (`compress.core.forms.zero_shot`)."""
+    documents: np.ndarray | None = None
+    """Number of the document that each row is of, int64 [n]; None where documents are not known, or every row is one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -107,7 +109,9 @@ class Split:
 
     def take(self, indices: Sequence[int]) -> Split:
         """Returns the rows at `indices`, in that order."""
-        return Split([self.rows[i] for i in indices], self.labels[np.array(indices, dtype=np.int64)])
+        places = np.array(indices, dtype=np.int64)
+        documents = None if self.documents is None else self.documents[places]
+        return Split([self.rows[i] for i in indices], self.labels[places], documents)
 
     def take_runs(self, chosen: Sequence[int]) -> Split:
         """Returns the rows of some runs (`runs`), by their numbers and in that order; one that is chosen twice becomes two."""

@@ -69,7 +69,8 @@ def _filled(source: Source, log: Log) -> Source:
     if len(kept) < len(source.rows):
         log(f"data: {source.name}: {len(source.rows) - len(kept)} sentences without a word are left out")
     rows, labels, places = ([column[number] for number in kept] for column in (source.rows, source.labels, source.places))
-    return replace(source, rows=rows, labels=labels, places=places)
+    documents = [source.documents[number] for number in kept] if source.documents else []
+    return replace(source, rows=rows, labels=labels, places=places, documents=documents)
 
 
 def _names(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -100,4 +101,13 @@ def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine:
     found = sum(len(label.spans) for source in sources for label in source.labels)
     cut = f"; {lost} words have no token within data.max_length ({max_length}): not learned, counted as {OUTSIDE}" if lost else ""
     log(f"data: {name}: {len(rows)} sentences, {words} words, {found} entities{cut}")
-    return Split(rows, labels_of(tags, pieces, names))
+    return Split(rows, labels_of(tags, pieces, names), _documents(sources))
+
+
+def _documents(sources: Sequence[Source]) -> np.ndarray | None:
+    """Returns the number of the document of each sentence, int64 `[n]`; None where a file does not divide itself into documents."""
+    if not all(len(set(source.documents)) > 1 for source in sources):
+        return None
+    return np.unique([(place, number) for place, source in enumerate(sources) for number in source.documents], axis=0, return_inverse=True)[
+        1
+    ]

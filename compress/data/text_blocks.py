@@ -60,12 +60,13 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
     encode = _encoder(tokenizer if isinstance(tokenizer, str) else trained)
     splits: dict[str, Split] = {}
     for split, found in texts.items():
-        tokens = encode(found)
+        tokens, starts = encode(found)
         blocks = cut(tokens, config.max_length, whole=split == "train")
         if not blocks:
             least = f"one block of data.max_length ({config.max_length})" if split == "train" else "2"
             raise InputError(f"{where}: the {split} split has {len(tokens)} tokens; at least {least} are needed")
-        splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1))
+        first = np.searchsorted(starts, np.arange(len(blocks)) * config.max_length, side="right") - 1
+        splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1), first)
         log(f"data: {split}: {len(found)} documents, {_characters(found)}, {len(tokens)} tokens, {len(blocks)} blocks")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log)
     return replace(data, tokenizer=trained)
@@ -118,8 +119,9 @@ def read_texts(config: DataConfig, task: Task, log: Log) -> Sources:
     return read_sources(config, task, log)
 
 
-def _encoder(tokenizer: str | TrainedTokenizer | None) -> Callable[[Sequence[str]], Block]:
-    """Returns a function from the documents of a split to ids, int32, joined by the end-of-text token if the tokenizer has one."""
+def _encoder(tokenizer: str | TrainedTokenizer | None) -> Callable[[Sequence[str]], tuple[Block, list[int]]]:
+    """Returns a function from the documents of a split to ids, int32, joined by the end-of-text token if the tokenizer has one, and the
+    place of the first token of each document."""
     assert tokenizer is not None, "a tokenizer is given or trained"
     if isinstance(tokenizer, TrainedTokenizer):
         engine, end = tokenizer.tokenizer, tokenizer.ids["eos_token_id"]
@@ -129,13 +131,17 @@ def _encoder(tokenizer: str | TrainedTokenizer | None) -> Callable[[Sequence[str
     engine.no_truncation()
     engine.no_padding()
 
-    def encode(texts: Sequence[str]) -> Block:
+    def encode(texts: Sequence[str]) -> tuple[Block, list[int]]:
         between = [] if end is None else [np.array([end], np.int32)]
         ids: list[Block] = []
+        starts, count = [], 0
         for index, text in enumerate(texts):
-            ids += between if index else []
-            ids += [np.array(piece.ids, np.int32) for piece in engine.encode_batch_fast(list(pieces(text)), add_special_tokens=False)]
-        return np.concatenate([np.zeros(0, np.int32), *ids])
+            joint = between if index else []
+            own = [np.array(piece.ids, np.int32) for piece in engine.encode_batch_fast(list(pieces(text)), add_special_tokens=False)]
+            starts.append(count + len(joint))
+            count += len(joint) + sum(map(len, own))
+            ids += [*joint, *own]
+        return np.concatenate([np.zeros(0, np.int32), *ids]), starts
 
     return encode
 

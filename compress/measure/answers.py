@@ -58,14 +58,15 @@ def not_finite(answers: Array) -> Array:
     return np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
 
 
-def save_predictions(path: Path, logits: Array, labels: Array) -> None:
+def save_predictions(path: Path, logits: Array, labels: Array, groups: Array | None = None) -> None:
     """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`,
-    `[n, C + W, 2]` or `[n, 2, 1 + T]`, or bool `[n, C]`) to a safetensors file."""
+    `[n, C + W, 2]` or `[n, 2, 1 + T]`, or bool `[n, C]`) to a safetensors file, and `groups` (int64 `[m]`, `compress.data.groups`)."""
     from safetensors.numpy import save_file
 
     kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim > 1 else np.int64
     stored = labels if are_sets(labels) else labels.astype(kind)
-    save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}, path)
+    tensors = {"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}
+    save_file(tensors if groups is None else {**tensors, "groups": np.ascontiguousarray(groups, np.int64)}, path)
 
 
 def load_predictions(path: Path) -> tuple[Array, Array]:
@@ -79,3 +80,16 @@ def load_predictions(path: Path) -> tuple[Array, Array]:
     check_plain(path, str(path))
     tensors = load_file(path)
     return tensors["logits"], tensors["labels"]
+
+
+def load_groups(path: Path) -> Array | None:
+    """Returns the groups of a file written by `save_predictions`, int64 `[m]`; None where it has none.
+
+    Raises:
+        InputError: It is not a plain file.
+    """
+    from safetensors import safe_open
+
+    check_plain(path, str(path))
+    with safe_open(path, framework="numpy") as file:
+        return file.get_tensor("groups") if "groups" in file.keys() else None  # noqa: SIM118  # it is no mapping

@@ -55,6 +55,8 @@ class Metric:
     """Whether predictions, in the form of `as_values`, have this metric; else it is left out."""
     is_share: bool = False
     """Whether it is a share of the predictions, written in percent with differences in points."""
+    is_correlation: bool = False
+    """Whether it is a correlation, in -1..1."""
 
     def drop(self, before: float, after: float) -> float:
         """Returns the loss, positive if the metric got worse: the difference, or after / before - 1 for a relative metric."""
@@ -181,7 +183,7 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "top_5": Metric(top_5, is_share=True, defined=lambda answers: answers.shape[1] > TOP),
     "f1": Metric(f1, is_share=True),
-    "matthews": Metric(matthews),
+    "matthews": Metric(matthews, is_correlation=True),
     "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
     "macro_f1": Metric(_of_sets(label_sets.macro_f1), is_share=True),
     "exact_match": Metric(_of_sets(label_sets.exact_match), is_share=True),
@@ -194,8 +196,8 @@ METRICS: Mapping[str, Metric] = {
     "no_answer_f1": Metric(_of_questions(1, False), is_share=True, defined=_of_both_kinds),
     "wer": Metric(_of_transcripts(0), higher_is_better=False, is_share=True),
     "cer": Metric(_of_transcripts(2), higher_is_better=False, is_share=True),
-    "pearson": Metric(pearson),
-    "spearman": Metric(spearman),
+    "pearson": Metric(pearson, is_correlation=True),
+    "spearman": Metric(spearman, is_correlation=True),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
     **{name: Metric(of, is_share=form.are_shares) for form in FORMS.values() for name, of in form.metrics.items()},
 }

@@ -12,7 +12,7 @@ from typing import Any
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
-from compress.measure.answers import load_predictions
+from compress.measure.answers import load_groups, load_predictions
 from compress.measure.metrics import primary
 from compress.report.evaluations import builds
 from compress.report.intervals import paired
@@ -61,7 +61,8 @@ def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     if told is None or exported is None:
         return None
     (before, labels), (after, _) = (load_predictions(exported.path / one["predictions"]) for one in (told, entry))
-    change = paired(primary(run.recipe["model"]["task"]), before, after, labels)
+    groups = load_groups(run.predictions(next(iter(run.variants))))
+    change = paired(primary(run.recipe["model"]["task"]), before, after, labels, groups=groups)
     return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}
 
 

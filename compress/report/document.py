@@ -42,6 +42,10 @@ class Accuracy:
     """Number of evaluated rows (tokens for generation)."""
     reason: str | None = None
     """Why it was not measured."""
+    groups: int | None = None
+    """Groups of rows that the interval is drawn over."""
+    interval_reason: str | None = None
+    """Why there is no interval."""
 
 
 @dataclass(frozen=True)

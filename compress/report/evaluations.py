@@ -7,7 +7,7 @@ golden rows for `verify`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from compress.core.forms import zero_shot
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.data.splits import Data
-from compress.measure.answers import load_predictions
+from compress.measure.answers import load_groups, load_predictions
 from compress.measure.engine_process import read_rows, write_rows
 from compress.standalone.preprocess import Row
 
@@ -47,6 +47,8 @@ class Evaluation:
     labels: np.ndarray
     """int64 or float32 [n], or int32 [n, T]."""
     metrics: dict[str, float]
+    groups: np.ndarray | None = None
+    """Group of each value that metrics are means over, int64 [m] (`compress.data.groups`); None in runs that do not say."""
 
 
 def builds(run: Run) -> list[dict[str, Any]]:
@@ -107,6 +109,11 @@ def _triton(run: Run) -> dict[str, Any]:
 
 def evaluations(run: Run) -> Iterator[Evaluation]:
     """Yields the evaluations of every variant in the order torch, engines, server; of each engine only its recommended mode."""
+    groups = load_groups(run.predictions(next(iter(run.variants))))  # every backend answers the same rows
+    yield from (replace(one, groups=groups) for one in _evaluations(run))
+
+
+def _evaluations(run: Run) -> Iterator[Evaluation]:
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
         yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])

@@ -1,49 +1,47 @@
-"""Confidence intervals of metrics on n rows, and of the difference between two models.
+"""Confidence intervals of metrics, and of the difference between two models.
 
 Accuracy gets the score interval of Wilson (1927), which stays inside [0, 1] and keeps its coverage near both ends:
 
     (p + z^2/2n  +-  z sqrt(p (1-p) / n  +  z^2 / 4n^2)) / (1 + z^2/n)          p = successes / n, z = 1.96 for 95 %
 
-Every other metric gets the percentile bootstrap (Efron 1979): the metric of 2,000 samples of n rows drawn with replacement. Two models
-are compared on the same rows, so each sample is drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250).
-Rows that both models get right, or both get wrong, cancel; the interval is far narrower than the two single intervals suggest.
+Every other metric gets the bootstrap: the metric of 2,000 samples drawn with replacement. Two models are compared on the same rows, so each
+sample is drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250). Rows that both models get right, or both
+get wrong, cancel; the interval is far narrower than the two single intervals suggest.
 
-For accuracy only two counts of a sample matter: rows that went from right to wrong (r of n) and from wrong to right (w of n). Drawing n
-rows and counting both is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so no rows are resampled.
+Rows that belong together (`compress.data.groups`) are drawn together: `compress.core.resampling` says how, and what takes the place of the
+bootstrap where there are few groups.
+
+For accuracy of rows that are drawn one by one only two counts of a sample matter: rows that went from right to wrong (r of n) and from
+wrong to right (w of n). Drawing n rows and counting both is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so no rows are
+resampled.
 
 For perplexity whole blocks are drawn, because the tokens of a block are correlated; a block enters by the sum of its nll and its number of
 tokens. The loss is relative: after / before - 1 = exp(mean nll after - mean nll before) - 1, so the interval is computed for the difference
 of the means and then transformed.
 
 Limitations: no bias correction (BCa), which changes little at the size of a test set, and no correction for comparing many variants. If no
-row changed, the paired interval is [0, 0]; it says nothing about untested rows.
+row changed, the paired interval is [0, 0]; it says nothing about untested rows. Rows whose relation the data do not name (pages of one
+site, sentences of one author) are drawn one by one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.forms.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
+from compress.core import resampling
+from compress.core.forms.next_token import IGNORED, LARGEST_EXPONENT, block_sums, choices, mean_nll, perplexity_of
+from compress.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
 from compress.measure.metrics import METRICS, Metric, as_values, num_predictions
 
 Array = NDArray[Any]
 Figure = Callable[[Array, Array], float]
 """Maps predictions `[n, ...]` and labels `[n]` to a number."""
-
-RESAMPLES = 2000
-CONFIDENCE = 0.95
-
-
-class Interval(NamedTuple):
-    """The two ends of a confidence interval, in the unit of the figure."""
-
-    low: float
-    high: float
 
 
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -59,36 +57,38 @@ def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n} given; a share needs n >= 1 and 0 <= successes <= n")
-    z2, share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2, successes / n
-    middle = share + z2 / (2 * n)
-    half = (z2 * (share * (1 - share) / n + z2 / (4 * n * n))) ** 0.5
-    scale = 1 + z2 / n
-    # exactly 0 and 1 at the ends, which rounding could miss by 1e-17
-    low = 0.0 if successes == 0 else (middle - half) / scale
-    high = 1.0 if successes == n else (middle + half) / scale
-    return Interval(low, high)
+    return score(successes / n, n, NormalDist().inv_cdf((1 + confidence) / 2))
 
 
 def bootstrap(
-    metric: Figure, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
+    metric: Figure,
+    predictions: Array,
+    labels: Array,
+    *,
+    groups: Groups | None = None,
+    bounds: Bounds = "none",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Returns the percentile bootstrap interval of `metric(predictions, labels)`.
+    """Returns the interval of `metric(predictions, labels)`.
 
     Args:
-        metric: Called once for each resample.
+        metric: Called once for each draw.
         predictions: `[n, ...]`, logits or values.
         labels: `[n]`.
+        groups: Which rows are drawn together; None: each is drawn alone.
+        bounds: Of what kind the metric is.
         resamples: Samples with replacement.
         seed: Seed of the draws; equal seeds give equal intervals.
         confidence: Coverage, between 0 and 1.
 
     Raises:
-        ValueError: There are no rows, or the numbers of predictions and labels differ.
+        ValueError: There are no rows, or the numbers of predictions, labels and rows of groups differ.
     """
-    rows = _rows(labels, predictions)
-    draw = np.random.default_rng(seed)
-    samples = (draw.integers(0, rows, rows) for _ in range(resamples))
-    return _percentiles(np.array([metric(predictions[sample], labels[sample]) for sample in samples]), confidence)
+    groups = _groups(groups, _rows(labels, predictions))
+    how = {"bounds": bounds, "resamples": resamples, "seed": seed, "confidence": confidence}
+    return resampling.interval(lambda rows: metric(predictions[rows], labels[rows]), groups, **how)  # type: ignore[arg-type]
 
 
 def paired_bootstrap(
@@ -97,28 +97,28 @@ def paired_bootstrap(
     after: Array,
     labels: Array,
     *,
+    groups: Groups | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Returns the paired percentile bootstrap interval of what a metric lost.
+    """Returns the paired interval of what a metric lost.
 
     Both predictions are `[n, ...]` in the same row order; see `bootstrap` for the other arguments.
 
     Raises:
-        ValueError: There are no rows, or the three differ in length.
+        ValueError: There are no rows, or the numbers of rows differ.
     """
-    rows = _rows(labels, before, after)
-    draw = np.random.default_rng(seed)
-    differences = np.empty(resamples)
-    for index in range(resamples):
-        sample = draw.integers(0, rows, rows)
-        differences[index] = metric.drop(metric.of(before[sample], labels[sample]), metric.of(after[sample], labels[sample]))
-    return _percentiles(differences, confidence)
+
+    def lost(rows: Array) -> float:
+        return metric.drop(metric.of(before[rows], labels[rows]), metric.of(after[rows], labels[rows]))
+
+    groups = _groups(groups, _rows(labels, before, after))
+    return resampling.interval(lost, groups, resamples=resamples, seed=seed, confidence=confidence)
 
 
 def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Returns the paired bootstrap interval of an accuracy difference `(lost - gained) / n` from two counts.
+    """Returns the paired interval of an accuracy difference `(lost - gained) / n` of rows that are drawn one by one, from two counts.
 
     Args:
         lost: Rows that went from right to wrong.
@@ -129,90 +129,113 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
         confidence: Coverage, between 0 and 1.
     """
     assert 0 <= lost + gained <= n, (lost, gained, n)
+    if n < resampling.FEW:
+        change = np.repeat([1.0, -1.0, 0.0], [lost, gained, n - lost - gained])
+        return resampling.interval(lambda rows: float(change[rows].mean()), each_alone(n), confidence=confidence)
     draws = np.random.default_rng(seed).multinomial(n, [lost / n, gained / n, (n - lost - gained) / n], size=resamples)
-    return _percentiles((draws[:, 0] - draws[:, 1]) / n, confidence)
+    return resampling.percentiles((draws[:, 0] - draws[:, 1]) / n, each_alone(n), confidence)
 
 
-def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
-    """Returns a metric with its 95 % interval: Wilson for `accuracy`, bootstrap otherwise (over blocks for `perplexity`).
+def single(metric: Metric, predictions: Array, labels: Array, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
+    """Returns a metric with its 95 % interval: Wilson for `accuracy` of rows drawn one by one, else over groups (`perplexity`: of blocks).
 
     Args:
         metric: A row of `METRICS`, or any other.
         predictions: `[n, ...]`.
         labels: `[n]`.
+        groups: Number of the group of each value, int `[m]` (`compress.data.groups`); None: each is a group of its own.
         seed: Seed of the bootstrap.
 
     Returns:
-        `value`, `low`, `high` and `n` (rows; tokens where labels are tokens).
+        `value`, `low`, `high`, `n` (rows; tokens where labels are tokens), and `groups`, over how many the interval is drawn. Where these
+        are too few `low` and `high` are None, and `interval_reason` says so.
     """
     predictions, labels = as_values(predictions, labels)  # of texts whole pairs are drawn
     rows = _rows(labels, predictions)
-    if metric is METRICS["accuracy"] and labels.ndim == 1:
-        low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
+    drawn = _groups(None if groups is None else Groups(groups), rows)
+    if metric is METRICS["accuracy"] and labels.ndim == 1 and drawn.single:
+        found = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
     elif metric is METRICS["perplexity"]:
-        low, high = bootstrap(perplexity_of, *block_sums(predictions, labels), seed=seed)
+        nll = bootstrap(mean_nll, *block_sums(predictions, labels), groups=drawn, seed=seed)
+        found = Interval(*(None if end is None else math.exp(min(end, LARGEST_EXPONENT)) for end in nll))
     else:
-        low, high = bootstrap(metric.of, predictions, labels, seed=seed)
-    return {"value": metric.of(predictions, labels), "low": low, "high": high, "n": num_predictions(labels)}
+        found = bootstrap(metric.of, predictions, labels, groups=drawn, bounds=_bounds(metric), seed=seed)
+    return {"value": metric.of(predictions, labels), **_told(found, drawn), "n": num_predictions(labels)}
 
 
-def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
+def paired(metric: Metric, before: Array, after: Array, labels: Array, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
     """Compares two sets of predictions for the same rows.
 
     Args:
-        metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and is fast.
+        metric: A row of `METRICS`, or any other; `accuracy` of rows drawn one by one needs no resampling and is fast.
         before: Predictions of the reference, `[n, ...]`.
         after: Predictions of the model under test, in the same row order.
         labels: `[n]`, integers are class ids; or tokens `[n, T]`.
+        groups: See `single`.
         seed: Seed of the bootstrap.
 
     Returns:
-        `difference` (`Metric.drop`; positive is a loss), its 95 % paired bootstrap interval `low` and `high`, `n`, and the number of rows
-        (tokens) that went `right_to_wrong`, went `wrong_to_right` or `changed` at all; these three are None unless labels are classes.
+        `difference` (`Metric.drop`; positive is a loss), its paired 95 % interval `low` and `high`, `n`, `groups` (as in `single`), and the
+        number of rows (tokens) that went `right_to_wrong`, went `wrong_to_right` or `changed` at all; these three are None unless labels
+        are classes.
 
     Raises:
         ValueError: There are no rows, or the three differ in length.
     """
     (before, _), (after, labels) = as_values(before, labels), as_values(after, labels)
     rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
+    drawn = _groups(None if groups is None else Groups(groups), rows)
+    difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
     if not np.issubdtype(labels.dtype, np.integer):
-        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
-        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
-        return {"difference": difference, "low": low, "high": high, "n": rows, **counts}
+        found = paired_bootstrap(metric, before, after, labels, groups=drawn, seed=seed)
+        return {"difference": difference, **_told(found, drawn), "n": rows, **counts}
     if labels.ndim == 2:
-        return _paired_tokens(metric, before, after, labels, seed)
+        return _paired_tokens(metric, before, after, labels, drawn, seed)
     first, second = before.argmax(axis=1), after.argmax(axis=1)
     lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
-    if metric is METRICS["accuracy"]:
-        difference, (low, high) = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
+    if metric is METRICS["accuracy"] and drawn.single:
+        difference, found = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
     else:
-        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
-        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
-    found = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
-    return {"difference": difference, "low": low, "high": high, "n": rows, **found}
+        found = paired_bootstrap(metric, before, after, labels, groups=drawn, seed=seed)
+    changes = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
+    return {"difference": difference, **_told(found, drawn), "n": rows, **changes}
 
 
-def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
+def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, groups: Groups, seed: int) -> dict[str, Any]:
     """Compares two sets of token predictions `[n, T, 2]` for the same blocks; see `paired`."""
     if metric is METRICS["perplexity"]:
         (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
-        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
+        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, groups=groups, seed=seed)
         difference = perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1
-        low, high = float(np.expm1(-falls.high)), float(np.expm1(-falls.low))
+        found = Interval(*(None if end is None else float(np.expm1(-end)) for end in (falls.high, falls.low)))
     else:
         difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
-        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
+        found = paired_bootstrap(metric, before, after, labels, groups=groups, seed=seed)
     first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
     targets = labels[labels != IGNORED]
     return {
         "difference": difference,
-        "low": low,
-        "high": high,
+        **_told(found, groups),
         "n": len(targets),
         "right_to_wrong": int(np.sum((first == targets) & (second != targets))),
         "wrong_to_right": int(np.sum((first != targets) & (second == targets))),
         "changed": int(np.sum(first != second)),
     }
+
+
+def _bounds(metric: Metric) -> Bounds:
+    return "share" if metric.is_share else "correlation" if metric.is_correlation else "none"
+
+
+def _told(found: Interval, groups: Groups) -> dict[str, Any]:
+    reason = {"interval_reason": resampling.no_interval(groups)} if found.low is None else {}
+    return {"low": found.low, "high": found.high, "groups": len(groups), **reason}
+
+
+def _groups(groups: Groups | None, rows: int) -> Groups:
+    if groups is not None and len(groups.numbers) != rows:
+        raise ValueError(f"{len(groups.numbers)} numbers of groups for {rows} values; as many are needed")
+    return each_alone(rows) if groups is None else groups
 
 
 def _rows(labels: Array, *predictions: Array) -> int:
@@ -222,8 +245,3 @@ def _rows(labels: Array, *predictions: Array) -> int:
             f"labels {labels.shape}, predictions {[p.shape for p in predictions]}: all need the same number of rows, at least 1"
         )
     return len(labels)
-
-
-def _percentiles(values: Array, confidence: float) -> Interval:
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))

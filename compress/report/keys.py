@@ -99,6 +99,12 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].accuracy.BACKEND.low", "number", "Lower end of its 95 % interval."),
         ("variants[].accuracy.BACKEND.high", "number", "Upper end of its 95 % interval."),
         ("variants[].accuracy.BACKEND.n", "integer", "Number of evaluated rows (tokens for text-generation)."),
+        (
+            "variants[].accuracy.BACKEND.groups",
+            "integer",
+            "Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one.",
+        ),
+        ("variants[].accuracy.BACKEND.interval_reason", "text", "Only where there is no interval: why."),
         ("variants[].accuracy.BACKEND.reason", "text", "Why it was not measured."),
         (
             "variants[].drops.BACKEND.difference",
@@ -108,6 +114,12 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].drops.BACKEND.low", "number", "Lower end of the paired 95 % interval."),
         ("variants[].drops.BACKEND.high", "number", "Upper end of the paired 95 % interval."),
         ("variants[].drops.BACKEND.n", "integer", "Number of compared rows (tokens for text-generation)."),
+        (
+            "variants[].drops.BACKEND.groups",
+            "integer",
+            "Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one.",
+        ),
+        ("variants[].drops.BACKEND.interval_reason", "text", "Only where there is no interval: why."),
         ("variants[].drops.BACKEND.right_to_wrong", "integer", "Rows that are right in the baseline and wrong in this backend."),
         ("variants[].drops.BACKEND.wrong_to_right", "integer", "The reverse."),
         ("variants[].drops.BACKEND.changed", "integer", "Rows whose prediction changed."),

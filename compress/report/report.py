@@ -26,7 +26,7 @@ from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure import stored_vectors
-from compress.measure.metrics import primary
+from compress.measure.metrics import Metric, primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
 from compress.report.evaluations import Evaluation
@@ -141,7 +141,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "attention": _attention(run, name),
         "metrics": {one.backend: one.metrics for one in mine},
         "accuracy": _accuracy(run, name, task, mine, build),
-        "drops": {one.backend: intervals.paired(metric, reference.logits, one.logits, one.labels) for one in mine if one is not reference},
+        "drops": {one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "vectors": _vectors(task, reference, mine),
         "parity": build.get("parity") if build else None,
@@ -151,6 +151,10 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
         "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,
     }
+
+
+def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
+    return intervals.paired(metric, reference.logits, one.logits, one.labels, groups=one.groups)
 
 
 def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
@@ -179,10 +183,10 @@ def _stored(task: Task, reference: Evaluation, one: Evaluation) -> dict[str, Any
     found: dict[str, Any] = {}
     for form in stored_vectors.FORMS:
         coded = replace(one, logits=stored_vectors.codes(one.logits, form, scale))
-        change = intervals.paired(metric, reference.logits, coded.logits, one.labels)
+        change = _paired(metric, reference, coded)
         found[form] = {
             "value": metric.of(coded.logits, one.labels),
-            **{key: change[key] for key in ("difference", "low", "high", "n")},
+            **{key: change[key] for key in ("difference", "low", "high", "n", "groups")},
             "top10_overlap": form_of(one.labels).overlap(reference.logits, coded.logits, one.labels),
             "bytes": stored_vectors.bytes_of(width, form),
             "scale": scale if form == "int8" else None,
@@ -205,7 +209,7 @@ def _attention(run: Run, name: str) -> list[dict[str, Any]]:
 def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the primary metric in every backend with its 95 % interval, or why it was not measured."""
     metric = primary(task)
-    cells: dict[str, Any] = {one.backend: intervals.single(metric, one.logits, one.labels) for one in mine}
+    cells: dict[str, Any] = {one.backend: intervals.single(metric, one.logits, one.labels, groups=one.groups) for one in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None

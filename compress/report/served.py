@@ -111,8 +111,8 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
     cells, drops = {}, {}
     for backend, file in files.items():
         logits, labels = load_predictions(file)
-        cells[backend] = intervals.single(metric, logits, labels)
-        drops[backend] = intervals.paired(metric, reference.logits, logits, labels)
+        cells[backend] = intervals.single(metric, logits, labels, groups=reference.groups)
+        drops[backend] = intervals.paired(metric, reference.logits, logits, labels, groups=reference.groups)
     return cells, drops
 
 

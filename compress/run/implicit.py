@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.engines import ENGINES
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
+from compress.data.groups import groups_of_values
 from compress.measure.answers import save_predictions
 from compress.measure.fastest import competing
 from compress.measure.metrics import metrics, num_predictions
@@ -55,10 +57,15 @@ class Evaluate(Stage):
     """Evaluates a checkpoint in torch on the evaluation split; every row is padded to its bucket, as in the engines."""
 
     NAME: ClassVar[str] = "evaluate"
+    VERSION: ClassVar[int] = 2
     PRODUCES: ClassVar[Kind] = "evaluation"
 
+    def depends(self, context: Context) -> Any:
+        """Returns the digest of the groups that intervals draw: documents are no part of the rows."""
+        return hashlib.sha256(groups_of_values(context.data.evaluation).tobytes()).hexdigest()
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes logits and labels to `torch.safetensors` and returns the metrics with their n."""
+        """Writes logits, labels and groups to `torch.safetensors` and returns the metrics with their n."""
         from compress.machine.device import computing_device
         from compress.measure import predictions
         from compress.models.checkpoint import load
@@ -72,7 +79,7 @@ class Evaluate(Stage):
         else:
             model = load(parent.path, computing_device())
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
-        save_predictions(out / PREDICTIONS, logits, split.labels)
+        save_predictions(out / PREDICTIONS, logits, split.labels, groups_of_values(split))
         figures = metrics(context.task, logits, split.labels)
         count_judged = num_predictions(split.labels)
         name = TASKS[context.task].metric

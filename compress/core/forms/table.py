@@ -55,6 +55,21 @@ def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[
     return chosen
 
 
+def _rows(rows_of: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Returns what tells the row of each value, `[m, 1]`, given what tells it as `[m]`."""
+    return lambda labels: np.asarray(rows_of(labels), np.int64).reshape(-1, 1)
+
+
+def _parts(parts_of: Callable[[Array], Any]) -> Callable[[Array], Array]:
+    """Returns what tells the first two rows of each value, `[m, 2]`, given what returns the rows of their parts, `[m]` each."""
+    return lambda labels: np.stack(list(parts_of(labels))[:2], axis=1)
+
+
+def _first_of(numbers_of: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Returns what tells the first row of each value, given what tells the number of the value that each row is of."""
+    return _rows(lambda labels: np.unique(numbers_of(labels), return_index=True)[1])
+
+
 def _equal(size_of: Callable[[Array], int]) -> Callable[[Array], Array]:
     """Returns what tells the sizes of runs, given what tells the one size that they all have."""
     return lambda labels: runs.equal(len(labels), size_of(labels))
@@ -80,6 +95,8 @@ class Form:
     """Of predictions `[n, ...]` and labels what metrics are means over, `[m, ...]`, and the labels of that, `[m]`."""
     count: Callable[[Array], int] = len
     """How many predictions there are to evaluate."""
+    units: Callable[[Array], Array] = lambda labels: np.arange(len(labels))[:, None]
+    """Of labels the rows that each of these values is of, int64 `[m, 1]` or `[m, 2]`: one that stands for all, or both texts of a pair."""
     taught: Callable[[Array, Array], Array] | None = None
     """Of labels and predictions the labels by which a model agrees most with these predictions; None: they follow from the answer alone."""
     overlap: Callable[[Array, Array, Array], float] = lambda reference, answers, labels: vectors.overlap(reference, answers)
@@ -107,6 +124,7 @@ FORMS: Mapping[str, Form] = {
         captions.are_captions,
         values=_with_zeros(captions.figures),
         count=lambda labels: len(captions.judged(labels)),
+        units=_rows(captions.judged),
         taught=captions.with_answers,
         overlap=captions.overlap,
         chosen=zero_shot.spread,
@@ -119,6 +137,7 @@ FORMS: Mapping[str, Form] = {
         zero_shot.are_images_and_texts,
         values=zero_shot.similarities,
         count=lambda labels: len(zero_shot.judged(labels)),
+        units=_rows(zero_shot.judged),
         taught=zero_shot.with_answers,
         chosen=zero_shot.spread,
         together=_equal(zero_shot.together),
@@ -126,11 +145,18 @@ FORMS: Mapping[str, Form] = {
     ),
     "tags": Form(tags.are_tags, values=_with_zeros(tags.entity_counts), flips="tags"),
     "transcripts": Form(transcripts.are_transcripts, values=_with_zeros(transcripts.figures), flips="transcripts"),
-    "spans": Form(spans.are_spans, values=_with_zeros(spans.figures), count=spans.num_questions, flips="spans"),
+    "spans": Form(
+        spans.are_spans,
+        values=_with_zeros(spans.figures),
+        count=spans.num_questions,
+        units=_first_of(spans.numbers_of),
+        flips="spans",
+    ),
     "queries and documents": Form(
         relevance.are_judged,
         values=_with_zeros(ranking.figures),
         count=lambda labels: len(relevance.judged(labels).queries),
+        units=_rows(lambda labels: relevance.judged(labels).queries),
         taught=relevance.with_answers,
         overlap=relevance.overlap,
         metrics={name: ranking.column(name) for name in ranking.FIGURES},
@@ -140,6 +166,7 @@ FORMS: Mapping[str, Form] = {
         candidates.are_candidates,
         values=_with_zeros(ranking.figures),
         count=candidates.num_queries,
+        units=_first_of(lambda labels: labels[:, 1]),
         taught=candidates.with_answers,
         together=lambda labels: runs.sizes_of(labels[:, 1]),
         told_apart=candidates.numbered,
@@ -151,6 +178,7 @@ FORMS: Mapping[str, Form] = {
         text_groups.are_groups,
         values=text_groups.values,
         count=text_groups.num_judged,
+        units=_parts(text_groups.judged),
         taught=text_groups.with_answers,
         chosen=_of_groups(text_groups.judged),
         together=_equal(text_groups.size_of),
@@ -160,6 +188,7 @@ FORMS: Mapping[str, Form] = {
         vectors.are_pairs,
         values=vectors.similarities,
         count=vectors.num_pairs,
+        units=_parts(vectors.partners),
         taught=vectors.with_scores,
         chosen=_of_groups(vectors.partners),
         together=_equal(vectors.together),
