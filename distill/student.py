@@ -34,12 +34,12 @@ from compress.answers.table import answer_of
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import TASKS, Task
+from compress.models.adapters import model_folder
 from compress.models.architecture.attention import probe
 from compress.models.architecture.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
 from compress.models.architecture.shapes import auto_class, remade
 from compress.models.checkpoint import load
 from compress.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
-from compress.models.files import find
 from compress.models.forward import device_of
 from compress.models.heads.reader import THRESHOLD_KEY
 from compress.models.importing import import_model
@@ -195,7 +195,7 @@ def student_config(student: Student, config: Any, key: str) -> Any:
     """
     if student.path is not None:
         with _errors_about_student(key):
-            found = read_config(find(student.path, "model.path", weights=False), "model.path")
+            found = read_config(model_folder(student.path, "model.path", None), "model.path")
         return _with_labels_of(config, found)
     if student.config is not None:
         return _changed_config(student.config, config, f"{key}.config")
@@ -351,7 +351,7 @@ def check_student(student: Student, context: Context, num_labels: int | None, ke
     if student.path is None:
         return
     with _errors_about_student(key):
-        found = read_config(find(student.path, "model.path", weights=False), "model.path")
+        found = read_config(model_folder(student.path, "model.path", None), "model.path")
         check_task(_model_of(student, context.task), found, num_labels)
     if "head" not in student.model_fields_set and _has_head(student, found, context, num_labels):
         context.progress.warn(

@@ -15,6 +15,7 @@ from torch import nn
 
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
+from compress.models.adapters import without_adapter
 from compress.models.architecture.shapes import auto_class, mark
 from compress.models.config import (
     read_config,
@@ -80,11 +81,12 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
 
 
 def load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
-    """Loads all weights that match the config; returns the model and the names of the others: `missing`, `mismatched`, `unexpected`."""
+    """Loads all weights that match the config, without an adapter beside them; returns the model and the names of the others: `missing`,
+    `mismatched`, `unexpected`."""
     try:
-        with quiet():
+        with quiet(), without_adapter(folder) as own:
             model, info = auto.from_pretrained(
-                folder,
+                own,
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,

@@ -22,7 +22,7 @@ from compress.core.files import local
 from compress.core.forms.spans import NO_ANSWER
 from compress.core.shown import shown
 from compress.core.tasks import TASKS, Task, tasks_with
-from compress.models.files import find
+from compress.models.adapters import Adapter, model_folder
 from compress.models.heads.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
 from compress.models.heads.reader import THRESHOLD_KEY
 from compress.models.heads.towers import check_towers
@@ -58,13 +58,16 @@ class ModelConfig(Config):
     sentence-transformers in `path` say."""
     preprocessor: dict[str, Any] | None = None
     """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
+    adapter: Adapter | None = None
+    """What to do with an adapter of peft (adapter_config.json) beside the weights in `path`. `merge` adds it to them, as `merge_and_unload`
+    of peft does. Absent: a folder with an adapter is refused."""
     trust_remote_code: Literal[False] = False
     """Always false: Python code that comes with a model is never run."""
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out `embedding` where it is not given, so that other tasks keep their cache keys."""
-        return as_given(self, whole, ("embedding",))
+        """Leaves out what is not given of the keys that came later, so that other recipes keep their cache keys."""
+        return as_given(self, whole, ("embedding", "adapter"))
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
@@ -79,6 +82,8 @@ class ModelConfig(Config):
             raise ValueError("give either path (a trained model), or config with init: random")
         if (self.config is None) != (self.init is None):
             raise ValueError("config and init: random go together: give both, or only path")
+        if self.adapter is not None and self.path is None:
+            raise ValueError("adapter: given without path; it is for a trained model: leave it out")
         return self
 
 
@@ -86,7 +91,7 @@ def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     """Returns the model's class names, or None if the data determines them (new or random head, LABEL_0, regression)."""
     if config.path is None or config.head == "new" or not TASKS[config.task].classifies:
         return None
-    folder = find(config.path, "model.path", weights=False)
+    folder = model_folder(config.path, "model.path", config.adapter)
     if TASKS[config.task].transcribes:
         return vocabulary_of(folder, "model.path")
     written = read_json(folder / "config.json", "model.path").get("id2label", {})

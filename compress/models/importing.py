@@ -25,6 +25,7 @@ from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.machine.environment import hardware
+from compress.models.adapters import brought, merged, model_folder
 from compress.models.architecture.shapes import auto_class, mark
 from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
@@ -97,7 +98,7 @@ def check_model(
                 f"model.config: {parameters} weights of {needed:.0f} GB; this machine has {present:.0f} GB of memory: give smaller sizes"
             )
     else:
-        source = find(config.path, "model.path", weights=False)
+        source = model_folder(config.path, "model.path", config.adapter)
         checked = read_config(source, "model.path")
         is_there = any(source.glob("*.safetensors*")) or is_local(config.path)
         size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if is_there else 0
@@ -147,10 +148,8 @@ def import_model(
     if TASKS[task].classifies and len(data_labels) < 2:
         values = tasks_with(lambda row: row.regresses)
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
-    source = None if config.path is None else find(config.path, "model.path")
-    linked = None
-    if source is not None and TASKS[task].generates and not TASKS[task].encoder_decoder and config.head == "keep":
-        linked = link_model(_checked_config(config, source, 0), source, out)
+    source = None if config.path is None else model_folder(config.path, "model.path", config.adapter, weights=True)
+    linked = _linked(config, source, out)
     if linked is not None:
         (built, parameters), new = linked, []
     else:
@@ -170,10 +169,18 @@ def import_model(
     mark(out)
     _save_preprocessing(config, source, built, out, tokenizer, log)
     labels = list(label_list(built)) if TASKS[task].classifies else []
-    origin = config.path or "random weights"
+    origin = (config.path or "random weights") + (", with its adapter merged" if config.adapter else "")
     _write_card(out, origin, task, labels)
     log(f"  model: {built.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
     return {"source": origin, "model_type": built.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
+
+
+def _linked(config: ModelConfig, source: Path | None, out: Path) -> tuple[Any, int] | None:
+    """Links the files of a language model that is taken as it is; None for other models (`compress.models.causal.link_model`)."""
+    row = TASKS[config.task]
+    if source is None or not row.generates or row.encoder_decoder or config.head == "new" or config.adapter is not None:
+        return None
+    return link_model(_checked_config(config, source, 0), source, out)
 
 
 def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ...], seed: int) -> tuple[Any, list[str]]:
@@ -189,6 +196,10 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, info = load_weights(auto_class(config.task, found), source, found, torch.float32)
+        if config.adapter is not None:
+            replaced = brought(source, "model.path")
+            info = {**info, "missing": info["missing"] - replaced}
+            model = merged(model, source, "model.path")
         head = {name for name in model.state_dict() if _is_head(name, model.base_model_prefix)}
         _check_weights(source, config, model.base_model_prefix, head, info)
         drawn = info["missing"] | info["mismatched"]

@@ -12,8 +12,8 @@ from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.tasks import TASKS
+from compress.models.adapters import model_folder
 from compress.models.config import build_config, read_config
-from compress.models.files import find
 from compress.models.heads.towers import CAUSAL_TEXT
 from compress.models.inputs.sounds import settings_of, sound_steps
 from compress.recipe import Recipe
@@ -55,7 +55,8 @@ def in_samples(recipe: Recipe) -> Recipe:
 
 def _config(recipe: Recipe) -> tuple[Any, Path | None]:
     """Returns the Transformers config of the model, and its folder; None for random weights."""
-    folder = None if recipe.model.path is None else find(recipe.model.path, "model.path", weights=False)
+    model = recipe.model
+    folder = None if model.path is None else model_folder(model.path, "model.path", model.adapter)
     return (build_config(recipe.model, None) if folder is None else read_config(folder, "model.path")), folder
 
 

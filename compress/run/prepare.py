@@ -19,8 +19,8 @@ from compress.data.load import load_data
 from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
+from compress.models.adapters import model_folder
 from compress.models.config import ModelConfig, label_names
-from compress.models.files import find
 from compress.models.importing import check_model, source_digest
 from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.library import some
@@ -150,7 +150,7 @@ def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple
 def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) -> Artifact:
     if is_model(name):
         with about(f"stages.{step.id}.teacher"):
-            folder = find(name, "model.path")
+            folder = model_folder(name, "model.path", None, weights=True)
             return Artifact(folder, {"id": name, "digest": source_digest(_outside(step, name, context))})
     if name == INPUT:
         assert parent is not None, "a stage with a teacher is not the first step"
