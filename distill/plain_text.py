@@ -29,6 +29,7 @@ from compress.core.files import local
 from compress.data import tables
 from compress.data.config import ColumnName
 from compress.data.splits import content_key
+from compress.data.tables import Quoting
 from compress.standalone.preprocess import Row
 
 CHUNK = 1024
@@ -49,6 +50,9 @@ class PlainText(Config):
     """The column of the second text of a pair; required if the rows of the data are pairs."""
     header: bool = True
     """Whether the first line of a tsv or csv names the columns."""
+    quoting: Quoting | None = None
+    """Of tsv: minimal, if fields that contain tabs, line ends or quotes stand in quotes, as pandas and csv writers write them; none, if
+    quotes are part of the text. Default: none, and files that look like minimal are refused."""
 
 
 def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda message: None) -> list[Row]:
@@ -98,7 +102,9 @@ def _read(config: PlainText, files: tuple[tuple[str, int, int], ...]) -> tuple[R
 def _rows_of(path: Path, config: PlainText) -> Iterator[Row]:
     if tables.suffix(path) == ".txt":
         return _texts(((number, (line,)) for number, line in enumerate(tables.read_document(path).split("\n"), 1)), f"{path} line")
-    table = tables.Table(path, _columns(config), config.header)
+    quoting = config.quoting if tables.suffix(path) == ".tsv" else None  # the folder may hold files of other formats
+    remedy = "give quoting: minimal, or quoting: none if the quotes are part of the text"
+    table = tables.Table(path, _columns(config), config.header, quoting=quoting, remedy=remedy)
     return _texts(tables.read_table(table), f"{path} {table.unit}")
 
 

@@ -94,7 +94,7 @@ def read_candidates(read: Collection, split: str, config: DataConfig) -> dict[st
     file = _found(read.folder / CANDIDATES / f"{split}.tsv")
     if file is None:
         return {}
-    table = Table(file, ("query-id", "corpus-id", "score"), limit=Limit(config.max_expanded_gb, "data.max_expanded_gb"))
+    table = Table(file, ("query-id", "corpus-id", "score"), limit=Limit(config.max_expanded_gb, "data.max_expanded_gb"), quoting="none")
     found: dict[str, dict[str, float]] = {}
     for number, (query, document, score) in read_table(table):
         place = table.place(number)
@@ -157,7 +157,7 @@ def _id(value: object, column: str, place: str) -> str:
 
 
 def _judgements(file: Path, limit: Limit, queries: Mapping[str, str], documents: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    table = Table(file, ("query-id", "corpus-id", "score"), limit=limit)
+    table = Table(file, ("query-id", "corpus-id", "score"), limit=limit, quoting="none")
     found: dict[tuple[str, str], int] = {}
     for number, (query, document, score) in read_table(table):
         place = table.place(number)

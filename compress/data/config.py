@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
-from compress.data.tables import Column
+from compress.data.tables import Column, Quoting
 
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
 
@@ -103,6 +103,9 @@ class FileConfig(Config):
     train.de."""
     header: bool = True
     """Whether the first line names the columns (tsv and csv)."""
+    quoting: Quoting | None = None
+    """Of tsv: minimal, if fields that contain tabs, line ends or quotes stand in quotes, as pandas and csv writers write them; none, if
+    quotes are part of the text. Default: none, and files that look like minimal are refused."""
     columns: Columns = Columns()
     """Columns of this file; missing ones are taken from `data.columns`."""
 

@@ -192,7 +192,8 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _one_split(_read_files(path, config, task), path, split)
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
-    table = Table(path, columns, entry.header, _limit(config))
+    remedy = f"give data.files: {{{split}: {{file: {entry.file}, quoting: minimal}}}}, or quoting: none if the quotes are part of the text"
+    table = Table(path, columns, entry.header, _limit(config), quoting=entry.quoting, remedy=remedy)
     if TASKS[task].needs_pairs:
         named = scored_or_not(given, task, split, partial(tables.column_names, table))
         return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)

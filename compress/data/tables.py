@@ -1,9 +1,10 @@
 """Readers for tables: tsv, csv, json, jsonl and parquet files, each also as .gz, and Hub data sets.
 
 Each reader yields the wanted columns row by row, with the line or row number for error messages, and holds one row at a time (parquet: one
-batch; json: the whole file). tsv (also .txt) has no quoting: a row is a line, and tabs separate the fields. csv follows RFC 4180. Both are
-UTF-8, with or without a byte-order mark. Lines end with a line feed, or carriage return and line feed; other Unicode line breaks do not end
-a line. A text file can also be read as a single document.
+batch; json: the whole file). tsv (also .txt) has no quoting unless `quoting` says so: a row is a line, and tabs separate the fields. A file
+that a writer with quotes wrote is refused (`compress.data.quoting`). csv follows RFC 4180. Both are UTF-8, with or without a byte-order
+mark. Lines end with a line feed, or carriage return and line feed; other Unicode line breaks do not end a line. A text file can also be
+read as a single document.
 
 With a header, every row must have as many fields as the header. Without one (`header: false`, columns by position), a row must contain the
 last wanted column and may have more: the STS-B test file, for example, has licence columns in some rows.
@@ -21,15 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from compress.core.errors import InputError, nearest
 from compress.core.files import open_plain
 from compress.core.shown import reason, shown
 from compress.data.compressed import Limit, open_gzip
+from compress.data.quoting import Quotes
 
 Column = str | int
 Cells = tuple[Any, ...]
+Quoting = Literal["none", "minimal"]
 TABLES = (".tsv", ".txt", ".csv", ".jsonl", ".json", ".parquet")
 MAX_FIELD_CHARACTERS = 2**28
 
@@ -50,6 +53,10 @@ class Table:
     """Where the user names the columns, for messages."""
     optional: tuple[str, ...] = ()
     """Columns that json and jsonl objects may lack; their cell is then None."""
+    quoting: Quoting | None = None
+    """Of tsv, whether fields may stand in quotes; None: they do not, and files in which they do are refused."""
+    remedy: str = "save it as csv"
+    """What the user can do about such a file, for messages."""
 
     @property
     def unit(self) -> str:
@@ -86,6 +93,8 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     ending = suffix(table.path)
     if ending not in readers:
         raise InputError(f"{table.path}: file type {ending or '(no extension)'!r}; allowed: {' '.join(readers)}, each also with .gz")
+    if table.quoting is not None and ending not in (".tsv", ".txt"):
+        raise InputError(f"{table.path}: quoting: {table.quoting} given; it is for tsv files: leave it out")
     with opened(table) as stream:
         yield from readers[ending](table, stream)
 
@@ -107,7 +116,7 @@ def column_names(table: Table) -> list[str]:
                 return [str(name) for name in parquet_file(stream).schema_arrow.names]
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
-        if ending == ".csv":
+        if ending == ".csv" or table.quoting == "minimal":
             return next(_csv_records(table, stream))[1]
         if ending in (".tsv", ".txt"):
             return next(text_lines(table, stream)).removesuffix("\r").split("\t")
@@ -159,8 +168,27 @@ def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
 
 
 def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    lines = ((number, line.removesuffix("\r").split("\t")) for number, line in enumerate(text_lines(table, stream), 1))
-    return _fields(table, lines)
+    if table.quoting == "minimal":
+        yield from _fields(table, _csv_records(table, stream))
+        return
+    quotes = Quotes() if table.quoting is None else None
+    try:
+        yield from _fields(table, _tsv_records(table, stream, quotes))
+    except InputError as error:
+        if quotes is None or not quotes.possible:
+            raise
+        raise InputError(*(f"{problem}; if fields are in quotes there: {table.remedy}" for problem in error.problems)) from error
+    if quotes is not None and quotes.line:
+        what = f"{table.place(quotes.line)}: a field is in quotes, as pandas writes tsv, and would be read with them"
+        raise InputError(f"{what}; {table.remedy}")
+
+
+def _tsv_records(table: Table, stream: BinaryIO, quotes: Quotes | None) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(text_lines(table, stream), 1):
+        text = line.removesuffix("\r")
+        if quotes is not None:
+            quotes.see(number, text)
+        yield number, text.split("\t")
 
 
 def _csv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
@@ -170,7 +198,7 @@ def _csv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
 def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     # The limit is global to the process; its default of 131,072 characters is too small for long documents.
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    reader = csv.reader((line + "\n" for line in text_lines(table, stream)), strict=True)
+    reader = csv.reader((line + "\n" for line in text_lines(table, stream)), strict=True, delimiter=_delimiter(table))
     start = 1
     try:
         for record in reader:
@@ -202,8 +230,12 @@ def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[
         yield number, tuple([fields[position] for position in positions])
 
 
+def _delimiter(table: Table) -> str:
+    return "," if suffix(table.path) == ".csv" else "\t"
+
+
 def _fields_of(table: Table, count: int) -> str:
-    separator = "comma" if suffix(table.path) == ".csv" else "tab"
+    separator = "comma" if _delimiter(table) == "," else "tab"
     return f"{separator}-separated field{'' if count == 1 else 's'}"
 
 
