@@ -173,21 +173,20 @@ def coverage(case: str, groups: int, simulations: int, together: bool = True) ->
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer draws for each interval."""
     found = intervals.resampling.interval
-    monkeypatch.setattr(intervals.resampling, "interval", lambda *args, **kwargs: found(*args, **{**kwargs, "resamples": 250}))
+    monkeypatch.setattr(intervals.resampling, "interval", lambda *args, **kwargs: found(*args, **{**kwargs, "resamples": 150}))
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("case", ["question-answering", "text-classification, pairs"])
-def test_groups_that_are_drawn_whole_are_covered_and_rows_drawn_one_by_one_are_not(case: str) -> None:
-    whole, apart = coverage(case, MANY, 100), coverage(case, MANY, 100, together=False)
-    assert all(share >= 0.89 for share in whole), whole  # 95 of 100: fewer than 89 in one of 70 tries
-    assert all(share <= 0.88 for share in apart), apart
+def test_groups_that_are_drawn_whole_are_covered_and_rows_drawn_one_by_one_are_not() -> None:
+    whole, apart = coverage("question-answering", MANY, 60), coverage("question-answering", MANY, 60, together=False)
+    assert all(share >= 0.88 for share in whole), whole
+    assert all(share <= 0.8 for share in apart), apart
 
 
 @pytest.mark.usefixtures("quick")
-def test_few_groups_are_covered_by_the_interval_of_student() -> None:
-    assert all(share >= 0.89 for share in coverage("question-answering", FEW, 100))
-    assert all(share >= 0.89 for share in coverage("token-classification", FEW, 100))
+@pytest.mark.parametrize("case", ["text-classification, pairs", "text-regression"])
+def test_few_groups_are_covered_by_the_interval_of_student(case: str) -> None:
+    assert all(share >= 0.88 for share in coverage(case, FEW, 60))
 
 
 @pytest.mark.slow

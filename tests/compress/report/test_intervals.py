@@ -179,7 +179,7 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
     for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 40, 40)
         figures.append(perplexity(before[rows], labels[rows]))
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, levels(40))), rel=1e-5)  # ends lie between two draws of the logarithm
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, levels(40))), rel=1e-5)
     assert found["value"] == perplexity(before, labels)
     assert found["n"] == (labels != IGNORED).sum()
 
