@@ -17,7 +17,7 @@ from compress.models.own_shape import tokens_of
 from compress.models.size import count
 from compress.recipe import Recipe
 from compress.report import phrases
-from compress.run.prepare import prepare
+from compress.run.prepare import noted, prepare
 from compress.stage.context import Context
 
 SHORTEST = 128
@@ -40,6 +40,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))
+    notes = noted(recipe, planned[0].config, context)
     data = context.data
     unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].generates else "rows"
     lines = [
@@ -47,6 +48,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
     ]
+    lines[2:2] = notes
     lines += [" ".join((_line(entry), *_tokens(entry, planned))) for entry in planned]
     lines += _by_length(planned, context)
     todo = [entry for entry in planned if entry.cached is None]

@@ -7,19 +7,17 @@ their own Python code.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
-from compress.artifacts.artifact import digest, file_digest, write_json
+from compress.artifacts.artifact import digest, file_digest
 from compress.artifacts.safetensors import FLOATS, check_finite, headers, read_json, weight_files
 from compress.core.errors import InputError
 from compress.core.files import local
@@ -41,17 +39,14 @@ from compress.models.config import (
     read_config,
     set_labels,
 )
-from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
+from compress.models.files import SMALL_FILES, WEIGHT_FILES, find, is_local
 from compress.models.forward import forward
 from compress.models.heads.embedding import pooling_file, write_files
 from compress.models.heads.towers import check_towers, with_first_scale
-from compress.models.heads.transcriber import write_vocabulary
-from compress.models.inputs.images import image_shape
-from compress.models.inputs.padding import padding_of, settle_padding
-from compress.models.inputs.sounds import settings_of, settle, sound_steps
+from compress.models.inputs.saving import save_preprocessing, settle_inputs
+from compress.models.inputs.sounds import settle
 from compress.models.inputs.tokenizer import TrainedTokenizer
-from compress.models.inputs.tokenizer_file import has_token_types, tokenizer_file, write_tokenizer
-from compress.models.library import REFUSED, as_with_head, model_class, one_line, quiet, some, with_class
+from compress.models.library import REFUSED, as_with_head, one_line, quiet, some, with_class
 from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.size import count
@@ -158,16 +153,14 @@ def import_model(
         else:
             model, new = _import_folder(config, source, data_labels, seed)
         built, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
-        if TASKS[task].modality == "text" and not TASKS[task].generates and not isinstance(tokenizer, TrainedTokenizer):
-            folder = _tokenizer_folder(source, tokenizer)
-            settle_padding(built, folder, tokenizer_file(folder).tokenizer())
+        settle_inputs(config, source, built, tokenizer)
         if TASKS[task].generates:
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
         write_files(built, out)
     mark(out)
-    _save_preprocessing(config, source, built, out, tokenizer, log)
+    save_preprocessing(config, source, built, out, tokenizer, log)
     labels = list(label_list(built)) if TASKS[task].classifies else []
     origin = (config.path or "random weights") + (", with its adapter merged" if config.adapter else "")
     _write_card(out, origin, task, labels)
@@ -299,82 +292,6 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         return with_first_scale(auto_class(config.task, built).from_config(with_class(built, config.task)))
-
-
-def _save_preprocessing(
-    config: ModelConfig,
-    source: Path | None,
-    built: Any,
-    out: Path,
-    tokenizer: str | TrainedTokenizer | None,
-    log: Callable[[str], None],
-) -> None:
-    """Saves the preprocessing files: the tokenizer, or the settings of the image processor or feature extractor."""
-    if TASKS[config.task].modality == "audio":
-        settings = settings_of(source, built, config.preprocessor)
-        sound_steps(settings, built, "model.preprocessor" if source is None else f"model.path: {source / IMAGE_FILES[0]}")
-        write_json(out / IMAGE_FILES[0], settings)
-        if TASKS[config.task].transcribes:
-            write_vocabulary(out, label_list(built))
-        return
-    if TASKS[config.task].modality == "image":
-        if config.preprocessor is not None:
-            write_json(out / IMAGE_FILES[0], config.preprocessor)
-        elif source is None:
-            write_json(out / IMAGE_FILES[0], image_settings(built))
-        else:
-            read_json(source / IMAGE_FILES[0], "model.path")
-            copy_files(source, out, IMAGE_FILES)
-    if not TASKS[config.task].reads_text:
-        return
-    if isinstance(tokenizer, TrainedTokenizer):
-        tokenizer.write(out)
-        return
-    folder = _tokenizer_folder(source, tokenizer)
-    _save_tokenizer(folder, out, config.task, built, log)
-
-
-def _tokenizer_folder(source: Path | None, tokenizer: str | None) -> Path:
-    """Returns the folder of the tokenizer of the recipe, or the folder of its model."""
-    folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
-    check_tokenizer(folder, "model.path")
-    return folder
-
-
-def image_settings(config: Any) -> dict[str, Any]:
-    """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
-    channels, height, width = image_shape(config)
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_convert_rgb": channels == 3,
-        "do_resize": True,
-        "size": {"height": height, "width": width},
-        "resample": 2,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [0.5] * channels,
-        "image_std": [0.5] * channels,
-    }
-
-
-def _save_tokenizer(folder: Path, out: Path, task: Task, built: Any, log: Callable[[str], None]) -> None:
-    """Writes the tokenizer files: unchanged, as far as tokenizer.json is there and says all (`compress.models.inputs.tokenizer_file`)."""
-    copy_files(folder, out, TEXT_FILES)
-    row, texts = TASKS[task], getattr(built, "text_config", built)
-    changes: dict[str, Any] = {}
-    if row.modality == "text" and not row.generates:
-        forward = inspect.signature(model_class(built, task).forward).parameters
-        if "token_type_ids" in forward and not has_token_types(built) and getattr(built, "type_vocab_size", None) is None:
-            changes["model_input_names"] = ["input_ids", "attention_mask"]
-        changes.update(padding_of(built, folder, tokenizer_file(folder).tokenizer()))
-    for note in write_tokenizer(folder, out, changes, embeds=row.embeds and not row.two_towers):
-        log(f"  tokenizer: {note}")
-    highest = max(Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
-    if highest >= texts.vocab_size:
-        raise InputError(
-            f"model.path: the tokenizer's highest id is {highest}, but the model has {texts.vocab_size} embeddings; give its own tokenizer"
-        )
 
 
 def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:

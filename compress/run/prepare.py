@@ -26,6 +26,7 @@ from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.library import some
 from compress.models.size import count
 from compress.recipe import Recipe
+from compress.run.inputs import check_inputs
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer
 from compress.stage.context import Context
@@ -95,8 +96,24 @@ def _check_model(recipe: Recipe, context: Context) -> int:
     """Checks the model against data, recipe and stages; returns its multiply-accumulates for one row."""
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     config = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer).config
-    _check_stages(recipe, config, context)
+    problems: list[str] = []
+    for check in (partial(noted, recipe, config, context), partial(_check_stages, recipe, config, context)):
+        try:
+            check()
+        except InputError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise InputError(*problems)
     return count(config, context.task, context.max_length).macs
+
+
+def noted(recipe: Recipe, config: Any, context: Context) -> tuple[str, ...]:
+    """Returns what the import of a recipe's model will note about its tokenizer, one line each.
+
+    Raises:
+        InputError: Rows cannot be prepared for the model.
+    """
+    return check_inputs(recipe.model, config, resolve_tokenizer(recipe.tokenizer, context.data.tokenizer), context)
 
 
 def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:

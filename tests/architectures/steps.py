@@ -26,8 +26,8 @@ from compress.models.architecture.axes import size_of
 from compress.models.architecture.shapes import auto_class
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, set_labels
-from compress.models.importing import image_settings, import_model
-from compress.models.inputs.images import image_shape
+from compress.models.importing import import_model
+from compress.models.inputs.images import image_settings, image_shape
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.size import count
 from compress.stage.context import Context

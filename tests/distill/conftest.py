@@ -102,7 +102,7 @@ def write_tokenizer(folder: Path, words: list[str]) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., nn.Module]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
     from compress.artifacts.artifact import write_json
-    from compress.models.importing import image_settings
+    from compress.models.inputs.images import image_settings
 
     @cache
     def write(kind: str, words: tuple[str, ...] = tuple(WORDS), **changes: Any) -> Path:

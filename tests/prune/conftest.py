@@ -111,7 +111,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
     from compress.artifacts.artifact import write_json
     from compress.models.checkpoint import save
-    from compress.models.importing import image_settings
+    from compress.models.inputs.images import image_settings
 
     @cache
     def write(kind: str, **changes: Any) -> Path:

@@ -63,15 +63,13 @@ def settle_padding(config: Any, folder: Path, tokenizer: Tokenizer) -> None:
     """Gives a config without a padding id, in place, the one of its tokenizer: a batch needs it where a model looks for the last token.
 
     Args:
-        config: Transformers config of a text model.
+        config: Transformers config of a text model, for which `configured_pad` is None.
         folder: Folder with its tokenizer files.
         tokenizer: The tokenizer.
 
     Raises:
         InputError: There is no padding token, or texts end with it: the model would read the token before as the last one.
     """
-    if configured_pad(config) is not None:
-        return
     found = pad_token_id(config, folder, tokenizer)
     if tokenizer.encode("x").ids[-1:] == [found]:
         token = shown(tokenizer.id_to_token(found))

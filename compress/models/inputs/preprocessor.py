@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,17 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     generates = TASKS[task].generates  # its rows are ids: nothing is truncated
     reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
     embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].embeds else {}
-    where = checkpoint / "tokenizer_config.json"
-    sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
-    if sides != ["right", "right"] and not generates:
-        raise InputError(f"{where}: padding or truncation on the side {shown(sides)}; only right is allowed")
     own = read_config(checkpoint, "checkpoint")
     own = own.text_config if TASKS[task].two_towers else own
-    read = most_tokens(own)
-    limit = min(UNLIMITED if read is None else read, _whole(settings, "model_max_length", UNLIMITED, where))
-    if max_length > limit:
-        raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens")
+    problems = [*_unreadable(checkpoint, settings, own, max_length, generates)]
+    pad = 0
+    if not reads_blocks:
+        try:
+            pad = _pad_token_id(own, checkpoint, tokenizer, task)
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
     return Preprocessor(
         modality="text",
         input_names=_input_names(checkpoint, own, settings, task),
@@ -128,14 +130,26 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         task=task,
         max_length=max_length,
         buckets=tuple(sorted({length for length in target.lengths if length < max_length} | {max_length})),
-        pad_token_id=0 if reads_blocks else _pad_token_id(own, checkpoint, tokenizer, task),
-        pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
+        pad_token_id=pad,
+        pad_token_type_id=_whole(settings, "pad_token_type_id", 0, checkpoint / "tokenizer_config.json"),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
         dimensions=(embedding.get("dimensions") or config["hidden_size"]) if embedding else 0,
         response=answer_of(task).RESPONSE,
         tokenizer=tokenizer,
     )
+
+
+def _unreadable(checkpoint: Path, settings: dict[str, Any], own: Any, max_length: int, generates: bool) -> Iterator[str]:
+    """Yields what of a tokenizer's settings, or of `data.max_length`, does not fit the model."""
+    where = checkpoint / "tokenizer_config.json"
+    sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
+    if sides != ["right", "right"] and not generates:
+        yield f"{where}: padding or truncation on the side {shown(sides)}; only right is allowed"
+    read = most_tokens(own)
+    limit = min(UNLIMITED if read is None else read, _whole(settings, "model_max_length", UNLIMITED, where))
+    if max_length > limit:
+        yield f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

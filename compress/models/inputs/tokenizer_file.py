@@ -75,9 +75,13 @@ def tokenizer_file(folder: Path, *, embeds: bool = False) -> TokenizerFile:
     Raises:
         InputError: There is no readable tokenizer, or a setting of tokenizer_config.json cannot be applied.
     """
+    return _tokenizer_file(folder, embeds, state_of(folder))
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Returns name, time and size of the small files of a folder: what is read of them holds until one is written anew."""
     stats = [(file.name, file.stat()) for pattern in SMALL_FILES for file in sorted(folder.glob(pattern)) if file.is_file()]
-    state = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-    return _tokenizer_file(folder, embeds, state)
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 @lru_cache(maxsize=8)
@@ -169,6 +173,12 @@ def from_class(folder: Path, **settings: Any) -> Any:
 
 def unlike_class(folder: Path, used: TokenizerFile) -> str | None:
     """Returns in one line that the class in Transformers encodes some texts otherwise than the file; None where it does not."""
+    return _unlike_class(folder, used, state_of(folder))
+
+
+@lru_cache(maxsize=8)
+def _unlike_class(folder: Path, used: TokenizerFile, state: tuple[Any, ...]) -> str | None:
+    del state  # part of the key
     try:
         made = from_class(folder)
     except InputError as error:
@@ -329,8 +339,8 @@ def _ends(folder: Path, text: str, settings: Mapping[str, Any]) -> Iterator[str]
 def class_inputs(settings: Mapping[str, Any], model_type: str) -> tuple[str, ...] | None:
     """Returns the inputs that the folder's tokenizer makes of a text in Transformers; None where that is left to the model.
 
-    `model_input_names` of tokenizer_config.json says so, else the class. The generic class is left out: it made token_type_ids in
-    Transformers 4 and makes none in Transformers 5.
+    `model_input_names` of tokenizer_config.json says so, else the class. The generic class is left out, and classes that take its inputs
+    over (XLNet): it made token_type_ids in Transformers 4 and makes none in Transformers 5.
 
     Args:
         settings: tokenizer_config.json.
@@ -344,10 +354,8 @@ def class_inputs(settings: Mapping[str, Any], model_type: str) -> tuple[str, ...
         return tuple(map(str, given))
     name = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(model_type)
     found = tokenizer_class_from_name(name) if isinstance(name, str) else None
-    if found is None or found is PreTrainedTokenizerFast:
-        return None
-    names: tuple[str, ...] = tuple(getattr(found, "model_input_names", ())) or None  # type: ignore[assignment]
-    return names
+    names = getattr(found, "model_input_names", None)
+    return None if names is None or names is PreTrainedTokenizerFast.model_input_names else tuple(names)
 
 
 def has_token_types(config: Any) -> bool:
@@ -365,17 +373,25 @@ def names_of(folder: Path, used: Tokenizer) -> dict[str, Any]:
 
     The class in Transformers names them, or tokenizer_config.json where that class does not read the folder.
     """
+    known, extra = _names(folder, state_of(folder))
+    names: dict[str, Any] = {name: token for name, token in known if used.token_to_id(token) is not None}
+    extra = tuple(token for token in extra if used.token_to_id(token) is not None)
+    return {**names, EXTRA: list(extra)} if extra else names
+
+
+@lru_cache(maxsize=8)
+def _names(folder: Path, state: tuple[Any, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    del state  # part of the key
     try:
         made = from_class(folder)
         known: dict[str, Any] = {name: getattr(made, name, None) for name in (*SPECIAL, EXTRA)}
     except InputError:  # tokenizer.json is there and decides: only names are missing
         known = {**_json(folder / "special_tokens_map.json"), **settings_of(folder)}
         known[EXTRA] = known.get(EXTRA) or known.get("additional_special_tokens")
-    contents = {name: content_of(known.get(name)) for name in SPECIAL}
-    names: dict[str, Any] = {name: token for name, token in contents.items() if token is not None and used.token_to_id(token) is not None}
+    contents = [(name, content_of(known.get(name))) for name in SPECIAL]
     given = known[EXTRA] if isinstance(known[EXTRA], list | tuple) else ()
-    extra = [token for token in map(content_of, given) if token is not None and used.token_to_id(token) is not None]
-    return {**names, EXTRA: extra} if extra else names
+    extra = tuple(token for token in map(content_of, given) if token is not None)
+    return tuple((name, token) for name, token in contents if token is not None), extra
 
 
 def content_of(token: Any) -> str | None:

@@ -1,0 +1,101 @@
+"""Checks before anything is trained what rows a model can be given: builds its tokenizer and its preprocessor, and prepares one row.
+
+No weights are read. `compress plan` shows what is noted, and an import logs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.artifact import digest
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
+from compress.data.splits import content_key
+from compress.models.config import ModelConfig, label_names, set_labels
+from compress.models.files import find
+from compress.models.inputs.preprocessor import preprocessor
+from compress.models.inputs.saving import save_preprocessing, settle_inputs
+from compress.models.inputs.sounds import settle
+from compress.models.inputs.tokenizer import TrainedTokenizer
+from compress.models.inputs.tokenizer_file import state_of
+from compress.models.library import quiet
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
+
+
+def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> tuple[str, ...]:
+    """Builds the preprocessor of a model as its import would, and prepares a row of the data.
+
+    Args:
+        config: The recipe's model section.
+        checked: Transformers config of the model, as `compress.models.importing.check_model` returns it.
+        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained.
+        context: The context of the first step.
+
+    Returns:
+        Lines about what is not as in the folder of the model, one each.
+
+    Raises:
+        InputError: Rows cannot be prepared for the model.
+    """
+    source = None if config.path is None else find(config.path, "model.path", weights=False)
+    key = _key(config, source, checked, tokenizer, context)
+    if key not in _known:
+        _known[key] = _checked(config, source, checked, tokenizer, context)
+    return _known[key]
+
+
+_known: dict[str, tuple[str, ...]] = {}
+"""What was noted, by everything that it depends on: a search checks the same model for every candidate."""
+
+
+def _key(config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> str:
+    named = tokenizer.digest if isinstance(tokenizer, TrainedTokenizer) else tokenizer
+    folders = [source, None if named is None or named is not tokenizer else find(named, "tokenizer", weights=False)]
+    states = [None if folder is None else (str(folder), state_of(folder)) for folder in folders]
+    rows = [content_key(row).hex() for row in context.data.evaluation.rows[:1]]
+    how = (context.max_length, context.target.model_dump(mode="json"), context.stride, context.aggregate, list(context.data.labels))
+    return digest([config.model_dump(mode="json"), checked.to_json_string(use_diff=False), named, states, rows, *how])
+
+
+def _checked(
+    config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context
+) -> tuple[str, ...]:
+    """Returns what `check_inputs` does."""
+    built, notes, problems = copy.deepcopy(checked), list[str](), dict[str, None]()
+    set_labels(settle(built), config.task, label_names(config) or context.data.labels)
+    with tempfile.TemporaryDirectory(prefix="compress-inputs-") as scratch:
+        folder, named = Path(scratch), source or Path("model.config")
+
+        def write() -> None:
+            with quiet():
+                built.save_pretrained(folder)
+            save_preprocessing(config, source, built, folder, tokenizer, lambda note: notes.append(note.strip()))
+
+        def prepare() -> None:
+            made.append(preprocessor(folder, config.task, context.max_length, context.target, context.stride, context.aggregate))
+
+        made: list[Preprocessor] = []
+        steps: list[Callable[[], None]] = [partial(settle_inputs, config, source, built, tokenizer), write, prepare]
+        for step in steps:
+            try:
+                step()
+            except InputError as error:  # the scratch folder is gone when the user reads this
+                told = (problem.replace(str(folder), str(named)).replace(folder.name, named.name) for problem in error.problems)
+                problems.update(dict.fromkeys(told))
+                if step is write:
+                    break
+    if problems:
+        raise InputError(*problems)
+    (prepared,) = made
+    for row in context.data.evaluation.rows[:1] if TASKS[config.task].reads_text else ():
+        try:
+            prepared.encode([row], 0)
+        except ValueError as error:
+            raise InputError(f"data: the first evaluation row: {error}") from error
+    return tuple(notes)

@@ -1,0 +1,66 @@
+"""What a model reads is checked at `compress plan` and before the first stage: all problems at once, without its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.commands.plan import describe
+from compress.core.errors import InputError
+from compress.pipeline import run
+from compress.recipe import Recipe, check
+
+
+def recipe(folder: Path, max_length: int = 16) -> Recipe:
+    data = folder.parent / "data.tsv"
+    data.write_text("text\tlabel\n" + "".join(f"good film {number}\tyes\nbad movie {number}\tno\n" for number in range(12)))
+    settings: dict[str, Any] = {
+        "name": "inputs",
+        "model": {"path": str(folder), "task": "text-classification", "head": "new"},
+        "data": {"path": str(data), "max_length": max_length},
+        "stages": [{"finetune": {"epochs": 1}}],
+        "target": {"sequence_lengths": [8, 16]},
+    }
+    return check(settings)
+
+
+@pytest.fixture
+def folder(tiny_bert: Path, tmp_path: Path) -> Path:
+    """A BERT whose tokenizer.json can be changed."""
+    return Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_a_plan_names_all_problems_of_a_tokenizer_at_once(folder: Path, tmp_path: Path) -> None:
+    change(folder / "config.json", pad_token_id=None)
+    change(folder / "tokenizer_config.json", pad_token=None, padding_side="left", model_max_length=12)
+    with pytest.raises(InputError) as caught:
+        describe(recipe(folder), tmp_path / "run")
+    parts = ("no padding token", "only right is allowed", "data.max_length: 16 given")
+    assert all(any(part in problem for problem in caught.value.problems) for part in parts)
+    assert len(caught.value.problems) == len(parts)
+    assert all(str(folder) in problem or folder.name in problem for problem in caught.value.problems)
+
+
+def test_a_plan_says_what_is_not_as_in_the_folder_and_reads_no_weights(folder: Path, tmp_path: Path) -> None:
+    assert "tokenizer:" not in describe(recipe(folder), tmp_path / "run")
+    change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
+    weights = (folder / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(weights[:8], "little")
+    (folder / "model.safetensors").write_bytes(weights[:header] + b"\xff" * (len(weights) - header))  # no finite weight is left
+    (line,) = [line for line in describe(recipe(folder), tmp_path / "run").splitlines() if "tokenizer:" in line]
+    assert "do_lower_case" in line
+
+
+def test_a_run_ends_before_its_first_stage(folder: Path, tmp_path: Path) -> None:
+    change(folder / "tokenizer_config.json", padding_side="left")
+    with pytest.raises(InputError, match="only right is allowed"):
+        run(recipe(folder), tmp_path / "run")
+    assert not list((tmp_path / "run" / "stages").glob("*/manifest.json"))
