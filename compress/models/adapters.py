@@ -3,10 +3,10 @@
     DIR/config.json, model.safetensors                      the model
     DIR/adapter_config.json, adapter_model.safetensors      what was trained on top of it
 
-Transformers puts such an adapter on a model that it loads, as modules of its own, and then reports the missing weights of the adapter as those
-of the model. Whether the weights hold the adapter already cannot be told from the files, so that the recipe has to. Merging is peft's:
-W + (alpha / r) B A for low-rank adapters (https://arxiv.org/abs/2106.09685). Not supported: adapters that are no change of weights, such as
-learned prompts; adapters without the weights of their model.
+Transformers puts such an adapter on a model that it loads, as modules of its own, and then reports the missing weights of the adapter as if
+they were missing in the model. Whether the weights hold the adapter already cannot be read from the files, so the recipe says it. Merging
+is peft's: W + (alpha / r) B A for low-rank adapters (https://arxiv.org/abs/2106.09685). Not supported: adapters that are no change of
+weights, such as learned prompts; adapters without the weights of their model.
 """
 
 from __future__ import annotations

@@ -31,12 +31,13 @@ from compress.models.inputs.positions import first_position
 from compress.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
-from compress.models.raw_config import check_labels, check_raw
+from compress.models.raw_config import OUTPUTS, check_labels, check_raw, without_outputs
 from compress.standalone.response import BLANK
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
-    "_name_or_path"
+    "_name_or_path",
+    *OUTPUTS,
 }
 
 
@@ -130,8 +131,9 @@ def read_config(folder: Path, key: str) -> Any:
     check_raw(raw, _defaults(kind), f"{key}: {folder / 'config.json'}")
     try:
         with quiet():
-            if raw.get(SHAPE_KEY):
-                found = CONFIG_MAPPING[kind].from_dict(raw)
+            own = without_outputs(raw)
+            if raw.get(SHAPE_KEY) or own != raw:
+                found = CONFIG_MAPPING[kind].from_dict(own)
             else:
                 found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (StrictDataclassError, OSError, *REFUSED) as error:
@@ -246,6 +248,7 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
         raise InputError(*(f"model.config.{name}: not a key of {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {name: value for name, value in raw.items() if name in allowed}
     check_raw(values, _defaults(kind), "model.config")
+    values = without_outputs(values)
     if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
     if TASKS[config.task].two_towers:

@@ -36,6 +36,8 @@ SIZES = re.compile(
 )
 TYPES = {"id2label": (dict, "a map"), "label2id": (dict, "a map"), "architectures": (list, "a list of names")}
 IMPLEMENTATIONS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+OUTPUTS = {"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"}
+"""Keys that say what a model returns besides its answer and in which form: settings of whoever calls it, not of the model."""
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
@@ -64,6 +66,11 @@ def check_raw(raw: Mapping[str, Any], default: Mapping[str, Any], where: str) ->
     problems += _problems(raw, default, where, 0)
     if problems:
         raise InputError(*problems)
+
+
+def without_outputs(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a config.json, checked by `check_raw`, without the keys in `OUTPUTS`, in the configs inside it too."""
+    return {name: without_outputs(value) if isinstance(value, dict) else value for name, value in raw.items() if name not in OUTPUTS}
 
 
 def check_labels(names: Mapping[int, Any], where: str) -> tuple[str, ...]:
