@@ -170,14 +170,13 @@ def _found(model: Any) -> Parts:
     paths = {module: path for path, module in model.named_modules()}
     base, config = model.base_model, model.config
     layers, first = list(base.layers), base.layers[0]
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in ([rope] if "rope_type" in rope else rope.values())}
-    if kinds & {"dynamic", "longrope"}:
-        raise Otherwise(f"its rotary embeddings are {', '.join(sorted(map(str, kinds)))}, and depend on the length")
     attention = first.self_attn
     size, context = int(attention.head_dim), most_tokens(config) or UNLIMITED
     hidden = torch.zeros(1, 1, base.embed_tokens.weight.shape[1])
-    cosine, sine = (one[0].float() for one in base.rotary_emb(hidden, torch.arange(context)[None]))
+    alone, whole = ([one[0].float() for one in base.rotary_emb(hidden, torch.arange(count)[None])] for count in (min(2, context), context))
+    if not all(torch.equal(one, other[: len(one)]) for one, other in zip(alone, whole, strict=True)):
+        raise Otherwise("its rotary embeddings depend on the length of the text")
+    cosine, sine = whole
     if cosine.shape != (context, size):
         raise Otherwise(f"its rotary embeddings turn {cosine.shape[-1]} of the {size} numbers of a head")
     if size % HEAD_UNIT:

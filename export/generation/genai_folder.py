@@ -8,8 +8,9 @@ Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CP
 tokenizer, and token ids in any case.
 
 Two ways to run attention. Paged attention serves many requests at once; OpenVINO makes it from the graph where it finds the operator
-ScaledDotProductAttention in every layer, and drops the attention mask. That is right for causal attention alone: `paged_obstacle` names
-the models for which it is not. Stateful attention runs the graph as it is, one request at a time.
+ScaledDotProductAttention in every layer, and drops the attention mask. That is right for causal attention alone, and where no token depends
+on how many others are read with it: `paged_obstacle` names the models for which it is not. Stateful attention runs the graph as it is, one
+request at a time.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from typing import Any
 import openvino
 from transformers import GenerationConfig
 
-from compress.models.config import read_config
+from compress.models.config import most_tokens, read_config
 from compress.models.library import quiet
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
 from export.generation.on_grids import on_grids
+from export.generation.positions import looks_ahead
 from export.generation.text_files import write_graphs, write_text_files
 
 MODEL = "openvino_model.xml"
 ATTENTION = "ScaledDotProductAttention"
 RUNTIME_OPTIONS = "runtime_options"
+UNLIMITED_CONTEXT = 2048
+"""Tokens of a model whose positions have no limit."""
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -91,6 +95,11 @@ def paged_obstacle(folder: Path) -> str | None:
     layers, found = len(graph.get_sinks()) // 2, sum(node.get_type_name() == ATTENTION for node in graph.get_ops())
     if found < layers:
         return f"{layers - found} of {layers} layers compute attention without the operator {ATTENTION} (ALiBi or capped scores)"
+    texts = config.get_text_config()
+    if looks_ahead(graph, most_tokens(texts) or UNLIMITED_CONTEXT, texts.vocab_size):
+        return (
+            "its positions depend on the longest text that is read at once (LongRoPE), and paged attention reads several, and parts of them"
+        )
     return None
 
 

@@ -41,8 +41,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 def decoder(kind: str) -> PreTrainedModel:
     """Returns a decoder of this kind, always with the same weights."""
+    return with_spread_weights(CONFIGS[kind]())
+
+
+def with_spread_weights(config: Any) -> PreTrainedModel:
+    """Returns the decoder of a config, always with the same weights."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(SPREAD * parameter if parameter.dim() > 1 else parameter + 0.05 * torch.randn_like(parameter))

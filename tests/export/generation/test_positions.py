@@ -1,0 +1,98 @@
+"""Positions that depend on the longest text read at once: known by what the graph computes, and served where they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import transformers
+
+from compress.core.decoding import Decoding
+from compress.core.errors import InputError
+from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, properties
+from export.engines.spec import EngineSpec
+from export.generation.cached_graph import cached_graph
+from export.generation.decoder_parts import parts_of
+from export.generation.genai_folder import MODEL, paged_obstacle
+from export.generation.positions import looks_ahead
+from export.generation.prompts import Prompts, greedy
+from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
+
+CONTEXT, ORIGINAL, HALF = 1024, 40, 8
+SHAPE: dict[str, Any] = {**GROUPED, "max_position_embeddings": CONTEXT}
+FACTORS = {"short_factor": [1.0] * HALF, "long_factor": [1.0 + 3 * place for place in range(HALF)]}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+LONG = rope("longrope", original_max_position_embeddings=ORIGINAL, factor=CONTEXT / ORIGINAL, **FACTORS)
+AHEAD: dict[str, Callable[[], Any]] = {
+    "longrope": lambda: transformers.LlamaConfig(**LONG, **SHAPE),
+    "longrope, phi3": lambda: transformers.Phi3Config(original_max_position_embeddings=ORIGINAL, **LONG, **SHAPE),
+}
+BACK: dict[str, Callable[[], Any]] = {
+    "default": lambda: transformers.LlamaConfig(**SHAPE),
+    "dynamic": lambda: transformers.LlamaConfig(**rope("dynamic", factor=4.0), **SHAPE),  # up to the context as the default
+    "yarn": lambda: transformers.LlamaConfig(**rope("yarn", factor=8.0, original_max_position_embeddings=ORIGINAL), **SHAPE),
+    "longrope that stays short": lambda: transformers.LlamaConfig(**LONG, **{**SHAPE, "max_position_embeddings": ORIGINAL}),
+    "learned": lambda: transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, **TOKENS),
+    "alibi": lambda: transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, **TOKENS),
+}
+
+
+@cache
+def model(kind: str) -> Any:
+    return with_spread_weights({**AHEAD, **BACK}[kind]())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What OpenVINO GenAI reads of the first model of `AHEAD`, but for a tokenizer."""
+    path = tmp_path_factory.mktemp("longrope")
+    openvino.save_model(cached_graph(model("longrope")), path / MODEL, compress_to_fp16=False)
+    model("longrope").config.save_pretrained(path)
+    transformers.GenerationConfig(bos_token_id=1).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", [*AHEAD, *BACK])
+def test_what_looks_ahead_is_known_by_its_logits(kind: str) -> None:
+    context = model(kind).config.get_text_config()
+    found = looks_ahead(cached_graph(model(kind)), getattr(context, "max_position_embeddings", CONTEXT), VOCABULARY)
+    assert found == (kind in AHEAD)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "default", "dynamic", "yarn"])
+def test_layers_of_llama_are_written_for_onnx_runtime_unless_they_look_ahead(kind: str) -> None:
+    if kind in AHEAD:
+        with pytest.raises(InputError, match="its rotary embeddings depend on the length of the text"):
+            parts_of(model(kind))
+    else:
+        assert parts_of(model(kind)).context == CONTEXT
+
+
+def answers(folder: Path, mode: str, rows: list[np.ndarray]) -> list[list[int]]:
+    given = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
+    spec = EngineSpec("openvino_genai", mode, "fp32", "fp32", "cpu", 1, str(folder / MODEL), str(folder), (1,), given)
+    found = OpenVinoGenai(spec).generate(rows, Decoding(max_tokens=8, ignore_end=True))
+    return [list(answer.tokens[0]) for answer in found]
+
+
+def test_short_and_long_prompts_are_answered_right_in_the_mode_that_is_left(folder: Path) -> None:
+    obstacle = paged_obstacle(folder)
+    assert obstacle is not None
+    assert "longest text" in obstacle
+    random = np.random.default_rng(0)  # short, longer than a part of 256 tokens, longer than the original positions
+    rows = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in (20, 300, ORIGINAL + 5)]
+    expected = greedy(model("longrope"), Prompts(tuple(rows), 8)).tolist()
+    assert answers(folder, "stateful", rows) == expected
+    paged = answers(folder, "paged", rows)
+    assert paged[1] == expected[1]
+    assert paged[0] != expected[0]  # once it is equal, the mode need not be avoided any more
