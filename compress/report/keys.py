@@ -333,10 +333,22 @@ KEYS: tuple[Key, ...] = tuple(
         ("triton.tuned.limit_p99_ms", "number", "Largest p99 of a load that counts, milliseconds."),
         ("triton.tuned.best.*", "map", "The settings that are served: `instances`, `threads`, `max_batch_size`, `max_queue_delay_us`."),
         (
+            "triton.tuned.confirmation.proposed.*",
+            "map",
+            "The settings that won the search, measured again beside those of the recipe; `confirmation` is null where these won.",
+        ),
+        ("triton.tuned.confirmation.repeats", "integer", "How often both were measured again, in turns."),
+        ("triton.tuned.confirmation.rows_per_s[]", "number", "Rows per second of the proposed settings in each repeat; 0: none in time."),
+        ("triton.tuned.confirmation.own_rows_per_s[]", "number", "Rows per second of the settings of the recipe in each repeat."),
+        ("triton.tuned.confirmation.ratio.value", "number", "Rate of the proposed settings over those of the recipe; null: no bound."),
+        ("triton.tuned.confirmation.ratio.low", "number", "Lower end of its 95 % interval."),
+        ("triton.tuned.confirmation.ratio.high", "number", "Upper end of its 95 % interval; null: no bound."),
+        ("triton.tuned.confirmation.taken", "boolean", "Whether they are served: the lower end is above 1."),
+        (
             "triton.tuned.trials[].*",
             "map",
-            "Settings that were tried, the best first: the same, `rows_per_s`, `p99_ms` and `concurrency` of the best load within the "
-            "limit, `rounds`, `loads`, and whether they are those of the recipe (`own`).",
+            "Settings that were tried, those that are served first: the same, `rows_per_s`, `p99_ms` and `concurrency` of the best load "
+            "within the limit, `rounds`, `loads`, and whether they are those of the recipe (`own`).",
         ),
         ("flips", "integer", "Lines of `flips.jsonl`: predictions that changed between two backends; null without that file."),
         ("warnings[]", "text", "Warnings of the run."),

@@ -20,7 +20,7 @@ from triton_repo.tuning.load import Level, Loaded
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
 
-TUNE = Tune(seconds=0.3, concurrency=(1, 4), instances=(1, 2), max_batch_size=(4,), max_queue_delay_us=(0,))
+TUNE = Tune(seconds=0.3, repeats=5, concurrency=(1, 4), instances=(1, 2), max_batch_size=(4,), max_queue_delay_us=(0,))
 
 
 def context(folder: Path) -> Context:
@@ -72,7 +72,11 @@ def test_settings_are_searched_on_the_real_server(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out" / "triton.json").read_text())
     found = document["tuned"]
     assert len(found["trials"]) == 3
-    assert found["trials"][0]["rows_per_s"] == max(trial["rows_per_s"] for trial in found["trials"]) > 0
+    assert found["trials"][0]["rows_per_s"] > 0
+    assert {key: found["trials"][0][key] for key in found["best"]} == found["best"]
+    confirmed = found["confirmation"]
+    assert found["trials"][0]["own"] == (confirmed is None or not confirmed["taken"])
+    assert confirmed is None or len(confirmed["rows_per_s"]) == len(confirmed["own_rows_per_s"]) == confirmed["repeats"] == TUNE.repeats
     config, settings = served(tmp_path / "out" / REPOSITORY)
     best = found["best"]
     assert (config.instance_group[0].count, config.max_batch_size) == (best["instances"], best["max_batch_size"])

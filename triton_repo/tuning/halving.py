@@ -1,8 +1,8 @@
 """Successive halving (Jamieson and Talwalkar, AISTATS 2016, algorithm 1), in rounds that keep a third: all points are measured for a short
 time, the best third three times as long, and so on until one round is left with at most `FINALISTS`.
 
-The first point, the settings that are already there, is measured in every round: what wins has been compared with it over the longest
-measurement, and nothing is changed where nothing is better.
+The first point, the settings that are already there, is measured in every round. What wins is a proposal: the best of many noisy
+measurements is mostly luck, so it is measured anew beside that point (`triton_repo.tuning.confirmation`).
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ class Tune(Config):
     """Rows of a request."""
     seconds: Annotated[float, Field(ge=0.1, le=600)] = 2.0
     """Seconds of a measurement in the first round. Each round keeps a third of the settings and measures them three times as long."""
+    repeats: Annotated[int, Field(ge=5, le=100)] = 6
+    """Times that the best settings and those of the recipe are measured anew, in turns, each three times as long as in the first round.
+    The best ones are taken if they are faster by the whole 95 % interval of the ratio; more repeats show smaller gains."""
     instances: Counts | None = None
     """Processes to try. null: 1 and the threads of the target, and what lies between in powers of two."""
     max_batch_size: Counts | None = None

@@ -1,6 +1,7 @@
 """The search: writes the served model with each setting into a folder of its own, starts the server on it, and loads it.
 
-    points -> successive halving over measured load -> the best point, and all that were tried
+    points -> successive halving over measured load -> the best point, beside the settings of the recipe on new measurements in turns
+           -> the best point if it is faster by the whole interval, else the settings of the recipe
 
 A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or that of its own
 settings where they are saturated: then more rows are answered at no later time.
@@ -20,7 +21,8 @@ from compress.standalone.preprocess import Row
 from triton_repo.load.connection import Address
 from triton_repo.load.load import examine, load_test
 from triton_repo.load.settings import Load
-from triton_repo.tuning.halving import Trial, halve, rounds
+from triton_repo.tuning.confirmation import Confirmation, confirm
+from triton_repo.tuning.halving import KEPT, Trial, halve, rounds
 from triton_repo.tuning.load import Loaded, loaded, saturation
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point, points
@@ -40,13 +42,18 @@ class Tuned:
     """The settings of the recipe."""
     limit_ms: float
     trials: Sequence[Trial[Point, Loaded]]
-    """All points; the first one is the best."""
+    """All points; `best` comes first."""
+    confirmation: Confirmation[Point] | None
+    """The winner of the search beside the settings of the recipe; None where these won it."""
 
     def as_document(self) -> dict[str, Any]:
         """Returns it as JSON types, for triton.json."""
         return {
             "best": asdict(self.best),
             "limit_p99_ms": self.limit_ms,
+            "confirmation": None
+            if self.confirmation is None
+            else {"proposed": asdict(self.confirmation.proposed), **self.confirmation.as_document()},
             "trials": [
                 {
                     **asdict(trial.point),
@@ -77,7 +84,7 @@ def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Cal
     """
     found = points(tune, own, context.target.num_threads)
     measure = measured(write, model, context.data.evaluation.rows, tune, context.scratch)
-    with context.progress.bar(f"tune {model}", sum(rounds(len(found))) + (tune.p99_ms is None)) as advance:
+    with context.progress.bar(f"tune {model}", sum(rounds(len(found))) + (tune.p99_ms is None) + 2 * tune.repeats) as advance:
 
         def counted(point: Point, seconds: float, limit_ms: float | None) -> Loaded:
             loads = measure(point, seconds, limit_ms)
@@ -85,12 +92,18 @@ def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Cal
             return loads
 
         tuned = search(tune, found, counted)
-    own_rate = next(trial.measured.rate for trial in tuned.trials if trial.point == own)
-    context.progress.log(
-        f"  {model}: {len(found)} settings tried; {describe(tuned.best)}: {tuned.trials[0].measured.rate:.0f} rows/s within a p99 of "
-        f"{tuned.limit_ms:.1f} ms, {own_rate:.0f} with those of the recipe"
-    )
+    context.progress.log(f"  {model}: {len(found)} settings tried within a p99 of {tuned.limit_ms:.1f} ms; {in_words(tuned)}")
     return tuned
+
+
+def in_words(tuned: Tuned) -> str:
+    """Returns what was decided, and by which interval."""
+    found = tuned.confirmation
+    if found is None:
+        return "none answered more rows than those of the recipe, which stay"
+    value, low, high = ("without bound" if end is None else f"{end:.2f}" for end in found.ratio)
+    about = f"{value} times the rows/s of those of the recipe, 95 % interval {low} to {high} of {len(found.rates)} repeats"
+    return f"{describe(found.proposed)}: {about}" + ("" if found.taken else "; that may be noise, so those of the recipe stay")
 
 
 def describe(point: Point) -> str:
@@ -123,7 +136,11 @@ def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
         fastest = min((level.p99_ms for trial in trials for level in trial.measured.levels if level.p99_ms is not None), default=None)
         reached = "no request was answered" if fastest is None else f"the smallest p99 was {fastest:.1f} ms"
         raise InputError(f"triton_repo.tune.p99_ms: {limit_ms:g} given; no setting stays within it ({reached}); give more")
-    return Tuned(trials[0].point, found[0], limit_ms, trials)
+    own, proposed, confirmation = found[0], trials[0].point, None
+    if proposed != own:
+        confirmation = confirm(own, proposed, lambda point: measure(point, KEPT * tune.seconds, limit_ms), tune.repeats)
+    best = proposed if confirmation is not None and confirmation.taken else own
+    return Tuned(best, own, limit_ms, sorted(trials, key=lambda trial: trial.point != best), confirmation)
 
 
 def measured(write: Callable[[Point, Path], None], model: str, rows: Sequence[Row], tune: Tune, scratch: Path) -> Measure:

@@ -1,4 +1,4 @@
-"""The settings of the served model that were searched by measured load, the best first."""
+"""The settings of the served model that were searched by measured load, those that are served first, and what confirmed them."""
 
 from __future__ import annotations
 
@@ -23,4 +23,16 @@ def tuned(report: Report) -> View | None:
         }
         for trial in trials
     ]
-    return {"model": found["model"], "limit": phrases.milliseconds(found["limit_p99_ms"]), "rows": rows}
+    limit = phrases.milliseconds(found["limit_p99_ms"])
+    return {"model": found["model"], "limit": limit, "rows": rows, "confirmation": _confirmation(found)}
+
+
+def _confirmation(found: Report) -> View | None:
+    """Returns the ratio over the repeats; None in reports of versions that confirmed nothing, and where the settings of the recipe won."""
+    confirmed = found.get("confirmation")
+    if not confirmed:
+        return None
+    ends = {key: None if end is None else phrases.ratio(end) for key, end in (confirmed.get("ratio") or {}).items()}
+    proposed, trials = confirmed["proposed"], found.get("trials") or []
+    row = next((number for number, trial in enumerate(trials, 1) if all(trial.get(key) == proposed[key] for key in proposed)), None)
+    return {**ends, "repeats": confirmed["repeats"], "taken": confirmed["taken"], "row": row}

@@ -196,6 +196,19 @@ def test_the_settings_that_were_tried_are_shown() -> None:
     for expected in ("1.20\u00d7", "no load was within the limit", "of the recipe", "whose p99 is at most 10.0 ms", "1.50"):
         assert expected in text, expected
     assert "Settings of the server" not in render(make_report())
+    settings = {key: own[key] for key in ("instances", "threads", "max_batch_size", "max_queue_delay_us")}
+    ratio = {"value": 1.03, "low": 0.98, "high": None}
+    confirmed = {"proposed": settings, "repeats": 6, "rows_per_s": [], "own_rows_per_s": [], "ratio": ratio, "taken": False}
+    report["triton"]["tuned"]["confirmation"] = confirmed
+    text = Page(render(report)).text.replace("\u00a0", " ")
+    for expected in (
+        "the settings of row 2",
+        "1.03\u00d7",
+        "interval 0.98\u00d7 to without bound",
+        "6 repeats",
+        "of the recipe are served",
+    ):
+        assert expected in text, expected
 
 
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
