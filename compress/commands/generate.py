@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -41,6 +41,7 @@ from compress.pipeline import opened
 from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
+from compress.standalone.pieces import Pieces
 from export.generation.questions import asked
 from export.generation.text_files import language_text
 
@@ -172,22 +173,27 @@ class Answerer:
             decoding: How tokens are chosen.
             write: Takes the text in pieces, as it comes.
         """
-        from tokenizers.decoders import DecodeStream
-
-        ids, stream = self.ids(prompt, decoding.max_tokens), DecodeStream(skip_special_tokens=True)
+        ids, stream, text = (
+            self.ids(prompt, decoding.max_tokens),
+            Pieces(self._text.decode, self._text.held_letters, decoding.stop),
+            list[str](),
+        )
 
         def told(_: int, tokens: Sequence[int]) -> None:
-            for token in tokens:
-                piece = stream.step(self._text.tokenizer, token)
-                if piece and write is not None:
+            take(stream.add([token]) for token in tokens)
+
+        def take(pieces: Iterable[str]) -> None:
+            for piece in filter(None, pieces):
+                text.append(piece)
+                if write is not None:
                     write(piece)
 
-        streams = write is not None and decoding.beams == 1
-        (found,) = self._process.generate([ids], decoding, told if streams else None)
-        text = BETWEEN.join(self._text.decode(one) for one in found.tokens)
-        if write is not None and not streams:
-            write(text)
-        return Told(text, found, len(ids), decoding)
+        (found,) = self._process.generate([ids], decoding, told if decoding.beams == 1 else None)
+        if decoding.beams == 1:
+            take([stream.end()])
+        else:
+            take([BETWEEN.join(self._text.decode(one) for one in found.tokens)])
+        return Told("".join(text), found, len(ids), decoding)
 
     def __enter__(self) -> Answerer:
         return self

@@ -46,7 +46,7 @@ class Decoding:
     frequency_penalty: float = 0.0
     """Subtracted from them once for each time that the token occurs in the answer."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are not part of it."""
+    """Texts that end the answer, which goes up to the character before them. Its tokens go up to the one that completes the stop text."""
     stop_tokens: tuple[int, ...] = ()
     """Token ids that end the answer, besides those of the model."""
     seed: int = 0
@@ -86,6 +86,8 @@ class Decoding:
             problems.append(f"stop_tokens: {negative} given; give ids of the vocabulary, from 0 on")
         if self.length_penalty != 1 and self.beams == 1:
             problems.append(f"length_penalty: {self.length_penalty:g} given with 1 beam; only a search uses it: give 2 beams or more")
+        if self.beams > 1 and self.stop:
+            problems.append(f"stop: {self.stop[0]!r} given with {self.beams} beams; texts do not end a search: give stop_tokens, or 1 beam")
         if self.beams > 1 and self.temperature > 0:
             problems.append(f"beams: {self.beams} given with temperature {self.temperature:g}; beams do not sample: give temperature 0")
         if self.answers > self.beams:
@@ -113,7 +115,7 @@ class Answer:
     """What a language model answered to one prompt."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """Token ids of each answer, best first; one unless more were asked."""
+    """Token ids of each answer, best first, with the end token or those of the stop text; one unless more were asked."""
     seconds: tuple[float, ...]
     """When each token of a single answer came, counted from the start of all prompts; empty for a search with beams."""
     proposed: int = 0

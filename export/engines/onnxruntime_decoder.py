@@ -33,12 +33,12 @@ from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
 from compress.schemes.table import INT4_BY_INT8, of_precision
 from compress.standalone.decoding_rules import Rules, Text, search
+from compress.standalone.language_text import LanguageText
 from compress.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
-from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime as graphs
+from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
-from export.engines.stop_texts import before_stop, stops
 from export.stored_weights import BLOCKS, attribute
 
 FOLDER, MODEL = "onnx-decoder", "model.onnx"
@@ -141,7 +141,7 @@ class OnnxRuntimeDecoder:
         *before, start = prompt.tolist()
         beams = Beams(self._decoder, before)
         found = search(beams.step, self.rules(decoding, len(prompt)), start, decoding.beams, decoding.length_penalty, before)
-        return Answer(tuple(before_stop(self.decode, one, decoding.stop) for one in found[: decoding.answers]), ())
+        return Answer(tuple(tuple(one) for one in found[: decoding.answers]), ())
 
     def rules(self, decoding: Decoding, length: int) -> Rules:
         """Returns how tokens are chosen behind a prompt of so many tokens.
@@ -154,14 +154,10 @@ class OnnxRuntimeDecoder:
             raise InputError(f"a prompt has {length} tokens; the model reads {self._decoder.context} with its answer: give a shorter one")
         return rules_of(decoding, self._end_tokens, room=room)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids."""
-        assert self._preprocessor.tokenizer is not None, "a text preprocessor has a tokenizer"
-        return self._preprocessor.tokenizer.decode(list(ids))
-
     @cached_property
-    def _preprocessor(self) -> Preprocessor:
-        return Preprocessor.load(Path(self._spec.folder))
+    def text(self) -> LanguageText:
+        """What reads the text of tokens."""
+        return LanguageText.load(Path(self._spec.path).parent)
 
     @cached_property
     def _decoder(self) -> OnnxDecoder:
@@ -176,8 +172,9 @@ class _Writing:
     """The answers to prompts as they are written; as in a server, an answer that ends makes room for another."""
 
     def __init__(self, engine: OnnxRuntimeDecoder, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> None:
-        self._engine, self._prompts, self._decoding, self._told = engine, prompts, decoding, told
+        self._engine, self._prompts, self._told = engine, prompts, told
         self._written = [Text(engine.rules(decoding, len(prompt)), int(prompt[-1]), before=prompt[:-1].tolist()) for prompt in prompts]
+        self._endings = [Ending((), decoding.stop, lambda: engine.text) for _ in prompts]  # the texts know their end tokens
         self._seconds: list[list[float]] = [[] for _ in prompts]
         self._started = time.perf_counter()
 
@@ -193,7 +190,7 @@ class _Writing:
                 logits = texts.read([self._prompts[number] for number in arrived])
                 before, running = running, [*running, *arrived]
                 running = self._take(texts, running, logits, len(before))
-        return [self._answer(number) for number in range(len(self._prompts))]
+        return [Answer((tuple(text.tokens),), tuple(seconds)) for text, seconds in zip(self._written, self._seconds, strict=True)]
 
     def _take(self, texts: Any, running: list[int], logits: Logits, first: int = 0) -> list[int]:
         """Chooses the next token of the texts from `first` on; drops those that have ended, and returns the others."""
@@ -201,18 +198,10 @@ class _Writing:
             text = self._written[number]
             token = text.take(row)
             self._seconds[number].append(time.perf_counter() - self._started)
-            if not self._decoding.stop:  # a text that ends the answer is only known once it is complete
-                self._told(number, [token])
-            elif stops(self._engine.decode, text.tokens, self._decoding.stop):
-                text.stopped = True
+            self._told(number, [token])
+            self._endings[number].take([token])
+            text.stopped = self._endings[number].ended
         kept = [place for place, number in enumerate(running) if self._written[number].ended is None]
         if len(kept) < len(running):
             texts.keep(kept)
         return [running[place] for place in kept]
-
-    def _answer(self, number: int) -> Answer:
-        text, stop = self._written[number], self._decoding.stop
-        tokens = before_stop(self._engine.decode, text.tokens, stop)
-        if stop:
-            self._told(number, tokens)
-        return Answer((tokens,), tuple(self._seconds[number][: len(tokens)]))

@@ -47,8 +47,8 @@ from compress.standalone.draft_folder import with_stand_in
 from compress.standalone.language_text import LanguageText
 from compress.standalone.openvino_request import Request
 from export.engines import openvino as blocks
+from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
-from export.engines.own_ends import Ends
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
 
@@ -219,10 +219,11 @@ class OpenVinoGenai:
 
     def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         pipeline, speculation = self._paged_pipeline, self._spec.speculation
-        settings, ends = generation_config(decoding, self._of_model, speculation), self._ends(decoding)
+        settings = generation_config(decoding, self._of_model, speculation)
+        ends = _own_ends(decoding, self._of_model) if speculation is not None else frozenset()
         started = time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
-        texts = [_Text(ends, partial(told, number)) for number in range(len(prompts))]
+        texts = [_Text(Ending(ends, decoding.stop, lambda: self._text), partial(told, number)) for number in range(len(prompts))]
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = time.perf_counter() - started
@@ -240,6 +241,10 @@ class OpenVinoGenai:
         return [_counted(speculation, *one, decoding) for one in zip(prompts, answers, (text.steps for text in texts), strict=True)]
 
     @cached_property
+    def _text(self) -> LanguageText:
+        return LanguageText.load(Path(self._spec.path).parent)
+
+    @cached_property
     def _of_model(self) -> Any:
         """GenAI's config of the model; a pipeline to which tokens are proposed does not know it."""
         import openvino_genai
@@ -248,29 +253,19 @@ class OpenVinoGenai:
             return self._paged_pipeline.get_config()
         return openvino_genai.GenerationConfig(str(Path(self._spec.path).with_name("generation_config.json")))
 
-    def _ends(self, decoding: Decoding) -> Ends | None:
-        """Returns what ends an answer where the pipeline does not look for it."""
-        if self._spec.speculation is None:
-            return None
-        known = () if decoding.ignore_end else end_tokens(self._of_model)
-        return Ends(frozenset((*decoding.stop_tokens, *known)), decoding.stop, LanguageText.load(Path(self._spec.path).parent).decode)
-
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai
 
         class Clock(openvino_genai.StreamerBase):  # type: ignore[misc]
             """Notes when each token comes."""
 
-            def __init__(self, number: int) -> None:
+            def __init__(self, text: _Text) -> None:
                 super().__init__()
-                self.number = number
-                self.seconds: list[float] = []
+                self.text = text
 
             def write(self, token: int | list[int]) -> Any:
-                tokens = [token] if isinstance(token, int) else token
-                self.seconds += [time.perf_counter() - started] * len(tokens)
-                told(self.number, tokens)
-                return openvino_genai.StreamingStatus.RUNNING
+                self.text.take([token] if isinstance(token, int) else token, time.perf_counter() - started)
+                return openvino_genai.StreamingStatus.CANCEL if self.text.ended else openvino_genai.StreamingStatus.RUNNING
 
             def end(self) -> None:
                 pass
@@ -278,10 +273,10 @@ class OpenVinoGenai:
         pipeline, answers = self._stateful_pipeline, []
         settings, started = generation_config(decoding, pipeline.get_generation_config()), time.perf_counter()
         for number, prompt in enumerate(prompts):
-            clock = Clock(number) if decoding.beams == 1 else None
-            found = pipeline.generate(_tensor(prompt), settings, *([clock] if clock else []))
-            tokens = tuple(tuple(one) for one in found.tokens[: decoding.answers])
-            answers.append(Answer(tokens, tuple(clock.seconds) if clock else ()))
+            text = _Text(Ending((), decoding.stop, lambda: self._text), partial(told, number))
+            found = pipeline.generate(_tensor(prompt), settings, *([Clock(text)] if decoding.beams == 1 else []))
+            searched = tuple(tuple(one) for one in found.tokens[: decoding.answers])
+            answers.append(text.answer() if decoding.beams == 1 else Answer(searched, ()))
         return answers
 
 
@@ -301,39 +296,33 @@ class _Text:
     """The answer to one prompt as it comes.
 
     Args:
-        ends: What ends it; None where the pipeline knows.
+        ending: Looks for what ends it and the pipeline does not look for.
         told: Takes tokens as they come.
     """
 
-    def __init__(self, ends: Ends | None, told: Callable[[Sequence[int]], None]) -> None:
-        self._ends, self._told, self._count = ends, told, 0
+    def __init__(self, ending: Ending, told: Callable[[Sequence[int]], None]) -> None:
+        self._ending, self._told = ending, told
         self._tokens: list[int] = []
         self._seconds: list[float] = []
-        self._cut: tuple[int, ...] | None = None
         self.steps: list[int] = []
         """Tokens that came with each step of the model."""
 
     @property
     def ended(self) -> bool:
         """Whether nothing that still comes belongs to it."""
-        return self._cut is not None
+        return self._ending.ended
 
     def take(self, ids: Sequence[int], now: float) -> None:
         """Takes the tokens of a step; `now` in seconds."""
-        self._tokens += ids
-        self._seconds += [now] * len(ids)
         self.steps.append(len(ids))
-        self._cut = None if self._ends is None else self._ends.cut(self._tokens)
-        if self._ends is None or not (self.ended or self._ends.texts):  # a text that ends the answer is only known once it is complete
-            self._told(ids)
-            self._count += len(ids)
+        taken = self._ending.take(ids)
+        self._tokens += taken
+        self._seconds += [now] * len(taken)
+        self._told(taken)
 
     def answer(self) -> Answer:
-        """Returns the whole answer; tells what was not told yet."""
-        tokens = tuple(self._tokens) if self._cut is None else self._cut
-        if len(tokens) > self._count:
-            self._told(tokens[self._count :])
-        return Answer((tokens,), tuple(self._seconds[: len(tokens)]))
+        """Returns the whole answer."""
+        return Answer((tuple(self._tokens),), tuple(self._seconds))
 
 
 def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer, steps: Sequence[int], decoding: Decoding) -> Answer:
@@ -368,9 +357,8 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
     config.max_new_tokens = decoding.max_tokens
     # GenAI passes all stop tokens over where it ignores the end token
     config.ignore_eos = speculation is not None or (decoding.ignore_end and not decoding.stop_tokens)
-    if speculation is None:  # else see `own_ends`
-        config.stop_token_ids = {*decoding.stop_tokens, *(() if decoding.ignore_end else end_tokens(of_model))}
-        config.stop_strings = set(decoding.stop)
+    if speculation is None:  # else `Ending` looks for them: GenAI passes over those within proposed tokens
+        config.stop_token_ids = set(_own_ends(decoding, of_model))
     # without an end token GenAI takes that of the tokenizer, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if decoding.ignore_end or of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = decoding.repetition_penalty
@@ -399,6 +387,11 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
 def end_tokens(of_model: Any) -> tuple[int, ...]:
     """Returns the end tokens of a model, given GenAI's config of it."""
     return tuple(token for token in (*of_model.stop_token_ids, of_model.eos_token_id) if token >= 0)
+
+
+def _own_ends(decoding: Decoding, of_model: Any) -> frozenset[int]:
+    """Returns the tokens that end an answer."""
+    return frozenset((*decoding.stop_tokens, *(() if decoding.ignore_end else end_tokens(of_model))))
 
 
 def _tensor(prompt: NDArray[np.int32]) -> Any:

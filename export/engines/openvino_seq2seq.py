@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
 from compress.standalone.decoding_rules import Rules, Text, search, write
 from compress.standalone.encoder_decoder import EncoderDecoder
+from compress.standalone.language_text import LanguageText
 from compress.standalone.preprocess import Preprocessor
 from export.engines import openvino as blocks
 from export.engines import openvino_genai as decoders
+from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
-from export.engines.stop_texts import before_stop, stops
 from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "seq2seq"
@@ -129,30 +129,24 @@ class OpenVinoSeq2Seq:
     ) -> list[Answer]:
         """Answers one group; `before` is the number of sources before it."""
         texts = [Text(self._rules(decoding), self._start) for _ in sources]
+        endings = [Ending((), decoding.stop, lambda: self._text) for _ in sources]  # the texts know their end tokens
         seconds: list[list[float]] = [[] for _ in sources]
 
         def took(number: int, token: int) -> None:
             seconds[number].append(time.perf_counter() - started)
-            if told is not None and not decoding.stop:  # a text that ends the answer is only known once it is complete
+            if told is not None:
                 told(before + number, [token])
-            if decoding.stop and stops(self._tokenizer.decode, texts[number].tokens, decoding.stop):
-                texts[number].stopped = True
+            endings[number].take([token])
+            texts[number].stopped = endings[number].ended
 
         with self._model.begin(sources) as group:
             write(group.step, texts, took)
-        answers = []
-        for number, (text, times) in enumerate(zip(texts, seconds, strict=True)):
-            tokens = before_stop(self._tokenizer.decode, text.tokens, decoding.stop)
-            if told is not None and decoding.stop:
-                told(before + number, tokens)
-            answers.append(Answer((tokens,), tuple(times[: len(tokens)])))
-        return answers
+        return [Answer((tuple(text.tokens),), tuple(times)) for text, times in zip(texts, seconds, strict=True)]
 
     def _searched(self, source: NDArray[np.int32], decoding: Decoding) -> Answer:
         with self._model.begin([source] * decoding.beams) as group:
             found = search(group.step, self._rules(decoding), self._start, decoding.beams, decoding.length_penalty)
-        tokens = (before_stop(self._tokenizer.decode, one, decoding.stop) for one in found[: decoding.answers])
-        return Answer(tuple(tokens), ())
+        return Answer(tuple(tuple(one) for one in found[: decoding.answers]), ())
 
     def _rules(self, decoding: Decoding) -> Rules:
         return rules_of(decoding, self._ends, self._first)
@@ -163,10 +157,9 @@ class OpenVinoSeq2Seq:
         assert start is not None, "an encoder-decoder has a start token"
         return start
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        assert self._preprocessor.tokenizer is not None, "a text preprocessor has a tokenizer"
-        return self._preprocessor.tokenizer
+    @cached_property
+    def _text(self) -> LanguageText:
+        return LanguageText.load(self._folder)
 
     @cached_property
     def _model(self) -> EncoderDecoder:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
@@ -28,8 +28,9 @@ from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.models.forward import forward
 from compress.models.library import quiet
+from compress.standalone.language_text import LanguageText
+from export.engines.ending import Ending
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
-from export.engines.stop_texts import before_stop
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -102,7 +103,7 @@ class Torch:
             def put(self, tokens: torch.Tensor) -> None:
                 if not self.is_prompt:
                     seconds.append(time.perf_counter() - started)
-                    if told is not None and not decoding.stop:  # a text that ends the answer is only known once it is complete
+                    if told is not None:
                         told(number, tokens.reshape(-1).tolist())
                 self.is_prompt = False
 
@@ -116,19 +117,14 @@ class Torch:
         torch.manual_seed(decoding.seed)
         with torch.inference_mode(), quiet():
             found = model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **streamer)
-        rows = (_until(row, settings["eos_token_id"]) for row in found[:, before:].tolist())
-        answers = [before_stop(self._decode, row, decoding.stop) for row in rows]
-        if told is not None and decoding.stop and decoding.beams == 1:
-            told(number, answers[0])
+        answers = [_until(row, settings["eos_token_id"]) for row in found[:, before:].tolist()]
         return Answer(tuple(answers), tuple(seconds[: len(answers[0])]))
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+    def _text(self) -> LanguageText:
+        from export.generation.text_files import language_text
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(tokens)
-        return text
+        return language_text(self._folder)
 
     def _settings(self, decoding: Decoding, before: int) -> dict[str, Any]:
         """Returns the settings in the words of Transformers, for an answer that `before` tokens stand before; what is left out there would
@@ -151,7 +147,7 @@ class Torch:
         if decoding.samples:
             settings |= {name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         if decoding.stop:
-            settings |= {"stop_strings": list(decoding.stop), "tokenizer": self._tokenizer}
+            settings["stopping_criteria"] = StoppingCriteriaList([Stops(Ending((), decoding.stop, lambda: self._text), before)])
         return settings
 
     def placement(self) -> Placement:
@@ -183,6 +179,24 @@ class Counted(LogitsProcessor):  # type: ignore[misc]
         answer = input_ids[:, self._before :]
         count = torch.zeros_like(scores).scatter_add(1, answer, torch.ones_like(answer, dtype=scores.dtype))
         return scores - self._presence * (count > 0) - self._frequency * count  # type: ignore[return-value]  # of floats
+
+
+class Stops(StoppingCriteria):  # type: ignore[misc]
+    """Ends one answer at its stop text.
+
+    Args:
+        ending: Looks for it.
+        before: Tokens before the answer.
+    """
+
+    def __init__(self, ending: Ending, before: int) -> None:
+        self._ending, self._read = ending, before
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **settings: Any) -> torch.BoolTensor:
+        """Returns whether the text of tokens [1, L] has ended, [1]."""
+        self._ending.take(input_ids[0, self._read :].tolist())
+        self._read = input_ids.shape[1]
+        return torch.full((1,), self._ending.ended, device=input_ids.device)  # type: ignore[return-value]  # of booleans
 
 
 def _until(tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:

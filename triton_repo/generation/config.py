@@ -23,7 +23,7 @@ from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, STO
 
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
-    "TOKENS": ("TYPE_INT64", -1, "its token ids"),
+    "TOKENS": ("TYPE_INT64", -1, "its token ids; those of the last pieces may hold a stop text"),
     "INDEX": ("TYPE_INT32", 1, "number of the answer, 0 unless ANSWERS is above 1"),
     "FINISH_REASON": ("TYPE_STRING", 1, "in the last response: stop, length, timeout or cancelled"),
     "PROMPT_TOKENS": ("TYPE_INT32", 1, "in the last response"),

@@ -31,6 +31,7 @@ from compress.standalone import (
     language_text,
     onnx_decoder,
     openvino_request,
+    pieces,
 )
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
@@ -43,8 +44,8 @@ from triton_repo.layout import VERSION, Served
 GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
-FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "outbox.py", "pieces.py")
-STANDALONE = (chat_template, language_text)
+FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "outbox.py")
+STANDALONE = (chat_template, language_text, pieces)
 
 
 @dataclass(frozen=True)

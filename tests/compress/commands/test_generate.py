@@ -243,6 +243,17 @@ def test_a_stop_token_ends_an_answer(finished: Path, engine: str) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("engine", ["openvino_genai", "torch"])
+def test_a_stop_text_ends_an_answer_at_its_letter(finished: Path, engine: str) -> None:
+    whole = in_torch(finished, "quantize", "The old")
+    begins = len(whole) // 2
+    stop = whole[begins : begins + 2]
+    status, out, err = generate(finished, "--prompt", "The old", "--engine", engine, "--stop", stop, "--stop", "never there")
+    assert status == 0, err
+    assert out == whole[: whole.index(stop)] + "\n"
+
+
+@pytest.mark.whole
 def test_the_chat_template_of_the_tokenizer_is_used(finished: Path) -> None:
     [checkpoint] = finished.glob("stages/quantize-*")
     settings = checkpoint / "tokenizer_config.json"

@@ -33,15 +33,43 @@ class Client:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.found: list[tuple[float, list[int]]] = []
+        self.texts: list[str] = []
+        self.reason: str | None = None
 
     gone = False
 
     def send(self, outputs: dict[str, Any], *, last: bool) -> None:
         self.found.append((self._clock.now, outputs["TOKENS"]))
+        self.texts.append(outputs["TEXT"])
+        self.reason = outputs.get("FINISH_REASON")
         assert last == ("FINISH_REASON" in outputs)
 
     def refuse(self, line: str, code: str) -> None:
         raise AssertionError(line)
+
+
+def test_a_stop_token_of_the_request_ends_the_answer_wherever_it_comes() -> None:
+    given = {"INPUT_IDS": np.array([1]), "STOP_TOKENS": np.array([7, 9]), "IGNORE_EOS": np.array([True])}
+    for steps in ([[3], [9], [4]], [[3, 9, 4]], [[3], [9, 4]]):  # tokens that were proposed come together
+        client = Client(Clock())
+        one = Answer(read(given, LIMITS, mock.Mock()), client, lambda ids: "a" * len(ids), 0)
+        for step in steps:
+            if not one.ended:
+                one.take(step)
+        assert one.ended
+        assert [token for _, tokens in client.found for token in tokens] == [3, 9]
+        assert client.reason == "stop"
+
+
+def test_a_stop_text_ends_the_answer_at_its_letter() -> None:
+    words = {1: "one two", 2: " three", 3: " four"}
+    given = {"INPUT_IDS": np.array([1]), "STOP": np.array([b"wo th"], np.object_)}
+    client = Client(Clock())
+    one = Answer(read(given, LIMITS, mock.Mock()), client, lambda ids: "".join(words[token] for token in ids), 0)
+    one.take([1, 2, 3])
+    assert "".join(client.texts) == "one t"
+    assert [token for _, tokens in client.found for token in tokens] == [1, 2]  # up to the one that completes it
+    assert client.reason == "stop"
 
 
 def told(gaps: list[float], **inputs: Any) -> list[tuple[float, list[int]]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import decoders
 
-from triton_repo.generation.served.pieces import CONTEXT, WINDOW, Decoded, Pieces, StopTexts
+from compress.standalone.pieces import CONTEXT, WINDOW, Decoded, Pieces, StopTexts
 
 
 def decode(ids: list[int]) -> str:
@@ -50,6 +51,42 @@ def test_the_window_slides_over_long_texts() -> None:
     parts = [decoded.add([one]) for one in text.encode()] + [decoded.end()]
     assert "".join(parts) == text
     assert len(decoded._ids) <= WINDOW + CONTEXT  # not the whole answer is decoded again
+
+
+TOKENS = (b"", b" ", b"a", b"bc", b" .", b".", b"\xc3", b"\xa9", b" d")
+"""Of a special token, of spaces that are cleaned up, of half letters, and of words."""
+
+
+def cleaned(ids: list[int]) -> str:
+    """Decodes tokens, cleans up, and drops a space at the start: a text depends on its first tokens, and a token changes text before it."""
+    text = b"".join(TOKENS[one] for one in ids).decode("utf-8", errors="replace").replace(" .", ".")
+    return text.removeprefix(" ")
+
+
+@given(st.lists(st.sampled_from(range(len(TOKENS))), min_size=WINDOW, max_size=4 * WINDOW), st.integers(1, 3))
+@example([2] * 5 + [0] * 2 * WINDOW + [2, 3], 1)  # a window without text
+@example([8] * (WINDOW - 4) + [0] * (CONTEXT - 3) + [1, 1, 1] + [5, 3], 1)  # one with less text than waits
+@example([2] * (WINDOW - CONTEXT) + [7] + [2] * 2 * CONTEXT, 1)  # one that would begin within a letter
+def test_a_window_starts_anew_only_where_that_changes_no_text(ids: list[int], size: int) -> None:
+    decoded, parts = Decoded(cleaned, held=3), list[str]()
+    for at in range(0, len(ids), size):
+        parts.append(decoded.add(ids[at : at + size]))
+    assert "".join([*parts, decoded.end()]) == cleaned(ids)
+
+
+@given(st.lists(st.sampled_from("aé€ "), min_size=WINDOW, max_size=3 * WINDOW).map("".join))
+@example("€" * 2 * WINDOW)
+def test_a_window_never_starts_within_a_letter_of_bytes(text: str) -> None:
+    """A tokenizer with byte fallback, as Llama's, gives up all letters of a run of bytes that begins within one."""
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    ids = [*text.encode()]
+    decoded = Decoded(lambda some: str(decoder.decode([f"<0x{one:02X}>" if one >= 128 else chr(one) for one in some])))
+    assert "".join([*(decoded.add([one]) for one in ids), decoded.end()]) == text
+    for last in range(len(ids) - 4, len(ids)):  # an answer that is cut within a letter
+        decoded = Decoded(lambda some: str(decoder.decode([f"<0x{one:02X}>" if one >= 128 else chr(one) for one in some])))
+        found = "".join([*(decoded.add([one]) for one in ids[:last]), decoded.end()])
+        assert found.rstrip("\ufffd") == bytes(ids[:last]).decode(errors="ignore")
+        assert len(found) <= len(found.rstrip("\ufffd")) + 3
 
 
 def test_letters_that_a_tokenizer_may_still_clean_up_wait() -> None:
