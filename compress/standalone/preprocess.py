@@ -4,8 +4,9 @@ This file prepares rows for training, for every engine, and inside the Triton se
 `image.py` and for sounds with `sound.py` beside it. It therefore needs only numpy (1 or 2) and tokenizers.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
-longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Pairs of token ids
-(text-to-text) are padded to one length: the source for the encoder, with its mask, and for the decoder the target behind the start token.
+longest row. A text without any token is read as one padding token that counts. Blocks of token ids (text-generation) are only padded, on
+the right, which causal attention never reads. Pairs of token ids (text-to-text) are padded to one length: the source for the encoder, with
+its mask, and for the decoder the target behind the start token.
 Images are prepared by `image.py`, sounds by `sound.py`. Not supported: left padding.
 """
 
@@ -315,7 +316,7 @@ class Preprocessor:
         if not self.aggregate:
             return range(len(rows)), self.tokenized(rows)
         found = [(index, part) for index, row in enumerate(self._encodings(rows)) for part in (row, *row.overflowing)]
-        return [index for index, _ in found], [_inputs(part.ids, part.type_ids) for _, part in found]
+        return [index for index, _ in found], [self._filled(_inputs(part.ids, part.type_ids)) for _, part in found]
 
     def tokenized(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Returns int32 [4, length] per row, truncated but not padded: the values of `INPUTS`.
@@ -328,8 +329,15 @@ class Preprocessor:
         if self.generates:
             return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
         if self.finds_spans:
-            return _own_tokens(rows, self.tokenizer)
-        return [_inputs(row.ids, row.type_ids) for row in self._encodings(rows)]
+            return [self._filled(row) for row in _own_tokens(rows, self.tokenizer)]
+        return [self._filled(_inputs(row.ids, row.type_ids)) for row in self._encodings(rows)]
+
+    def _filled(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns the values of `INPUTS` of a text, int32 [4, L]; a text without a token is one padding token that is not masked.
+
+        Attention over masked tokens alone is another number in each engine, or none.
+        """
+        return tokens if tokens.shape[1] else _inputs([self.pad_token_id])
 
     def _encodings(self, rows: Sequence[Row]) -> list[Any]:
         """Returns what the tokenizer makes of texts, or pairs of texts."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+import openvino
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -20,6 +22,7 @@ from compress.models.config import ModelConfig, most_tokens
 from compress.models.importing import import_model
 from compress.models.inputs.preprocessor import preprocessor
 from compress.models.library import quiet
+from export.graph.onnx import export_float
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 300}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 300}
@@ -146,6 +149,22 @@ def test_a_padding_token_that_ends_texts_is_refused(tmp_path: Path) -> None:
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "</s>"}))
     with pytest.raises(InputError, match=r"'</s>' also ends every text; set pad_token in tokenizer_config\.json to another token"):
         ours(source, tmp_path / "out", TEXTS)
+
+
+def test_a_text_without_a_token_is_one_real_token_in_every_engine(tmp_path: Path) -> None:
+    rows = ["", "good film"]
+    source, out = write(tmp_path / "source", "bert", "PreTrainedTokenizerFast"), tmp_path / "out"
+    logits = ours(source, out, rows)
+    prepared = preprocessor(out, "text-classification", 16, Target(sequence_lengths=[8, 16]))
+    features = prepared.encode(rows)
+    assert features["attention_mask"].sum(axis=1).tolist() == [1, len("good film")]
+    assert prepared.encode([""], 0)["input_ids"].tolist() == [[PAD]]
+    np.testing.assert_allclose(predict(load(out), prepared, [""], 1), logits[:1], atol=1e-5)  # whatever it is padded to
+    graph = str(export_float(out, prepared, tmp_path / "model.onnx"))
+    in_onnxruntime = onnxruntime.InferenceSession(graph).run(None, dict(features))[0]
+    in_openvino = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(features)[0]
+    np.testing.assert_allclose(in_onnxruntime, logits, atol=1e-4)
+    np.testing.assert_allclose(in_openvino, logits, atol=1e-4)
 
 
 SMALL = {**SIZES, "hidden_size": 16, "max_position_embeddings": 20}
