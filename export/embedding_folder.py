@@ -9,6 +9,11 @@ Our graphs answer with vectors v [B, D]: pooling, `dimensions` and the length 1 
 tokens and pools them itself, so that the output here is `last_hidden_state` [B, 1, D], one "token" that is the vector, and pooling takes
 the first token. `encode` then gives v.
 
+Integer weights with float activations (w8a16, w4a16) need care, because the settings of our session cannot be stored in an ONNX file. A
+session with the default settings fuses DequantizeLinear and MatMul or Gemm into MatMulNBits with accuracy level 4, which rounds activations
+to int8: 0.5 to 1 % of the largest value of a product. ONNX Runtime 1.31 does so where the axis is written as 0 or 1. Here it is written as
+-2 or -1, which means the same and is not fused. The network of OpenVINO has its setting inside.
+
 Its OpenVINO backend computes the float part in bf16 where the processor has it, unless `ov_config` gives INFERENCE_PRECISION_HINT: f32.
 
 Left out: its torch backend, which a checkpoint itself is for; engines other than these two.
@@ -68,7 +73,7 @@ def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
     if ONNX in files:
         from export.graph.onnx import save
 
-        save(as_hidden_states(onnx.load(str(files[ONNX]))), out / "onnx" / "model.onnx")
+        save(as_hidden_states(with_float_activations(onnx.load(str(files[ONNX])))), out / "onnx" / "model.onnx")
     if NETWORK in files:
         _write_openvino(files[NETWORK], out / "openvino/openvino_model.xml")
     return out
@@ -117,6 +122,26 @@ def as_hidden_states(model: onnx.ModelProto) -> onnx.ModelProto:
     made = helper.make_tensor_value_info(HIDDEN, output.type.tensor_type.elem_type, shape)
     del graph.output[:]
     graph.output.append(made)
+    return model
+
+
+def with_float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Lets a session with default settings multiply integer weights with float activations, in place; other weights stay as they are.
+
+    Returns:
+        `model`, in which the axis of such a weight's DequantizeLinear counts from the end.
+    """
+    dimensions = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    dequantized = {node.output[0]: node for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    for product in model.graph.node:
+        if product.op_type not in ("MatMul", "Gemm") or product.input[0] in dequantized:
+            continue
+        node = dequantized.get(product.input[1])
+        if node is None or node.input[0] not in dimensions:
+            continue
+        for attribute in node.attribute:
+            if attribute.name == "axis" and attribute.i >= 0:
+                attribute.i -= dimensions[node.input[0]]
     return model
 
 
