@@ -88,11 +88,22 @@ def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
     return whole
 
 
-def save_answers(path: Path, prompts: Sequence[Tokens], tokens: Tokens) -> None:
-    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones."""
+def save_answers(path: Path, prompts: Sequence[Tokens], tokens: Tokens, mixed: tuple[Sequence[Tokens], Tokens] | None = None) -> None:
+    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones.
+
+    Args:
+        path: The file.
+        prompts: Prompts, int32 [P] each.
+        tokens: Answers, int32 [n, T].
+        mixed: The same of prompts of several lengths, which a server is asked too; written as `mixed_prompts` and `mixed_tokens`.
+    """
     from safetensors.numpy import save_file
 
-    save_file({"prompts": filled(prompts, max(len(row) for row in prompts)), "tokens": np.ascontiguousarray(tokens)}, path)
+    found = {"prompts": filled(prompts, max(len(row) for row in prompts)), "tokens": np.ascontiguousarray(tokens)}
+    if mixed is not None:
+        rows, answers = mixed
+        found |= {"mixed_prompts": filled(rows, max(len(row) for row in rows)), "mixed_tokens": np.ascontiguousarray(answers)}
+    save_file(found, path)
 
 
 def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
@@ -100,4 +111,16 @@ def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
     from safetensors.numpy import load_file
 
     found = load_file(path)
-    return [row[row != ENDED] for row in found["prompts"]], found["tokens"]
+    return _rows(found["prompts"]), found["tokens"]
+
+
+def load_mixed_answers(path: Path) -> tuple[list[Tokens], Tokens] | None:
+    """Reads the prompts of several lengths and their answers; None where there are none."""
+    from safetensors.numpy import load_file
+
+    found = load_file(path)
+    return (_rows(found["mixed_prompts"]), found["mixed_tokens"]) if "mixed_prompts" in found else None
+
+
+def _rows(filled_up: Tokens) -> list[Tokens]:
+    return [row[row != ENDED] for row in filled_up]

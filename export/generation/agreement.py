@@ -1,8 +1,9 @@
 """Whether an engine that generates gives the tokens of torch, and how far its answers are from those of the float baseline.
 
 Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
-(`compress.measure.tokens`). Of an engine that is taken, the answers to prompts from evaluation rows, or to questions, are kept and compared
-with the baseline in torch: what compression did to the answers. Where they have references, BLEU and chrF tell what they are worth.
+(`compress.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken, the
+answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
+answers. Where they have references, BLEU and chrF tell what they are worth.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
 from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
+from export.generation.positions import original_positions
 from export.generation.prompts import Generation, Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks
 from export.parity.rows import gate_rows
 
 GATE_PROMPTS = 32
+SERVED_PROMPTS = 8
+"""Prompts of several lengths that the server is asked at once."""
 
 
 class Agreement:
@@ -59,12 +63,20 @@ class Agreement:
         expected = self._rounding(checkpoint, rounding) if exact else self._in_torch(checkpoint, held_out=False)
         found = answer(process, self._gate_prompts)
         compared = compare_tokens(expected, found)
-        reason = token_shortfall(compared, REFERENCE)
-        if reason is not None and (rounding is not None or amplifies):
-            own = expected if rounding is None else self._rounding(checkpoint, rounding)
-            reason = fewer_than_chance(self._rounding(checkpoint, None), own, found)
-            compared["passed"] = reason is None
-        return compared, reason
+        long = list(self._gate_prompts.long)
+        for places in ([*range(len(found))], *([long] if long else ())):  # long ones on their own: few would be lost among many
+            reason = token_shortfall(compare_tokens(expected[places], found[places]), REFERENCE)
+            if reason is not None and (rounding is not None or amplifies):
+                own = expected if rounding is None else self._rounding(checkpoint, rounding)
+                reason = fewer_than_chance(self._rounding(checkpoint, None)[places], own[places], found[places])
+            if reason is not None:
+                about = f", of {len(long)} prompts of {self._longest_prompt} tokens and fewer" if places is long else ""
+                return {**compared, "passed": False}, f"{reason}{about}"
+        return {**compared, "passed": True}, None
+
+    @property
+    def _longest_prompt(self) -> int:
+        return max(len(row) for row in self._gate_prompts.rows)
 
     def _rounding(self, checkpoint: Path, rounding: Rounding | None) -> Tokens:
         """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations.
@@ -84,10 +96,13 @@ class Agreement:
         return answer(process, self._evaluation_prompts)
 
     def evaluate(self, process: EngineProcess, checkpoint: Path, path: Path) -> dict[str, Any]:
-        """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch."""
+        """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
+
+        Answers to some prompts of the gate, of several lengths, stand beside them in the file: the server is asked both.
+        """
         prompts = self._evaluation_prompts
         found, baseline = self.answered(process), self._in_torch(self._context.baseline.path, held_out=True)
-        save_answers(path, prompts.rows, found)
+        save_answers(path, prompts.rows, found, self._served_answers(process))
         compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
             "questions": prompts.questions,
@@ -99,6 +114,10 @@ class Agreement:
         texts, references, before = (self._texts(rows) for rows in (found, prompts.references, baseline))
         return {**compared, "quality": quality(texts, references, before)}
 
+    def _served_answers(self, process: EngineProcess) -> tuple[tuple[Tokens, ...], Tokens] | None:
+        prompts = self._served_prompts
+        return None if prompts is None else (prompts.rows, answer(process, prompts))
+
     def _texts(self, rows: Iterable[Tokens]) -> list[str]:
         """Returns the texts of answers, without special tokens."""
         tokenizer = self._context.preprocessor(self._context.baseline.path).tokenizer
@@ -108,7 +127,17 @@ class Agreement:
     @cached_property
     def _gate_prompts(self) -> Prompts:
         settings = self.settings.model_copy(update={"prompts": min(GATE_PROMPTS, self.settings.prompts)})
-        return Prompts.of_rows(gate_rows(self._context.data).rows, settings, self._context.max_length)
+        rows = gate_rows(self._context.data).rows
+        prompts, config = Prompts.of_rows(rows, settings, self._context.max_length), read_config(self._context.baseline.path, "checkpoint")
+        if prompts.references:  # sources, which have lengths of their own
+            return prompts
+        return prompts.mixed(rows, most_tokens(config.get_text_config()), original_positions(config.get_text_config()))
+
+    @property
+    def _served_prompts(self) -> Prompts | None:
+        """Prompts of several lengths for the server, which it is asked at once; None for sources."""
+        prompts = self._gate_prompts
+        return None if prompts.references else Prompts(prompts.rows[:SERVED_PROMPTS], prompts.tokens)
 
     @cached_property
     def _evaluation_prompts(self) -> Prompts:

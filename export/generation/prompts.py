@@ -27,6 +27,14 @@ from export.generation.questions import prompts_of
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
+PART_TOKENS = 256
+"""Tokens of a prompt that continuous batching reads in one step."""
+MOST_LONG = 2048
+"""Tokens of the longest prompt that is asked: torch has to answer it too."""
+BEYOND = 44
+"""Tokens of a long prompt past what it has to be longer than."""
+LONG_PROMPTS = 4
+"""Long prompts: all of them wrong are more than chance allows."""
 BATCH_SIZE = 16
 Tokens = NDArray[np.int32]
 T = TypeVar("T")
@@ -82,6 +90,8 @@ class Prompts:
     """For sources the targets, int32 [length] each."""
     questions: bool = False
     """Whether they are questions."""
+    long: tuple[int, ...] = ()
+    """Places of prompts that are longer than what is read in one step."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], settings: Generation, max_length: int) -> Prompts:
@@ -120,6 +130,25 @@ class Prompts:
         """
         chosen = tuple(_spread(questions, settings.prompts))
         return cls(tuple(prompts_of(checkpoint, chosen, settings.tokens, longest)), settings.tokens, questions=True)
+
+    def mixed(self, rows: Sequence[Row], longest: int | None, switch: int | None) -> Prompts:
+        """Returns prompts of several lengths in place of starts of blocks: shorter ones, and long ones between them.
+
+        Prompts that are read at once differ in length, and a long one is read in parts. Equal lengths hide where an engine mixes texts up.
+
+        Args:
+            rows: Blocks of token ids, int32 [L] each.
+            longest: Most tokens that the model reads; None: any number.
+            switch: Tokens of a text from which on the model places tokens in another way; None: there is no such length.
+        """
+        short = [row[: max(1, len(row) * (4 - place % 4) // 4)] for place, row in enumerate(self.rows)]
+        text = np.concatenate([row for row in rows if isinstance(row, np.ndarray)]).astype(np.int32)
+        most = min(MOST_LONG, len(text), (longest or MOST_LONG + self.tokens) - self.tokens)
+        wanted = [size for length in (PART_TOKENS, switch or 0) if length and (size := length + BEYOND) <= most]
+        sizes = [wanted[place % len(wanted)] - place for place in range(LONG_PROMPTS)] if wanted else []
+        starts = np.linspace(0, len(text) - max(sizes, default=0), LONG_PROMPTS).astype(int)
+        long = [text[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        return Prompts((*short[:1], *long, *short[1:]), self.tokens, long=tuple(range(1, 1 + len(long))))
 
     @property
     def ends(self) -> bool:

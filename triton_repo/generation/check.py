@@ -1,6 +1,9 @@
 """Serves a language model, compares its tokens with the tokens of the engine, and how it reads text with Transformers; times its answers
 beside the engine alone.
 
+Prompts of several lengths are asked at once besides, some longer than what continuous batching reads in one step: prompts of one length
+hide where an engine mixes texts up.
+
 Server and engine take turns at the same prompts, so that both see the same machine:
 
     share of the engine   tokens per second of the server / tokens per second of the engine in a process of its own, both with as many
@@ -25,7 +28,7 @@ from compress.core.engines import ENGINES
 from compress.measure.engine_process import EngineProcess
 from compress.measure.generation import WARM_UP_TOKENS
 from compress.measure.proposals import Turns
-from compress.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
+from compress.measure.tokens import compare_tokens, ended, filled, load_answers, load_mixed_answers, token_shortfall
 from compress.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
@@ -72,12 +75,16 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
     counts, tokens = [count for count in concurrency if count <= room], expected.shape[1]
     with TritonServer(repository, environment.check(), context.scratch / f"triton-{model.name}.log", models=[model.name]) as server:
         at_once = min(CHECKED_AT_ONCE, room)
-        found = client.greedy(server.grpc_address, model.name, prompts, tokens, at_once, ends=ended(expected))
+        groups = [(prompts, expected), *_mixed(model)]
+        found = [
+            client.greedy(server.grpc_address, model.name, rows, answers.shape[1], at_once, ends=ended(answers)) for rows, answers in groups
+        ]
         with _alone(model, settings, context) as engine:
-            one_by_one = None
-            if engine is not None and ENGINES[model.engine["engine"]].rounds_blocks:
-                one_by_one = partial(_one_by_one, engine, prompts, expected)
-            compared = compare(model.name, expected, found, one_by_one)
+            asked = engine if ENGINES[model.engine["engine"]].rounds_blocks else None
+            compared, *_ = [  # each on its own: few prompts that are all wrong would be lost among many
+                compare(model.name, answers, own, None if asked is None else partial(_one_by_one, asked, rows, answers))
+                for (rows, answers), own in zip(groups, found, strict=True)
+            ]
             texts = _check_texts(server.grpc_address, model, settings, prompts)
             latency = [_timed(server.grpc_address, model.name, engine, prompts, tokens, count) for count in counts]
     context.progress.log(
@@ -103,6 +110,12 @@ def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]
     """Returns the prompts of the export, int32 [P] each, and the tokens that the engine answered, int32 [n, T]."""
     prompts, tokens = load_answers(model.root / model.engine["generation"]["file"])
     return list(prompts), tokens
+
+
+def _mixed(model: Served) -> list[tuple[list[NDArray[np.int32]], NDArray[np.int32]]]:
+    """Returns prompts of several lengths and the answers of the engine, one group, or none."""
+    found = load_mixed_answers(model.root / model.engine["generation"]["file"])
+    return [] if found is None else [found]
 
 
 @contextmanager

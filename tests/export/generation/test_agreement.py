@@ -21,6 +21,7 @@ from compress.data.splits import Data, Split
 from compress.measure.answers import load_predictions
 from compress.measure.engine_process import EngineProcess
 from compress.measure.predictions import predict
+from compress.measure.tokens import load_mixed_answers
 from compress.models.checkpoint import load_float
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
@@ -77,6 +78,10 @@ def test_the_answers_of_an_engine_are_kept_and_compared(kind: str, modes: list[s
     assert prompts.shape == (SETTINGS.prompts, tiny_gpt.LENGTH // 2)
     assert all(any(prompt == block[: len(prompt)] for block in blocks) for prompt in prompts.tolist())
     assert tokens.shape == (SETTINGS.prompts, SETTINGS.tokens)
+    rows, answers = load_mixed_answers(tmp_path / "out" / generation["file"]) or ([], tokens)
+    assert len({len(row) for row in rows}) > 2
+    torch_answers = greedy(load_float(tiny_gpt.checkpoint(kind)), Prompts(tuple(rows), SETTINGS.tokens))
+    np.testing.assert_array_equal(answers, torch_answers)
     assert {path.name for path in (tmp_path / "out" / build["folder"] / "genai").glob("*.xml")} == {
         f"openvino_{name}.xml" for name in ("model", "tokenizer", "detokenizer")
     }
@@ -154,6 +159,31 @@ def test_prompts_are_starts_of_evenly_spaced_blocks() -> None:
     assert np.stack(Prompts.of_rows(blocks, Generation(prompts=400, tokens=2), 20).rows).shape == (10, 10)
     with pytest.raises(InputError, match="no evaluation block of at least 10 tokens"):
         Prompts.of_rows([np.zeros(3, np.int32)], Generation(), 20)
+
+
+def test_the_gate_asks_prompts_of_several_lengths_at_once() -> None:
+    blocks = [np.arange(40, dtype=np.int32) + index for index in range(100)]
+    starts = Prompts.of_rows(blocks, Generation(prompts=6, tokens=8), 40)
+    text = np.concatenate(blocks)
+
+    def lengths(longest: int | None, switch: int | None) -> list[int]:
+        mixed = starts.mixed(blocks, longest, switch)
+        assert mixed.tokens == starts.tokens == 8
+        assert not mixed.ends
+        for row in (row for row in mixed.rows if len(row) <= 40):
+            assert row.tolist() == next(start for start in starts.rows if start[0] == row[0])[: len(row)].tolist()
+        long = [mixed.rows[place] for place in mixed.long]
+        assert all(row.tobytes() in text.tobytes() for row in long)
+        assert len({row.tobytes() for row in mixed.rows}) == len(mixed.rows)
+        assert [len(row) for row in mixed.rows if len(row) <= 40] == [20, 15, 10, 5, 20, 15]
+        return [len(row) for row in long]
+
+    assert lengths(None, None) == [300, 299, 298, 297]
+    assert lengths(1024, 500) == [300, 543, 298, 541]  # longer than a part, and longer than where positions are stretched from
+    assert lengths(1024, 4096) == [300, 299, 298, 297]  # torch would take too long
+    assert lengths(307, 64) == [108, 107, 106, 105]  # of 307 tokens 8 are for the answer
+    assert lengths(308, 64) == [300, 107, 298, 105]
+    assert lengths(60, None) == []
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "mixtral"])

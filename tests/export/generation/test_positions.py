@@ -14,13 +14,14 @@ import transformers
 
 from compress.core.decoding import Decoding
 from compress.core.errors import InputError
+from compress.measure.tokens import compare_tokens
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, properties
 from export.engines.spec import EngineSpec
 from export.generation.cached_graph import cached_graph
 from export.generation.decoder_parts import parts_of
 from export.generation.genai_folder import MODEL, paged_obstacle
-from export.generation.positions import looks_ahead
-from export.generation.prompts import Prompts, greedy
+from export.generation.positions import looks_ahead, original_positions
+from export.generation.prompts import Generation, Prompts, greedy
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
 
 CONTEXT, ORIGINAL, HALF = 1024, 40, 8
@@ -78,6 +79,11 @@ def test_layers_of_llama_are_written_for_onnx_runtime_unless_they_look_ahead(kin
         assert parts_of(model(kind)).context == CONTEXT
 
 
+def test_the_length_that_positions_are_stretched_from_is_read_from_the_config() -> None:
+    assert [original_positions(model(kind).config) for kind in ("longrope", "longrope, phi3", "yarn")] == [ORIGINAL] * 3
+    assert [original_positions(model(kind).config) for kind in ("default", "dynamic", "learned")] == [None] * 3
+
+
 def answers(folder: Path, mode: str, rows: list[np.ndarray]) -> list[list[int]]:
     given = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
     spec = EngineSpec("openvino_genai", mode, "fp32", "fp32", "cpu", 1, str(folder / MODEL), str(folder), (1,), given)
@@ -96,3 +102,16 @@ def test_short_and_long_prompts_are_answered_right_in_the_mode_that_is_left(fold
     paged = answers(folder, "paged", rows)
     assert paged[1] == expected[1]
     assert paged[0] != expected[0]  # once it is equal, the mode need not be avoided any more
+
+
+def test_the_gate_sees_an_engine_that_mixes_texts_up(folder: Path) -> None:
+    random = np.random.default_rng(1)
+    blocks = [random.integers(3, VOCABULARY, 40).astype(np.int32) for _ in range(10)]
+    alike = Prompts.of_rows(blocks, Generation(prompts=8, tokens=8), 40)
+    mixed = alike.mixed(blocks, CONTEXT, ORIGINAL)
+    short, several = (
+        compare_tokens(greedy(model("longrope"), asked), np.array(answers(folder, "paged", list(asked.rows)), np.int32))
+        for asked in (alike, mixed)
+    )
+    assert short["passed"]  # starts of blocks alone say nothing
+    assert not several["passed"]

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from compress.core.decoding import Answer, Decoding
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.measure.tokens import save_answers
 from compress.recipe import check as checked
 from compress.run.prepare import _engine_job
 from compress.stage.context import Context
@@ -134,6 +135,27 @@ def test_every_prompt_is_compared_and_every_load_stands_beside_the_engine(model:
         "them, first token after 1.0 ms, "
         "6.0 tokens/s over 8, 0.75 of those of the engine alone"
     ]
+
+
+def test_prompts_of_several_lengths_are_asked_too(
+    model: layout.Served, asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, answers = tiny.prompts((9, 300, 4)), np.arange(12, dtype=np.int32).reshape(3, 4)
+    save_answers(tmp_path / "answers.safetensors", *check.recorded(model), (rows, answers))
+    groups: list[tuple[list[int], int, int]] = []
+    wrong = 0
+
+    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool) -> np.ndarray:
+        groups.append(([len(prompt) for prompt in prompts], tokens, at_once))
+        return check.recorded(model)[1] if len(prompts) == PROMPTS else answers + wrong
+
+    monkeypatch.setattr(client, "greedy", greedy)
+    found = check.measure(model, settings(), tmp_path, context(tmp_path), [4])
+    assert groups == [([9] * PROMPTS, TOKENS, 8), ([9, 300, 4], 4, 8)]
+    assert found["tokens"]["prompts"] == found["tokens"]["identical"] == PROMPTS
+    wrong = 1
+    with pytest.raises(check.ServedWrong, match="in 3 of 3 answers; first prompt 0, token 0"):
+        check.measure(model, settings(), tmp_path, context(tmp_path), [4])
 
 
 def test_outside_a_run_no_engine_stands_beside(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
