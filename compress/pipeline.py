@@ -38,6 +38,7 @@ from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
+from compress.measure.chance import nothing_right
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
@@ -46,6 +47,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
+from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
 from export.export import Export
@@ -113,16 +115,16 @@ def run(
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team, judge)
-        for warning in (UNSEEN if judge == "selection" else None, unlike(context.data)):
-            if warning is not None:
-                progress.warn(warning)
+        for warning in filter(None, (UNSEEN if judge == "selection" else None, unlike(context.data))):
+            progress.warn(warning)
         results: dict[str, tuple[Artifact, bool, float]] = {}
-        state = RunState()
+        state, baseline = RunState(), next(step.id for step in steps if isinstance(step, Evaluate))
         for step in steps:
             force = force or step.id == start
             state = state.before(step)
             made, cached, seconds = advance(step, state, context, folder, force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
+            _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
         contents: dict[str, Any] = {}
         if team.is_first:
@@ -130,6 +132,12 @@ def run(
             contents = finish(folder, context.data, progress.warnings)
             end_list(folder)
         return Outcome(folder, team.broadcast(contents))
+
+
+def _warn_of_nothing(is_baseline: bool, made: Artifact, context: Context) -> None:
+    """Warns where the evaluation of the baseline says that it gets nothing right."""
+    if is_baseline and (wrong := nothing_right(context.task, made.metrics["metrics"], made.metrics["n"])):
+        context.progress.warn(wrong)
 
 
 def opened(folder: Path) -> Run:

@@ -355,10 +355,11 @@ class Exporter:
             f"({baseline['prompts']} prompts)"
         )
         if worth := found.get("quality"):
-            low, high = worth["bleu_change"]
+            low, high = worth["bleu_change"] or (None, None)
+            spread = "no interval" if low is None else f"95 % {low:+.2f} to {high:+.2f}"
             self.context.progress.log(
                 f"      BLEU {worth['bleu']:.2f}, chrF {worth['chrf']:.2f}; the float baseline {worth['bleu_before']:.2f}, "
-                f"{worth['chrf_before']:.2f} (change of BLEU 95 % {low:+.2f} to {high:+.2f})"
+                f"{worth['chrf_before']:.2f} (change of BLEU {spread})"
             )
         return {"file": self._relative(path), **found}
 

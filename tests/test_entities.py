@@ -56,7 +56,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     ]
     outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
-    assert report["metric"] == {"name": "entity_f1", "higher_is_better": True}
+    assert report["metric"] == {"name": "entity_f1", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
         assert variant["accuracy"]["torch"]["n"] == 60

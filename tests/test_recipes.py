@@ -129,7 +129,11 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
-    assert report["metric"] == {"name": facts.metric, "higher_is_better": METRICS[facts.metric].higher_is_better}
+    assert report["metric"] == {
+        "name": facts.metric,
+        "higher_is_better": METRICS[facts.metric].higher_is_better,
+        "chance": report["metric"]["chance"],
+    }
     assert undocumented(report) == []
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 

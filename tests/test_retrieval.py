@@ -54,7 +54,7 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
     ]
     outcome = run(recipe(tmp_path, stages, layers=2, train=60), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
-    assert report["metric"] == {"name": "ndcg@10", "higher_is_better": True}
+    assert report["metric"] == {"name": "ndcg@10", "higher_is_better": True, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:
         assert variant["accuracy"]["torch"]["n"] == 40  # queries
         assert list(variant["metrics"]["torch"]) == METRICS

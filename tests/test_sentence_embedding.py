@@ -52,7 +52,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     ]
     outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
-    assert report["metric"] == {"name": "spearman", "higher_is_better": True}
+    assert report["metric"] == {"name": "spearman", "higher_is_better": True, "chance": report["metric"]["chance"]}
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "distill", "prune", "quantize"]
     for variant in report["variants"]:
         assert variant["accuracy"]["torch"]["n"] == 40  # pairs
@@ -213,7 +213,7 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     raw["data"]["columns"] = {"text": "anchor", "text_pair": "positive"}
     outcome = run(check({**raw, "target": TARGET, "stages": stages}), tmp_path / "run", progress=ConsoleProgress("silent"))
     report = outcome.report
-    assert report["metric"] == {"name": "accuracy", "higher_is_better": True}
+    assert report["metric"] == {"name": "accuracy", "higher_is_better": True, "chance": report["metric"]["chance"]}
     assert [variant["accuracy"]["torch"]["n"] for variant in report["variants"]] == [40, 40]
     answers, labels = load_predictions(next(outcome.folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
     right = 0

@@ -93,7 +93,7 @@ class Goal:
     value: float | None
     """The measured value; None if it was not measured."""
     met: bool | None
-    """Whether the goal was met; None if its value was not measured."""
+    """Whether the goal was met; None if its value was not measured, or would be met by a model that knows nothing."""
     at: str | None = None
     """Where it was measured: engine and shape."""
     low: float | None = None

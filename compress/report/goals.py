@@ -3,6 +3,9 @@
 Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
 reason says what is missing. All figures come from one report, so a ratio never mixes two runs.
 
+A limit on what accuracy is lost says nothing where a model that knows nothing keeps within it (`compress.measure.chance`), as where the
+baseline is no better than that. Such a goal is not judged either.
+
 Goals are judged on what is served (`compress.report.served`): one variant in one engine, mode and float precision.
 
     max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
@@ -17,7 +20,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.core.engines import REFERENCE
@@ -42,6 +45,8 @@ class Figure:
     reason: str | None = None
     low: float | None = None
     high: float | None = None
+    judged: bool = True
+    """Whether a limit on it says anything."""
 
 
 def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -53,16 +58,18 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
         report: The report; this reads `variants`, `baseline`, `metric`, `target.engines` and `environment.cpu_features`.
 
     Returns:
-        For each goal `goal`, `limit`, `value`, `met` (None if the value is None) and, where known, `at`, `low`, `high`, `reason`.
+        For each goal `goal`, `limit`, `value`, `met` (None if it is not judged) and, where known, `at`, `low`, `high`, `reason`.
     """
     goals = goals or {}
     judged = [
-        _at_most("max_drop", goals.get("max_drop"), drop(report)),
+        _at_most("max_drop", goals.get("max_drop"), _telling(drop(report), goals.get("max_drop"), *chance_drop(report))),
         _at_least("min_speedup", goals.get("min_speedup"), speedup(report)),
         *(_at_most("max_latency_ms", goal["value"], latency(report, goal)) for goal in goals.get("max_latency_ms") or ()),
         _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
         _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
-        _at_most("max_bleu_drop", goals.get("max_bleu_drop"), bleu_drop(report)),
+        _at_most(
+            "max_bleu_drop", goals.get("max_bleu_drop"), _telling(bleu_drop(report), goals.get("max_bleu_drop"), *chance_bleu(report))
+        ),
     ]
     if goals.get("int8_faster", True) is not False and is_int8(last_variant(report)):
         judged.append(_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit))
@@ -157,6 +164,25 @@ def drop(report: Mapping[str, Any]) -> Figure:
     return Figure(lost, at=backend, low=paired.get("low"), high=paired.get("high"))
 
 
+def chance_drop(report: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Returns what a model that knows nothing loses against the baseline in the primary metric, and both figures in words; None in reports
+    that do not say."""
+    before, metric = ((baseline(report).get("accuracy") or {}).get(REFERENCE) or {}).get("value"), report.get("metric") or {}
+    if before is None or metric.get("chance") is None or metric.get("name") not in METRICS:
+        return None, ""
+    told = f"a model that knows nothing gets {metric['name']} {metric['chance']:.4g}, the baseline {before:.4g}"
+    return METRICS[metric["name"]].drop(before, metric["chance"]), told
+
+
+def chance_bleu(report: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Returns what answers that do not depend on their source lose in BLEU against the baseline, and both figures in words."""
+    worth = _answered(report).get("quality") or {}
+    if worth.get("bleu_chance") is None:
+        return None, ""
+    told = f"answers that do not depend on their source get BLEU {worth['bleu_chance']:.2f}, the baseline {worth['bleu_before']:.2f}"
+    return worth["bleu_before"] - worth["bleu_chance"], told
+
+
 def is_relative(metric: str | None) -> bool:
     """Whether the drop of a metric is relative to its value before (perplexity) and not a difference."""
     return metric is not None and metric in METRICS and METRICS[metric].relative
@@ -222,12 +248,18 @@ def throughput(report: Mapping[str, Any]) -> Figure:
 
 def bleu_drop(report: Mapping[str, Any]) -> Figure:
     """Returns what the last variant loses in BLEU against the float baseline, in points, in the first engine that answers."""
-    found = next((engine for engine in last_variant(report).get("answers") or () if engine.get("quality")), None)
-    if found is None:
+    found = _answered(report)
+    if not found:
         return Figure(reason="no engine answered the evaluation sources")
     worth = found["quality"]
-    low, high = worth["bleu_change"]
-    return Figure(worth["bleu_before"] - worth["bleu"], at=found["engine"], low=-high, high=-low)
+    low, high = worth["bleu_change"] or (None, None)
+    value = worth["bleu_before"] - worth["bleu"]
+    return Figure(value, at=found["engine"], low=None if high is None else -high, high=None if low is None else -low)
+
+
+def _answered(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the first engine of the last variant whose answers were compared with references; empty where none was."""
+    return next((engine for engine in last_variant(report).get("answers") or () if engine.get("quality")), {})
 
 
 def int8_gain(report: Mapping[str, Any]) -> Figure:
@@ -325,6 +357,13 @@ def _blame(variant: Mapping[str, Any], cpu_features: Sequence[str] | None) -> st
     return f"not faster than float{machine}; layers that ran in float: {named}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
 
 
+def _telling(figure: Figure, limit: float | None, least: float | None, told: str) -> Figure:
+    """Returns a loss that is not judged where a model that knows nothing, which loses `least`, keeps within the limit."""
+    if figure.value is None or limit is None or least is None or least > limit + ROUNDING:
+        return figure
+    return replace(figure, judged=False, reason=f"{told}: it would meet the goal too")
+
+
 def _at_most(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
     return _judged(goal, limit, figure, lambda value, bound: value <= bound + ROUNDING)
 
@@ -334,6 +373,6 @@ def _at_least(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
 
 
 def _judged(goal: str, limit: float | None, figure: Figure, holds: Callable[[float, float], bool]) -> dict[str, Any]:
-    met = None if figure.value is None or limit is None else bool(holds(figure.value, limit))
+    met = None if figure.value is None or limit is None or not figure.judged else bool(holds(figure.value, limit))
     known = {key: getattr(figure, key) for key in ("at", "low", "high", "reason") if getattr(figure, key) is not None}
     return {"goal": goal, "limit": limit, "value": figure.value, "met": met, **known}

@@ -32,6 +32,11 @@ KEYS: tuple[Key, ...] = tuple(
         ("environment.versions.PACKAGE", "text", "Version of a library that affects the figures."),
         ("metric.name", "text", "Primary metric, to which `goals.max_drop` refers."),
         ("metric.higher_is_better", "boolean", "False for perplexity and error rates."),
+        (
+            "metric.chance",
+            "number",
+            "What a model gets that knows nothing: a limit that it keeps is not judged (`compress.measure.chance`).",
+        ),
         ("baseline", "text", "Id of the variant that all others are compared with."),
         ("windows.rows", "integer", "Evaluation rows; the keys of `windows` are there where long texts are read in windows."),
         ("windows.windows", "integer", "The windows that they were read in."),
@@ -197,7 +202,8 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "variants[].answers[].quality.*",
             "map",
-            "For text-to-text, BLEU and chrF of the greedy answers, `before` those of the float baseline: `compress.measure.translations`.",
+            "For text-to-text, BLEU and chrF of the greedy answers, `before` those of the float baseline, `bleu_chance` what answers get "
+            "that do not depend on their source: `compress.measure.translations`.",
         ),
         (
             "variants[].answers[].agreement.*",
@@ -366,7 +372,11 @@ KEYS: tuple[Key, ...] = tuple(
         ("goals[].goal", "text", "A goal of the recipe."),
         ("goals[].limit", "number", "The limit in the recipe."),
         ("goals[].value", "number", "The measured value; null if it was not measured."),
-        ("goals[].met", "boolean", "The verdict; null if the value was not measured."),
+        (
+            "goals[].met",
+            "boolean",
+            "The verdict; null if the value was not measured, or if a model that knows nothing would meet the goal too.",
+        ),
         ("goals[].at", "text", "Backend, engine, percentile and shape of the value."),
         ("goals[].low", "number", "For max_drop: lower end of the 95 % interval."),
         ("goals[].high", "number", "For max_drop: upper end."),

@@ -26,6 +26,7 @@ from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure import stored_vectors
+from compress.measure.chance import chance
 from compress.measure.metrics import Metric, primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
@@ -97,7 +98,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "name": run.recipe["name"],
         "task": task,
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": TASKS[task].metric, "higher_is_better": primary(task).higher_is_better},
+        "metric": {"name": TASKS[task].metric, **_scale(task, evaluated[0])},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
@@ -116,6 +117,12 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     report["served"] = served(run, evaluated[0])
     report["goals"] = goals.judge(run.recipe["goals"], report)
     return report
+
+
+def _scale(task: Task, baseline: Evaluation) -> dict[str, Any]:
+    """Returns which way the primary metric points, and what a model gets in it that knows nothing."""
+    metric = primary(task)
+    return {"higher_is_better": metric.higher_is_better, "chance": chance(metric, baseline.logits, baseline.labels)}
 
 
 def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:

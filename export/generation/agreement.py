@@ -19,6 +19,7 @@ import numpy as np
 from compress.core.decoding import Decoding
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
+from compress.data.groups import groups_of_rows
 from compress.measure.engine_process import EngineProcess
 from compress.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
 from compress.measure.translations import quality
@@ -112,7 +113,7 @@ class Agreement:
         if not prompts.references:
             return compared
         texts, references, before = (self._texts(rows) for rows in (found, prompts.references, baseline))
-        return {**compared, "quality": quality(texts, references, before)}
+        return {**compared, "quality": quality(texts, references, before, groups_of_rows([row.tobytes() for row in prompts.rows]))}
 
     def _served_answers(self, process: EngineProcess) -> tuple[tuple[Tokens, ...], Tokens] | None:
         prompts = self._served_prompts

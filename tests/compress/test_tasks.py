@@ -138,7 +138,7 @@ def test_a_new_task_runs(toy: str, tmp_path: Path) -> None:
     raw["model"]["task"] = toy
     recipe = check({**raw, "stages": [{"finetune": {"epochs": 1, "learning_rate": 1e-3}}, {"quantize": {"calibration": {"rows": 64}}}]})
     report = run(recipe, tmp_path / "toy", progress=ConsoleProgress("quiet")).report
-    assert report["metric"] == {"name": "gap", "higher_is_better": False}
+    assert report["metric"] == {"name": "gap", "higher_is_better": False, "chance": report["metric"]["chance"]}
     assert list(report["variants"][-1]["metrics"]["torch"]) == ["gap", "pearson"]
     before, after = (variant["accuracy"]["torch"]["value"] for variant in report["variants"])
     assert report["variants"][-1]["drops"]["torch"]["difference"] == pytest.approx(primary(toy).drop(before, after))

@@ -116,12 +116,13 @@ def _cache(variant: Report, engine: Report, metric: str) -> View:
 
 def _quality(found: Report) -> View:
     """Returns BLEU and chrF of an engine, and the change of BLEU with its interval."""
-    low, high = found["bleu_change"]
     change = phrases.signed(found["bleu"] - found["bleu_before"])
+    low, high = found["bleu_change"] or (None, None)
+    spread = "no interval" if low is None or high is None else f"{phrases.signed(low)} to {phrases.signed(high)}"
     return {
         "bleu": f"{found['bleu']:.2f}",
         "chrf": f"{found['chrf']:.2f}",
-        "change": f"{change} ({phrases.signed(low)} to {phrases.signed(high)})",
+        "change": f"{change} ({spread})",
         "n": found["n"],
     }
 

@@ -113,6 +113,8 @@ def corrected(figures: Mapping[str, float | None], phase: float) -> dict[str, fl
 def exceeds(goal: Mapping[str, Any]) -> float:
     """Returns by how much a judged goal is exceeded: at most 0 where it is met."""
     limit, value = float(goal["limit"]), float(goal["value"])
+    if goal["met"] is None:  # a model that knows nothing would meet it; among candidates it still says which loses less
+        return _excess(goal["goal"], limit, value)
     if goal["met"]:
         return min(0.0, _excess(goal["goal"], limit, value))
     return max(EXACT, _excess(goal["goal"], limit, value))

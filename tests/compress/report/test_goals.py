@@ -276,3 +276,13 @@ def test_int8_is_judged_in_its_fastest_engine_whatever_is_served() -> None:
     report["variants"][0]["latency"].append(row("onnxruntime", "fp32", 15.0, 8, 128))
     goal = judged({}, report, "int8_faster")
     assert (goal["value"], goal["met"]) == (15.0 / 20.0, False)
+
+
+@pytest.mark.parametrize(("before", "floor", "met"), [(30.0, 2.0, False), (2.1, 2.0, None), (0.0, 0.0, None)])
+def test_a_bleu_that_cannot_fall_is_not_judged(before: float, floor: float, met: bool | None) -> None:
+    quality = {"bleu_before": before, "bleu": 0.0, "bleu_chance": floor, "bleu_change": None}
+    report = make_report()
+    report["variants"][-1]["answers"] = [{"engine": "openvino", "quality": quality}]
+    found = judged({"max_bleu_drop": 0.5 if before != 2.1 else 3.0}, report, "max_bleu_drop")
+    assert (found["met"], found["value"]) == (met, before)
+    assert (met is None) == ("do not depend on their source" in found.get("reason", ""))
