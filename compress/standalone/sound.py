@@ -14,6 +14,9 @@ window, the power spectrum of 512 points, triangular filters on Kaldi's mel scal
 zeros to `max_length`, and normalized with the model's mean and twice its deviation, all as the numpy path of `ASTFeatureExtractor` of
 Transformers does in float64.
 
+Files of streams do not say how long they are: where a WAV file has 0, or about 2 or 4 GB, for the size of its samples, they go on to the
+end of the file. A FLAC file may leave their number out.
+
 Left out: compressed formats but FLAC, channels on their own, sounds longer than the longest row (their beginning is read).
 """
 
@@ -36,6 +39,11 @@ MAX_SAMPLES = 2**25
 MAX_CHANNELS = 64
 RATES = (1000, 384_000)
 """Lowest and highest sampling rate in Hz."""
+UNKNOWN_SIZE, UNKNOWN_FRAMES = 2**31 - 2**16, 2**62
+"""From here on a size in bytes is none, since programs that write to a pipe put 0x7FFFF000, 0x7FFFFFFF or 0xFFFFFFFF; and a number of
+frames of libsndfile."""
+BLOCK = 2**16
+"""Frames that are read at once where their number is unknown."""
 AT_ONCE = 256
 """Rows that are decoded before the first of them is used."""
 VARIANCE_FLOOR = 1e-7
@@ -73,14 +81,16 @@ def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
         raise BadSound(f"a sound of {len(data)} bytes; at most {MAX_SOUND_BYTES} are allowed")
     if not is_sound(data):
         raise BadSound("not a readable sound (neither WAV nor FLAC); a whole WAV or FLAC file is allowed")
+    data, is_cut_off = _measured(data)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             rate, channels, frames = int(file.samplerate), int(file.channels), int(file.frames)
             if not RATES[0] <= rate <= RATES[1]:
                 raise BadSound(f"a sound of {rate} samples per second; {RATES[0]} to {RATES[1]} are allowed")
+            frames = 0 if frames >= UNKNOWN_FRAMES else frames
             if channels > MAX_CHANNELS or frames * channels > MAX_SAMPLES:
                 raise BadSound(f"a sound of {frames} samples in {channels} channels; at most {MAX_SAMPLES} samples in all are allowed")
-            samples = file.read(dtype="float32", always_2d=True)
+            samples = file.read(dtype="float32", always_2d=True) if frames else _to_the_end(file)
     except BadSound:
         raise
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError, MemoryError) as error:
@@ -88,7 +98,7 @@ def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
         raise BadSound(f"not a readable sound ({reason}); a whole WAV or FLAC file is allowed") from error
     if not len(samples):
         raise BadSound("a sound without samples; at least one is needed")
-    if len(samples) < frames or _is_cut_off(data):
+    if len(samples) < frames or is_cut_off:
         raise BadSound(f"a sound that ends too early, after {len(samples)} samples; a whole WAV or FLAC file is allowed")
     if not np.isfinite(samples).all():
         raise BadSound("a sound with values that are NaN or infinite; numbers are allowed")
@@ -96,17 +106,55 @@ def read_sound(data: bytes) -> tuple[NDArray[np.float32], int]:
     return mixed, rate
 
 
-def _is_cut_off(data: bytes) -> bool:
-    """Whether a WAV file is shorter than the chunk of its samples says: libsndfile reads what there is and says nothing."""
-    if data[:4] != b"RIFF":
-        return False
-    place = 12
+def _to_the_end(file: Any) -> NDArray[np.float32]:
+    """Returns the samples [T, channels] of a file that does not say how many it has.
+
+    Raises:
+        BadSound: There are too many.
+    """
+    file.seekable = lambda: False  # soundfile would look for the end after each block
+    blocks = [np.zeros((0, int(file.channels)), np.float32)]
+    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
+        blocks.append(block)
+        if sum(one.size for one in blocks) > MAX_SAMPLES:
+            raise BadSound(f"a sound of more than {MAX_SAMPLES} samples; so many in all channels are allowed")
+    return np.concatenate(blocks)
+
+
+def _measured(data: bytes) -> tuple[bytes, bool]:
+    """Returns a file whose sizes are those of its bytes, and whether it is a WAV file that is shorter than it says.
+
+    libsndfile reads what there is and says nothing; of a size of 0 it reads nothing.
+    """
+    if data[:4] not in (b"RIFF", b"RIFX"):
+        return data, False
+    order: Literal["little", "big"] = "little" if data[:4] == b"RIFF" else "big"
+    for name, place, size in _chunks(data, 12, order):
+        if name == b"data":
+            left = len(data) - place
+            if size < UNKNOWN_SIZE and (size or _is_whole(data, place, order)):
+                return data, size > left
+            whole, samples = ((value).to_bytes(4, order) for value in (len(data) - 8, left))
+            return b"".join((data[:4], whole, data[8 : place - 4], samples, data[place:])), False
+    return data, False
+
+
+def _chunks(data: bytes, place: int, order: Literal["little", "big"]) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the chunks of a WAV file from a place on: name, place of the contents, and what it says of their size."""
     while place + 8 <= len(data):
-        size = int.from_bytes(data[place + 4 : place + 8], "little")
-        if data[place : place + 4] == b"data":
-            return size != 2**32 - 1 and place + 8 + size > len(data)  # that number: written as a stream, of unknown length
+        size = int.from_bytes(data[place + 4 : place + 8], order)
+        yield data[place : place + 4], place + 8, size
         place += 8 + size + size % 2
-    return False
+
+
+def _is_whole(data: bytes, place: int, order: Literal["little", "big"]) -> bool:
+    """Whether nothing but whole chunks stands from a place on, rather than samples."""
+    end = place
+    for name, begin, size in _chunks(data, place, order):
+        if not (name.isascii() and name.decode("ascii").isprintable()):
+            return False
+        end = begin + size + size % 2
+    return end in (len(data), len(data) + 1)
 
 
 def silence(samples: int, rate: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -196,6 +196,69 @@ def test_sounds_that_are_too_large_are_refused_unread(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sound, "MAX_SOUND_BYTES", 1000)
     with pytest.raises(BadSound, match="a sound of 14686 bytes; at most 1000 are allowed"):
         read_sound(WAV)
+
+
+Order = Literal["little", "big"]
+NO_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000 // 6 * 6, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFF - 36, 0xFFFFF000)
+"""What programs write that do not know the size yet: 0, arecord, sox, ffmpeg, and what they take off for headers or parts of a frame."""
+
+
+def wav(riff: int | None, data: int | None, order: Order = "little", before: bytes = b"", behind: bytes = b"", channels: int = 1) -> bytes:
+    """A WAV file of 16 bits with these sizes; None: the right ones."""
+    number = lambda value, size: int(value).to_bytes(size, order)  # noqa: E731
+    samples = np.round(SAMPLES * 2**15).astype("<i2" if order == "little" else ">i2").repeat(channels).tobytes()
+    about = number(1, 2) + number(channels, 2) + number(RATE, 4) + number(2 * channels * RATE, 4) + number(2 * channels, 2) + number(16, 2)
+    size = len(samples) if data is None else data
+    body = b"WAVEfmt " + number(16, 4) + about + before + b"data" + number(size, 4) + samples + behind
+    return (b"RIFF" if order == "little" else b"RIFX") + number(len(body) if riff is None else riff, 4) + body
+
+
+LISTED = b"LIST\x04\0\0\0INFO"
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize("data", NO_SIZES)
+@pytest.mark.parametrize("riff", [None, 0, 36, 0x7FFFF024, 0xFFFFFFFF])
+def test_the_samples_of_a_stream_go_on_to_its_end(riff: int | None, data: int, order: Order) -> None:
+    for channels in (1, 3):
+        before = LISTED if order == "little" and riff else b""
+        samples, rate = read_sound(wav(riff, data, order, before, channels=channels))
+        assert rate == RATE
+        assert samples.shape == SAMPLES.shape
+        assert np.abs(samples - SAMPLES).max() <= STEP["PCM_16"]
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_a_file_that_says_its_size_and_is_shorter_is_refused(order: Order) -> None:
+    for cut in (1, 2, 101, len(SAMPLES)):
+        with pytest.raises(BadSound, match="ends too early"):
+            read_sound(wav(None, None, order)[:-cut])
+    with pytest.raises(BadSound, match="ends too early"):
+        read_sound(wav(None, 2**30, order))  # larger than any sound that is allowed, and yet a size
+
+
+def test_chunks_behind_no_samples_are_no_samples() -> None:
+    empty = wav(None, 0)[: -2 * len(SAMPLES)]
+    for behind in (b"", LISTED, LISTED + b"note\x03\0\0\0abc\0"):
+        with pytest.raises(BadSound, match="without samples"):
+            read_sound(empty + behind)
+    samples, _ = read_sound(wav(None, None, behind=LISTED))
+    assert len(samples) == len(SAMPLES)
+
+
+def test_a_flac_stream_need_not_say_how_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound, "BLOCK", 1000)
+    unknown = bytearray(FLAC)
+    unknown[21] &= 0xF0  # 36 bits of STREAMINFO
+    unknown[22:26] = bytes(4)
+    samples, rate = read_sound(bytes(unknown))
+    np.testing.assert_array_equal(samples, read_sound(FLAC)[0])
+    assert rate == RATE
+    with pytest.raises(BadSound, match="not a readable sound"):
+        read_sound(bytes(unknown[: len(unknown) // 2]))
+    monkeypatch.setattr(sound, "MAX_SAMPLES", 5000)
+    with pytest.raises(BadSound, match="more than 5000 samples"):
+        read_sound(bytes(unknown))
 
 
 @settings(max_examples=60, deadline=None)
