@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
@@ -26,7 +26,7 @@ from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 from response import RESPONSES, placed  # type: ignore[import-not-found]
 from windows import asked, joined, merged  # type: ignore[import-not-found]
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)

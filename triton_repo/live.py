@@ -27,6 +27,8 @@ from triton_repo.queueing import read_policy
 CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
 ENGINE, KEPT = "engine.py", "KEPT_NETWORKS"
 """The file of a version that runs its network, and the property by which it is told the folder of compiled ones."""
+KEPT_HERE = "networks"
+"""Link in a version to that folder."""
 NETWORK, POLICY = "openvino.xml", "default_queue_policy"
 
 
@@ -108,7 +110,9 @@ class LiveRepository:
             return
         shutil.copytree(source, out)
         if self._blobs is not None and (out / NETWORK).exists() and KEPT in (out / ENGINE).read_text(encoding="utf-8"):
-            (out / MACHINE).write_text(json.dumps({KEPT: str(self._blobs.open(out))}), encoding="utf-8")  # older engines keep none
+            kept = self._blobs.open(out)  # older engines keep none
+            (out / KEPT_HERE).symlink_to(kept.absolute())  # its own path may have letters that the server's Python does not know
+            (out / MACHINE).write_text(json.dumps({KEPT: str(out / KEPT_HERE)}), encoding="utf-8")
 
     def _copy_rest(self, name: str, source: Path) -> None:
         """Copies what belongs to no version, such as warm-up rows."""

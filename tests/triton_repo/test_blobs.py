@@ -1,5 +1,6 @@
 """Folders of compiled networks: they belong to what they were made of, and do not fill the disk."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from triton_repo import blobs
 from triton_repo.blobs import BlobCache, prune
+from triton_repo.live import KEPT, LiveRepository
 
 VERSIONS = {"openvino": "1"}
 
@@ -45,6 +47,20 @@ def test_the_oldest_go_first(tmp_path):
         os.utime(tmp_path / name, (number, number))
     prune(tmp_path, 250, {tmp_path / "a"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c", "d"]
+
+
+def test_the_server_finds_kept_networks_by_a_path_of_its_own_folder(tmp_path):
+    version = tmp_path / "repository" / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "openvino.xml").touch()
+    (version / "engine.py").write_text(f"KEPT = {KEPT!r}")
+    (version.parent / "config.pbtxt").write_text('name: "m"')
+    LiveRepository(tmp_path / "live", tmp_path / "repository", BlobCache(VERSIONS, tmp_path / "gr\u00f6\u00dfe"))
+    kept = Path(json.loads((tmp_path / "live" / "m" / "1" / "machine.json").read_text())[KEPT])
+    (kept / "x.network").touch()
+    assert kept.is_relative_to(tmp_path / "live")
+    assert str(kept).isascii()
+    assert len(list((tmp_path / "gr\u00f6\u00dfe").glob("*/x.network"))) == 1
 
 
 def test_a_machine_that_has_kept_nothing_yet_has_nothing_to_delete(tmp_path):

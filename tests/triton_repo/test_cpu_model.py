@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -84,6 +86,35 @@ def test_every_request_gets_the_answers_of_its_rows(serve, mode, engine):
     responses = model.execute([request(*tiny.TEXTS[:3]), request(tiny.TEXTS[3]), request(*tiny.TEXTS[4:])])
     for response, part in zip(responses, (logits[:3], logits[3:4], logits[4:]), strict=True):
         check(response, part, prepared)
+
+
+AS_A_STUB = """
+import importlib.util, sys
+sys.path.insert(0, TESTS)
+import backend_stand_in
+sys.modules["triton_python_backend_utils"] = backend_stand_in.stand_in()
+spec = importlib.util.spec_from_file_location("model", MODEL)
+module = importlib.util.module_from_spec(spec)
+sys.modules["model"] = module
+spec.loader.exec_module(module)
+module.TritonPythonModel().initialize({"model_config": CONFIG})
+print(sys.getfilesystemencoding(), "ready")
+"""
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_a_path_outside_ascii_behind_a_link_is_never_seen(engine, tmp_path):
+    """The server's Python knows ASCII alone, and is given a path of links. Where they lead must not matter."""
+    folder = tmp_path / "gr\u00f6\u00dfe"
+    exported = tiny.export(folder / "export", tiny.text_preprocessor(), tiny.TEXTS, mode="dynamic", engine=engine)
+    layout.write_repository(folder / "repository", layout.served_models(exported), pairs=False, batch_sizes=(1,))
+    (tmp_path / "link").symlink_to(folder / "repository")
+    model = tmp_path / "link" / "baseline-fp32"
+    config = json.dumps(MessageToDict(from_text((model / "config.pbtxt").read_text()), preserving_proto_field_name=True))
+    code = f"TESTS, MODEL, CONFIG = {str(Path(__file__).parent)!r}, {str(model / '1' / 'model.py')!r}, {config!r}\n{AS_A_STUB}"
+    ascii_alone = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=ascii_alone, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ascii ready\n", 0), done.stderr
 
 
 def test_pairs(serve):

@@ -41,7 +41,7 @@ def write(root: Path, name: str, prepared, rows, **settings) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    root = tmp_path_factory.mktemp("hostile") / "a $(touch PWNED) b"
+    root = tmp_path_factory.mktemp("hostile") / "a $(touch PWNED) gr\u00f6\u00dfe"
     root.mkdir()
     write(root, "text", tiny.text_preprocessor(), tiny.TEXTS)
     write(root, "pair", tiny.text_preprocessor(), tiny.PAIRS)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from cpu_model import TritonPythonModel as OnCpu  # type: ignore[import-not-found]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from preprocess import Preprocessor  # type: ignore[import-not-found]
@@ -19,7 +19,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the label names."""
-        self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
+        self.preprocessor = Preprocessor.load(Path(__file__).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Returns for each request the answers to its rows."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from long_text import LongTexts  # type: ignore[import-not-found]
@@ -26,7 +26,7 @@ class TritonPythonModel:
         """Loads the preprocessor and reads the input names from the model configuration."""
         config = json.loads(args["model_config"])
         self.inputs = [value["name"] for value in config["input"]]
-        self.preprocessor = prepared = Preprocessor.load(Path(__file__).resolve().parent)
+        self.preprocessor = prepared = Preprocessor.load(Path(__file__).parent)
         self.long_texts = None if prepared.tokenizer is None else LongTexts(prepared.tokenizer, prepared.max_length, prepared.prompt)
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from .answer import Answer, in_a_line, tensors
 from .asked import FAILED, MODEL_FAILED, Refused, read
 from .outbox import Outbox
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).parent
 
 
 class TritonPythonModel:
