@@ -79,7 +79,7 @@ class Recipe(Config):
     memory in the report. Changes no result, and costs a few slower steps of each training."""
     search: Search | None = None
     """What `compress search` may change, and what counts; see `docs/how-to/search.md`. Has no effect on a run."""
-    stages: tuple[Any, ...] = ()
+    stages: tuple[Any, ...]
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
     def stage(self, stage_id: str) -> Stage:
@@ -110,7 +110,7 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     problems: list[str] = []
     recipe: Recipe | None = None
     try:
-        recipe = Recipe.model_validate(data)
+        recipe = Recipe.model_validate({**data, "stages": ()})  # which are checked by themselves
     except ValidationError as error:
         problems += explain(error, Recipe)
     stages, stage_problems = _check_stages(entries)

@@ -115,6 +115,7 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
             if entries
         }
     elif where.is_dir():
+        _check_no_arrow(where)
         aligned = _aligned(where, config, task)
         found = {
             name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in (aligned or _discover(where, task)).items()
@@ -125,6 +126,18 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
     else:
         found = {"train": [(where, FileConfig(file=where.name))]}
     return _read_all(found, config, task)
+
+
+def _check_no_arrow(folder: Path) -> None:
+    """Raises if a folder is what `save_to_disk` of the datasets library writes."""
+    splits = (folder / "dataset_dict.json").is_file()
+    if splits or ((folder / "state.json").is_file() and any(folder.glob("*.arrow"))):
+        what = "a map of data sets" if splits else "a data set"
+        how = "for name, split in d.items(): split.to_parquet(f'{name}.parquet')" if splits else "d.to_parquet('train.parquet')"
+        raise InputError(
+            f"data.path: {folder}: {what} in Arrow files, as save_to_disk of the datasets library writes them; parquet is allowed: load it "
+            f"there (d = load_from_disk('{folder}')) and write each split ({how}) into a folder of its own"
+        )
 
 
 def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:

@@ -33,6 +33,7 @@ from compress.data.quoting import Quotes
 Column = str | int
 Cells = tuple[Any, ...]
 Quoting = Literal["none", "minimal"]
+NAME_LINES = "for one object per line, name the file .jsonl"
 TABLES = (".tsv", ".txt", ".csv", ".jsonl", ".json", ".parquet")
 MAX_FIELD_CHARACTERS = 2**28
 
@@ -120,8 +121,7 @@ def column_names(table: Table) -> list[str]:
             return next(_csv_records(table, stream))[1]
         if ending in (".tsv", ".txt"):
             return next(text_lines(table, stream)).removesuffix("\r").split("\t")
-        whole = ending == ".json"
-        rows = parse_json(str(table.path), "\n".join(text_lines(table, stream)) if whole else next(text_lines(table, stream)))
+        rows = _whole_json(table, stream) if ending == ".json" else parse_json(str(table.path), next(text_lines(table, stream)))
         first = rows[0] if isinstance(rows, list) and rows else rows
         return [str(name) for name in first] if isinstance(first, dict) else []
 
@@ -290,14 +290,29 @@ def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
 
 
 def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    names = names_of(table)
-    rows = parse_json(str(table.path), "\n".join(text_lines(table, stream)))
+    names, rows = names_of(table), _whole_json(table, stream)
     if not isinstance(rows, list):
-        raise InputError(
-            f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (for one object per line, name the file .jsonl)"
-        )
+        raise InputError(f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed ({NAME_LINES})")
     for number, row in enumerate(rows, 1):
         yield number, pick(table, number, row, names)
+
+
+def _whole_json(table: Table, stream: BinaryIO) -> Any:
+    """Returns the value of a file that is one JSON text; raises a one-line `InputError` if it is none."""
+    lines = list(text_lines(table, stream))
+    try:
+        return parse_json(str(table.path), "\n".join(lines))
+    except InputError:
+        if len(lines) < 2 or not all(_is_object(line) for line in lines[:2]):
+            raise
+    raise InputError(f"{table.path}: one JSON object per line; a .json file holds one list of objects ({NAME_LINES})")
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def parse_json(where: str, text: str) -> Any:

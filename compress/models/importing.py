@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,8 @@ from compress.models.tied import shared_as
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
+WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What wrappers of torch put into the names of weights."""
 NEW_HEAD = 100_000_000
 """Weights that a new head and pooler may have on top of the stored ones, which a config may also use twice."""
 
@@ -221,6 +223,7 @@ def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
     except REFUSED as error:
         raise InputError(f"model.path: {source / 'config.json'} describes no model ({one_line(error)}); check its sizes") from error
     parameters = {name: value.numel() for name, value in model.named_parameters()}
+    _check_names(source, list(stored), set(parameters), model.base_model_prefix)
     held = sum(math.prod(shape) for shape, _ in stored.values())
     if sum(parameters.values()) > 2 * held + NEW_HEAD:
         sizes = f"{sum(parameters.values())} weights, its safetensors files hold {held}"
@@ -230,6 +233,20 @@ def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
         names = {renamed, f"{model.base_model_prefix}.{renamed}", renamed.removeprefix(f"{model.base_model_prefix}.")}
         if dtype not in FLOATS and not names.isdisjoint(parameters):
             raise InputError(f"model.path: {source}: {name} is {dtype}; only float weights are allowed: give the model before quantization")
+
+
+def _check_names(source: Path, stored: Sequence[str], parameters: set[str], prefix: str) -> None:
+    """Raises if weights have the names that they have inside a wrapper of torch, under which Transformers does not find them."""
+    wrapped = [name for name in stored if WRAPPER.search(name)]
+    bare = {WRAPPER.sub("", name) for name in wrapped}
+    meant = bare | {f"{prefix}.{name}" for name in bare} | {name.removeprefix(f"{prefix}.") for name in bare}
+    if meant & parameters and not set(wrapped) & parameters:
+        wrappers = sorted({found[0] for name in wrapped for found in WRAPPER.finditer(name)})
+        raise InputError(
+            f"model.path: {source}: {len(wrapped)} weights have names with {' and '.join(wrappers)}, such as {wrapped[0]}: the model was saved "
+            "inside a wrapper (torch.compile: _orig_mod., DataParallel and DistributedDataParallel: module.); save the model inside it, "
+            "model._orig_mod or model.module, with save_pretrained"
+        )
 
 
 def _is_head(name: str, prefix: str) -> bool:

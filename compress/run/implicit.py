@@ -15,7 +15,7 @@ from compress.core.tasks import TASKS, Task
 from compress.data.groups import groups_of_values
 from compress.measure.answers import save_predictions
 from compress.measure.fastest import competing
-from compress.measure.metrics import metrics, num_predictions
+from compress.measure.metrics import METRICS, metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, most_tokens, read_config
 from compress.models.importing import import_model, source_digest
@@ -35,7 +35,7 @@ class Source(Stage):
     """Checks the model of the recipe and writes it as a checkpoint with the labels of the data."""
 
     NAME: ClassVar[str] = "model"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     model: ModelConfig
     """The model of the recipe."""
@@ -84,6 +84,11 @@ class Evaluate(Stage):
         count_judged = num_predictions(split.labels)
         name = TASKS[context.task].metric
         context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
+        if figures[name] == 0 and METRICS[name].higher_is_better and not parent.metrics.get("new_weights", True):
+            context.progress.warn(
+                f"{parent.id}: {name} is 0 on {count_judged} predictions, with a trained head: check that the data are those that the model was "
+                "trained for, and that labels and columns are the right ones"
+            )
         size = count(model, context.task, context.max_length)
         sizes = {"parameters": size.parameters, "macs": size.macs}
         return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, **sizes, **_in_windows(processor, split.rows)}

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from compress.core.errors import InputError
-from compress.recipe import STAGES, check, dump, read, schema
+from compress.recipe import STAGES, Recipe, check, dump, read, schema
 from compress.stage.stage import lines
 
 GOOD = """
@@ -225,6 +225,14 @@ def test_paths_resolve_against_the_file_that_wrote_them(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     assert read(path, ["data.path=../here"]).data.path == str(tmp_path / "here")
     assert read(path, ["data.path=nyu-mll/glue"]).data.path == "nyu-mll/glue"
+
+
+@pytest.mark.parametrize("stages", [None, []])
+def test_stages_have_to_be_given_as_the_reference_says(stages: object) -> None:
+    raw = yaml.safe_load(GOOD)
+    with pytest.raises(InputError, match="stages: nothing given; a list of one-key maps is allowed"):
+        check({**raw, "stages": stages})
+    assert Recipe.model_fields["stages"].is_required()
 
 
 def test_schema_names_every_stage_and_key() -> None:

@@ -7,6 +7,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from compress.core.errors import InputError
+from compress.core.tasks import Task
 from compress.data.config import DataConfig
 from compress.data.load import load_data
 from compress.data.tables import Column, Table, read_table
@@ -291,3 +293,26 @@ def test_names_need_a_header_and_positions_a_place(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl", b"{}\n")
     with pytest.raises(InputError, match=r"column 0 given; a .jsonl file has column names"):
         read(tmp_path / "train.jsonl", (0, 1))
+
+
+@pytest.mark.parametrize("ends", ["\n", ""])
+def test_lines_of_objects_in_a_json_file_get_a_hint(ends: str, tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps(row) for row in objects(ROWS)) + ends
+    (tmp_path / "train.json").write_text(lines, encoding="utf-8")
+    for columns in (("text", "label"), ("sentence", "label")):
+        with pytest.raises(InputError, match=r"train.json: one JSON object per line; .*name the file .jsonl"):
+            read(tmp_path / "train.json", columns)
+    (tmp_path / "train.json").write_text("[1,\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"train.json: not JSON"):
+        read(tmp_path / "train.json")
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+@pytest.mark.parametrize("task", ["text-classification", "image-classification", "sentence-embedding"])
+def test_a_folder_of_arrow_files_says_what_to_do(split: str | None, task: Task, tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    data: Any = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+    (data if split is None else DatasetDict({split: data})).save_to_disk(tmp_path / "saved")
+    with pytest.raises(InputError, match=r"data.path: .*saved: a .* in Arrow files, as save_to_disk .*load_from_disk.*to_parquet"):
+        load_data(DataConfig(path=str(tmp_path / "saved"), max_length=8), task, None, lambda line: None, None)

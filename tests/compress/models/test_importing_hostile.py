@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from compress.core.errors import InputError
 from compress.models.config import ModelConfig
@@ -155,3 +156,21 @@ def test_too_many_tokens(tiny_bert: Path) -> None:
     assert check_model(named(tiny_bert), 2, 40).weight_bytes == (tiny_bert / "model.safetensors").stat().st_size
     with pytest.raises(InputError, match=r"data.max_length: 41 given; this bert reads at most 40 tokens"):
         check_model(named(tiny_bert), 2, 41)
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("head", ["keep", "new"])
+def test_names_from_inside_a_wrapper(wrapper: str, head: str, folder: Path, out: Path) -> None:
+    file = folder / "model.safetensors"
+    save_file({f"{wrapper}{name}": value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    message = rf"have names with .*, such as {wrapper}.*: the model was saved inside a wrapper .*; save the model inside it"
+    with pytest.raises(InputError, match=message):
+        check_model(named(folder, head=head), 2)
+    refused(named(folder, head=head), out, message)
+
+
+def test_names_of_a_module_that_was_compiled_alone(folder: Path, out: Path) -> None:
+    file = folder / "model.safetensors"
+    inside = {name.replace("bert.encoder.", "bert.encoder._orig_mod."): value for name, value in load_file(file).items()}
+    save_file(inside, file, metadata={"format": "pt"})
+    refused(named(folder), out, r"weights have names with _orig_mod\., such as bert.encoder._orig_mod")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
-from compress.run.implicit import in_torch
+from compress.run.implicit import PREDICTIONS, Evaluate, in_torch
 from tests.export import sentiment
+from tests.told import Told
 
 BUILDS = [("baseline", "fp32"), ("prune", "fp32"), ("quantize", "int8"), ("prune", "fp16")]
 
@@ -52,3 +55,22 @@ def test_without_a_compiler_it_is_said_that_compiled_is_missing(tmp_path: Path, 
     found, lines = timed(tmp_path, ("baseline", "prune", "quantize"), device="cuda")
     assert "compiled" not in {mode for _, _, mode in found}
     assert any(line.startswith("torch compiled is not timed: no C++ compiler") for line in lines)
+
+
+@pytest.mark.parametrize(("new", "warns"), [([], True), (["classifier.weight"], False)])
+def test_a_trained_model_that_is_never_right_is_warned_of(new: list[str], warns: bool, tmp_path: Path) -> None:
+    """Labels that no prediction has; a head that is new may be as wrong."""
+    context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, count=4)
+    baseline = Artifact(sentiment.checkpoint(), {"id": "baseline", "metrics": {"new_weights": new}})
+    predicted = load_file(_evaluated(baseline, context, tmp_path / "first") / PREDICTIONS)["logits"].argmax(axis=1)
+    wrong = replace(context.data.evaluation, labels=1 - predicted)
+    context = replace(context, data=replace(context.data, evaluation=wrong), progress=Told())
+    _evaluated(baseline, context, tmp_path / "second")
+    assert [line for line in context.progress.warnings if "accuracy is 0 on 4 predictions" in line] == context.progress.warnings
+    assert bool(context.progress.warnings) == warns
+
+
+def _evaluated(artifact: Artifact, context: Any, out: Path) -> Path:
+    out.mkdir()
+    Evaluate(id="evaluate").run(artifact, context, out)
+    return out
