@@ -18,6 +18,7 @@ from compress.core.tasks import TASKS
 from compress.data.splits import content_key
 from compress.models.config import ModelConfig, label_names, set_labels
 from compress.models.files import find
+from compress.models.inputs.padding import configured_pad
 from compress.models.inputs.preprocessor import preprocessor
 from compress.models.inputs.saving import save_preprocessing, settle_inputs
 from compress.models.inputs.sounds import settle
@@ -99,3 +100,26 @@ def _checked(
         except ValueError as error:
             raise InputError(f"data: the first evaluation row: {error}") from error
     return tuple(notes)
+
+
+def check_teacher(config: Any, folder: Path, context: Context) -> None:
+    """Builds the preprocessor of a teacher outside the run, which is read where it lies.
+
+    Args:
+        config: Its Transformers config.
+        folder: Its folder.
+        context: The context of the first step.
+
+    Raises:
+        InputError: Rows cannot be prepared for it.
+    """
+    problems: list[str] = []
+    try:
+        preprocessor(folder, context.task, context.max_length, context.target, context.stride, context.aggregate)
+    except InputError as error:
+        problems += error.problems
+    row = TASKS[context.task]
+    if row.modality == "text" and not row.generates and configured_pad(config) is None:
+        problems.append(f"{folder / 'config.json'}: no pad_token_id, which batches of texts need; set it to the id of the padding token")
+    if problems:
+        raise InputError(*problems)

@@ -26,7 +26,7 @@ from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.library import some
 from compress.models.size import count
 from compress.recipe import Recipe
-from compress.run.inputs import check_inputs
+from compress.run.inputs import check_inputs, check_teacher
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer
 from compress.stage.context import Context
@@ -190,6 +190,7 @@ def _config_outside(step: Any, name: str, context: Context) -> Any:
     key = f"stages.{step.id}.teacher"
     with about(key):
         checked = check_model(_outside(step, name, context), num_labels, context.max_length)
+        check_teacher(checked.config, model_folder(name, "model.path", None, weights=False), context)
     if num_labels and checked.labels not in (None, context.data.labels):
         raise InputError(f"{key}: the teacher has the labels {some(checked.labels or ())}, the data {some(context.data.labels)}{FITTING}")
     return checked.config

@@ -64,3 +64,14 @@ def test_a_run_ends_before_its_first_stage(folder: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match="only right is allowed"):
         run(recipe(folder), tmp_path / "run")
     assert not list((tmp_path / "run" / "stages").glob("*/manifest.json"))
+
+
+def test_a_teacher_whose_rows_cannot_be_padded_is_named_by_the_plan(folder: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    change(folder / "config.json", pad_token_id=None, id2label={"0": "no", "1": "yes"}, label2id={"no": 0, "yes": 1})
+    change(folder / "tokenizer_config.json", padding_side="left")
+    given = recipe(folder).model_dump(mode="json", exclude_unset=True)
+    given["model"]["path"] = str(tiny_bert)
+    given["stages"] = [{"finetune": {}}, {"distill": {"teacher": str(folder), "epochs": 1}}]
+    with pytest.raises(InputError) as caught:
+        describe(check(given), tmp_path / "run")
+    assert all(any(part in problem for problem in caught.value.problems) for part in ("only right is allowed", "no pad_token_id"))
