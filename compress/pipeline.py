@@ -34,7 +34,7 @@ from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
 from compress.data.resemblance import unlike
-from compress.data.splits import Data, Judge
+from compress.data.splits import Data, Judge, trained_on
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
@@ -115,7 +115,7 @@ def run(
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team, judge)
-        for warning in filter(None, (UNSEEN if judge == "selection" else None, unlike(context.data))):
+        for warning in filter(None, (UNSEEN if judge == "selection" else None, trained_on(context.data), unlike(context.data))):
             progress.warn(warning)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state, baseline = RunState(), next(step.id for step in steps if isinstance(step, Evaluate))

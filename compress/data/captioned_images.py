@@ -53,7 +53,7 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
         raise InputError(*problems)
     with_test(splits, config.path, log, "images")
     where = f"data.path {config.path}"
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log)
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log, config.keep_evaluation_rows)
     parts = {name: _captions_of(getattr(data, name), known) for name in ("train", "selection", "evaluation")}
     for name, part in parts.items():
         if sum(map(len, part)) > MOST_PAIRS:

@@ -203,6 +203,10 @@ class DataConfig(Config):
     """For text-classification and multi-label-classification of single texts: reads longer texts in windows of `max_length` tokens instead
     of their beginnings alone. In training every window is a row with the label of its text; everywhere else a text has one answer, of all
     of its windows."""
+    keep_evaluation_rows: bool = False
+    """Whether train rows with the content of an evaluation row (its texts, image, sound or source, whatever the label) stay in training and
+    calibration. By default they are left out, since results on rows that were trained on say nothing of new ones; if they stay, the report
+    says so beside every figure. Not for tasks that search documents, whose evaluation queries are never trained on."""
     max_seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """For models that read waveforms, which need it: the longest sound in seconds; of longer ones the beginning is read. Models that read
     spectrograms have one size, that of their preprocessor_config.json, and ignore it."""

@@ -81,7 +81,8 @@ def _in_runs(split: Split) -> list[Hashable]:
     assert split.documents is not None, "blocks have documents"
     if len(np.unique(split.documents)) >= FEW:
         return list(split.documents.tolist())
-    return list((np.arange(len(split)) // max(1, round(len(split) ** (1 / 3)))).tolist())
+    length = round(len(split) ** (1 / 3)) if len(split) >= FEW else 1  # runs of so few would be too few to draw
+    return list((np.arange(len(split)) // length).tolist())
 
 
 def _numbered(keys: Sequence[Hashable]) -> Numbers:

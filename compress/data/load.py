@@ -110,7 +110,9 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     splits = _label(sources, convert)
     if not unlabelled:
         with_test(splits, config.path, log)
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    data = divide(
+        splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log, config.keep_evaluation_rows
+    )
     if not TASKS[task].two_towers:
         return data
     templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
@@ -126,6 +128,8 @@ def _check_keys(config: DataConfig, task: Task) -> None:
         "multi_hot": lambda row: row.several,
         "windows": lambda row: row.reads_windows,
     }
+    if config.keep_evaluation_rows and TASKS[task].searches:
+        raise InputError(f"data.keep_evaluation_rows: true given for {task}, whose evaluation queries are never trained on: leave it out")
     for key, reads in readers.items():
         given = getattr(config, key)
         if given is not None and not reads(TASKS[task]):

@@ -70,19 +70,23 @@ def load_questions(config: DataConfig, task: Task, tokenizer: str | TrainTokeniz
     splits, first = {}, 0
     for name, found in sources.items():
         rows = [row for source in found for row in source.rows]
-        splits[name] = Split(rows, np.arange(first, first + len(rows)))
+        contexts: dict[Any, int] = {}
+        numbers = [contexts.setdefault(row[1], len(contexts)) for row in rows if isinstance(row, tuple)]
+        splits[name] = Split(rows, np.arange(first, first + len(rows)), np.array(numbers, np.int64))
         first += len(rows)
     if list(splits) == ["train"] and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = _by_context(splits["train"])
         count = len(splits["test"])
         log(f"data: {config.path} is a single file; {count} of its questions, of contexts chosen by content hash, become the test split")
     told = f"data.path {config.path}"
-    data = divide(
-        splits["train"], splits.get("test"), splits.get("validation"), (), told, lambda line: log(line.replace("rows", "questions"))
-    )
+
+    def log_questions(line: str) -> None:
+        log(line.replace("_rows", "_ROWS").replace("rows", "questions").replace("_ROWS", "_rows"))
+
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), told, log_questions, config.keep_evaluation_rows)
     names = (*NAMES, NO_ANSWER) if not all(golds) else NAMES
     made = {name: _windows(name, getattr(data, name), golds, places, reader, log) for name in ("train", "selection", "evaluation")}
-    return replace(data, labels=names, tokenizer=trained, **made)
+    return replace(data, labels=names, tokenizer=trained, train=made["train"], selection=made["selection"], evaluation=made["evaluation"])
 
 
 def _by_context(split: Split) -> tuple[Split, Split]:

@@ -78,7 +78,7 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
     splits = read.splits
     if not unlabelled:
         with_test(splits, config.path, log)
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log)
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log, config.keep_evaluation_rows)
     if train != judged and bool(np.isin(data.selection.labels, read.splits["train"].labels).any()):
         raise InputError(_needs_both(where, train, judged))
     low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)

@@ -5,8 +5,14 @@
                 2,000 rows, and at most a fifth of train)
     evaluation  rows for reported results only: the labelled test split, else the validation split
 
-Rows are identified by their content (texts, image bytes or token ids, without the label), and rows with equal content stay together. So
-decisions are never made on rows that were trained on: rows in selection are removed from train, and rows in evaluation from selection.
+Rows are identified by what a model reads of them (texts, image bytes or token ids, without the label or the target), and rows with equal
+content stay together. Nothing is learned, calibrated or decided on rows that results are reported of, and nothing is decided on rows that
+were trained on: rows in evaluation are removed from train and selection, rows in selection from train. `data.keep_evaluation_rows` leaves
+those of evaluation in train, and the report says how many they are.
+
+Where it is known which rows are of one document (`Split.documents`: the context of questions, documents of sentences), selection rows are
+whole documents, so that no part of a text is trained on and another part decides.
+
 Random choices use a hash of the content, so they depend neither on the order of the rows nor on rows added later.
 
 Not supported: stratification. 200 rows chosen by hash approximate the class frequencies well enough, and stay the same when rows are added.
@@ -59,6 +65,11 @@ def content_key(row: Row) -> bytes:
     return hashlib.blake2b(row.encode(), digest_size=16, person=b"text").digest()
 
 
+def input_key(row: Row) -> bytes:
+    """Returns a 16-byte hash of what a model reads of a row: of a source and its target the source."""
+    return content_key(row.source) if isinstance(row, TokenPair) else content_key(row)
+
+
 TEST_SHARE = 0.2
 """Share of the rows of a single file that become the test split."""
 
@@ -99,6 +110,11 @@ class Split:
         return [content_key(row) for row in self.rows]
 
     @cached_property
+    def input_keys(self) -> list[bytes]:
+        """The input key of every row."""
+        return [input_key(row) for row in self.rows]
+
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of contents and labels, in order."""
         labels = np.ascontiguousarray(self.labels)
@@ -120,6 +136,16 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Train rows with the content of an evaluation row."""
+
+    left_out: int = 0
+    """Train rows that were removed for it."""
+    in_train: int = 0
+    """Evaluation rows that are trained on, as the recipe asks for (`data.keep_evaluation_rows`)."""
+
+
+@dataclass(frozen=True)
 class Data:
     """The data of a run."""
 
@@ -135,6 +161,8 @@ class Data:
     """The tokenizer trained on the train split; None if the recipe names one or needs none."""
     hidden: Split | None = None
     """The true evaluation rows, where selection rows have taken their place."""
+    shared: Shared = Shared()
+    """Rows that train and evaluation had in common."""
 
     @cached_property
     def digest(self) -> str:
@@ -183,7 +211,13 @@ class Data:
 
 
 def divide(
-    train: Split, test: Split | None, validation: Split | None, labels: tuple[str, ...], where: str, log: Callable[[str], None]
+    train: Split,
+    test: Split | None,
+    validation: Split | None,
+    labels: tuple[str, ...],
+    where: str,
+    log: Callable[[str], None],
+    keep: bool = False,
 ) -> Data:
     """Decides which rows are used for training, selection and evaluation.
 
@@ -194,6 +228,7 @@ def divide(
         labels: Class names.
         where: Name of the data in messages.
         log: Receives messages about what was decided.
+        keep: Whether train rows that are also in evaluation stay.
 
     Raises:
         InputError: There are no rows to evaluate on, or none left to train or select on.
@@ -203,25 +238,51 @@ def divide(
         raise InputError(
             f"{where}: no labelled test or validation split; one of them is needed to measure the results: name it in data.files"
         )
-    final = frozenset(evaluation.keys)
+    final = frozenset(evaluation.input_keys)
+    train, shared = _without_evaluation(train, evaluation, where, log, keep=keep)
     selection = _without(validation, final) if test and validation else None
     if validation and selection is not None and len(selection) < len(validation):
         log(f"data: {len(validation) - len(selection)} validation rows that are also in test are dropped")
     carved = not selection
     if not selection:
-        selection = _carve(train, final, where)
+        selection = _carve(train, final, where, log)
         log(f"data: {len(selection)} train rows, chosen by content hash, are set aside for selection")
-    given, train = len(train), _without(train, frozenset(selection.keys))
+    given, train = len(train), _without(train, frozenset(selection.input_keys))
     if not carved and len(train) < given:
         log(f"data: {given - len(train)} train rows that are also in validation are dropped")
     if not train:
         raise InputError(f"{where}: no train rows left: all of them equal selection rows, which are never trained on; add other train rows")
-    overlap = sum(key in final for key in train.keys)
-    if overlap:
-        log(f"data: {overlap} train rows have the same content as an evaluation row; they are kept")
     named = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
     log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{named}")
-    return Data(train, selection, evaluation, labels)
+    return Data(train, selection, evaluation, labels, shared=shared)
+
+
+def _without_evaluation(train: Split, evaluation: Split, where: str, log: Callable[[str], None], *, keep: bool) -> tuple[Split, Shared]:
+    """Returns the train rows without those that are also in evaluation, and how many they are."""
+    final = frozenset(evaluation.input_keys)
+    rest = _without(train, final)
+    count = len(train) - len(rest)
+    if not count:
+        return train, Shared()
+    if keep:
+        known = frozenset(train.input_keys)
+        log(f"data: {count} train rows have the content of an evaluation row; they stay, as data.keep_evaluation_rows asks for")
+        return train, Shared(in_train=sum(key in known for key in evaluation.input_keys))
+    if not rest:
+        raise InputError(
+            f"{where}: all {count} train rows are evaluation rows too, so that no result would say anything of new rows; give other train "
+            "rows, other evaluation rows (data.files), or data.keep_evaluation_rows: true"
+        )
+    log(f"data: {count} train rows that are also in evaluation are left out of training, calibration and selection")
+    return rest, Shared(left_out=count)
+
+
+def trained_on(data: Data) -> str | None:
+    """Returns a warning where evaluation rows are trained on; None where none is."""
+    if not data.shared.in_train:
+        return None
+    count = len(data.evaluation if data.hidden is None else data.hidden)
+    return f"{data.shared.in_train} of {count} evaluation rows are trained on (data.keep_evaluation_rows): figures say little of new rows"
 
 
 def selection_rows(num_rows: int) -> int:
@@ -232,7 +293,10 @@ def selection_rows(num_rows: int) -> int:
 
 def hold_out(split: Split, share: float) -> tuple[Split, Split]:
     """Splits off about `share` of the rows by content hash; returns (rest, split-off rows). Rows with equal content stay together."""
-    chosen = _by_hash(split, frozenset(), round(len(split) * share), b"hold out")
+    wanted = round(len(split) * share)
+    chosen = _by_hash(split, frozenset(), wanted, b"hold out")
+    if split.documents is not None and len(chosen) > 2 * wanted:  # whole documents are too large
+        chosen = _by_hash(replace(split, documents=None), frozenset(), wanted, b"hold out")
     rest = sorted(set(range(len(split))) - set(chosen))
     return split.take(rest), split.take(chosen)
 
@@ -251,8 +315,11 @@ def with_test(splits: dict[str, Split], path: str, log: Callable[[str], None], r
         log(f"data: {path} is a single file; {len(splits['test'])} of its {rows}, chosen by content hash, become the test split")
 
 
-def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:
+def _carve(train: Split, banned: frozenset[bytes], where: str, log: Callable[[str], None]) -> Split:
     chosen = _by_hash(train, banned, selection_rows(len(train)), b"selection")
+    if train.documents is not None and len(chosen) > LARGEST_SHARE * len(train):
+        log("data: every document holds more rows than selection takes; rows of one document are in train and in selection")
+        chosen = _by_hash(replace(train, documents=None), banned, selection_rows(len(train)), b"selection")
     if not chosen:
         raise InputError(
             f"{where}: no train rows can be set aside for selection; rows that differ from each other and from evaluation are needed"
@@ -261,11 +328,13 @@ def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:
 
 
 def _by_hash(split: Split, banned: frozenset[bytes], wanted: int, salt: bytes) -> list[int]:
-    """Returns the ascending indices of about `wanted` rows: whole groups of equal content, chosen in the order of their hashes."""
+    """Returns the ascending indices of about `wanted` rows: whole groups of equal content, or of one document, in the order of their
+    hashes."""
     groups: dict[bytes, list[int]] = {}
-    for index, key in enumerate(split.keys):
-        if key not in banned:
-            groups.setdefault(key, []).append(index)
+    documents = None if split.documents is None else _names(split)
+    for index, (key, known) in enumerate(zip(split.keys, split.input_keys, strict=True)):
+        if known not in banned:
+            groups.setdefault(key if documents is None else documents[index], []).append(index)
     order = sorted(groups, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt).digest())
     chosen: list[int] = []
     for key in order:
@@ -274,8 +343,18 @@ def _by_hash(split: Split, banned: frozenset[bytes], wanted: int, salt: bytes) -
     return sorted(chosen or (groups[order[0]] if order else []))
 
 
+def _names(split: Split) -> list[bytes]:
+    """Returns for each row what its document is known by: the least of the keys of its rows."""
+    assert split.documents is not None, "documents are known"
+    least: dict[int, bytes] = {}
+    numbers = split.documents.tolist()
+    for number, key in zip(numbers, split.keys, strict=True):
+        least[number] = min(key, least.get(number, key))
+    return [least[number] for number in numbers]
+
+
 def _without(split: Split, banned: frozenset[bytes]) -> Split:
-    kept = [index for index, key in enumerate(split.keys) if key not in banned]
+    kept = [index for index, key in enumerate(split.input_keys) if key not in banned]
     return split if len(kept) == len(split) else split.take(kept)
 
 

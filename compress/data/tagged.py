@@ -59,7 +59,9 @@ def load_tagged(
     engine.enable_truncation(config.max_length)
     splits = {name: _split(name, found, names, engine, config.max_length, log) for name, found in sources.items()}
     with_test(splits, config.path, log, "sentences")
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    data = divide(
+        splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log, config.keep_evaluation_rows
+    )
     return replace(data, tokenizer=trained)
 
 

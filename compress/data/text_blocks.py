@@ -68,7 +68,7 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
         first = np.searchsorted(starts, np.arange(len(blocks)) * config.max_length, side="right") - 1
         splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1), first)
         log(f"data: {split}: {len(found)} documents, {_characters(found)}, {len(tokens)} tokens, {len(blocks)} blocks")
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log)
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log, config.keep_evaluation_rows)
     return replace(data, tokenizer=trained)
 
 

@@ -65,7 +65,9 @@ def load_pairs(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, 
     if list(splits) == ["train"]:
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: no test or validation split; {len(splits['test'])} pairs, chosen by content hash, become the test split")
-    data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), f"data.path {config.path}", log)
+    data = divide(
+        splits["train"], splits.get("test"), splits.get("validation"), (), f"data.path {config.path}", log, config.keep_evaluation_rows
+    )
     return replace(data, tokenizer=trained)
 
 

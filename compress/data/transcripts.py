@@ -50,7 +50,9 @@ def load_transcripts(config: DataConfig, task: Task, label_names: tuple[str, ...
     origin = "the model" if label_names else "the train split"
     splits = {name: _split(name, sources[name], found, (names, origin), log) for name, found in texts.items()}
     with_test(splits, config.path, log)
-    return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    return divide(
+        splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log, config.keep_evaluation_rows
+    )
 
 
 def _texts(sources: Sequence[Source]) -> list[tuple[str, str]]:

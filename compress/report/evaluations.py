@@ -73,6 +73,18 @@ def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
     return [artifact.read_json(file) for file in sorted(folder.glob("*.json"))]
 
 
+def shared_rows(run: Run) -> dict[str, Any]:
+    """Returns which rows train and evaluation had in common as `evaluation_rows`; empty in runs that do not say."""
+    found = run.artifacts[f"{EVALUATION}{next(iter(run.variants))}"].metrics.get("evaluation_rows")
+    return {} if found is None else {"evaluation_rows": found}
+
+
+def trained_on(run: Run) -> dict[str, int]:
+    """Returns how many evaluation rows are trained on as `in_train`, to stand beside a figure of them; empty where none is."""
+    count = shared_rows(run).get("evaluation_rows", {}).get("in_train", 0)
+    return {"in_train": count} if count else {}
+
+
 def main_builds(run: Run) -> dict[str, dict[str, Any]]:
     """Returns the build that represents each exported variant: its int8 build if there is one, else its float build."""
     chosen: dict[str, dict[str, Any]] = {}

@@ -31,6 +31,8 @@ KEYS: tuple[Key, ...] = tuple(
         ("environment.kernel", "text", "Linux kernel."),
         ("environment.versions.PACKAGE", "text", "Version of a library that affects the figures."),
         ("metric.name", "text", "Primary metric, to which `goals.max_drop` refers."),
+        ("evaluation_rows.left_out_of_train", "integer", "Train rows that were left out since they have the content of an evaluation row."),
+        ("evaluation_rows.in_train", "integer", "Evaluation rows that are trained on: `data.keep_evaluation_rows`."),
         ("metric.higher_is_better", "boolean", "False for perplexity and error rates."),
         (
             "metric.chance",
@@ -109,6 +111,7 @@ KEYS: tuple[Key, ...] = tuple(
             "integer",
             "Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one.",
         ),
+        ("variants[].accuracy.BACKEND.in_train", "integer", "Only where there are any: how many of the evaluation rows are trained on."),
         ("variants[].accuracy.BACKEND.interval_reason", "text", "Only where there is no interval: why."),
         ("variants[].accuracy.BACKEND.reason", "text", "Why it was not measured."),
         (

@@ -150,7 +150,7 @@ def _figures(report: Report) -> list[View]:
             phrases.headline(metric),
             cell.get("value"),
             phrases.figure(cell.get("value"), metric),
-            f"{engine_name(backend)}, n {'unknown' if cell.get('n') is None else cell['n']}" + (f", 95 % {spread}" if spread else ""),
+            f"{engine_name(backend)}, n {phrases.rows(cell)}" + (f", 95 % {spread}" if spread else ""),
             cell.get("reason"),
         ),
         _tile(

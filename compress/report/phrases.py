@@ -51,6 +51,14 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
 
+def rows(cell: Mapping[str, Any]) -> str:
+    """Returns how many rows a figure is of: `800`, `800 in 4 groups` where these are too few for an interval, `800, 12 of the rows trained
+    on`."""
+    n, groups, trained = (cell.get(key) for key in ("n", "groups", "in_train"))
+    drawn = f" in {groups} groups" if groups is not None and cell.get("low") is None else ""
+    return f"{'unknown' if n is None else n}{drawn}" + (f", {trained} of the rows trained on" if trained else "")
+
+
 def is_error(metric: str | None) -> bool:
     """Whether less of a metric is better, and its drop a difference: error rates."""
     return metric is not None and metric in METRICS and not METRICS[metric].higher_is_better and not METRICS[metric].relative

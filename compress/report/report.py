@@ -111,6 +111,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
+    report |= evaluations.shared_rows(run)
     windows = run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows")
     if windows is not None:
         report["windows"] = windows
@@ -216,7 +217,8 @@ def _attention(run: Run, name: str) -> list[dict[str, Any]]:
 def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the primary metric in every backend with its 95 % interval, or why it was not measured."""
     metric = primary(task)
-    cells: dict[str, Any] = {one.backend: intervals.single(metric, one.logits, one.labels, groups=one.groups) for one in mine}
+    known = evaluations.trained_on(run)
+    cells: dict[str, Any] = {one.backend: {**intervals.single(metric, one.logits, one.labels, groups=one.groups), **known} for one in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None

@@ -111,7 +111,7 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
     cells, drops = {}, {}
     for backend, file in files.items():
         logits, labels = load_predictions(file)
-        cells[backend] = intervals.single(metric, logits, labels, groups=reference.groups)
+        cells[backend] = {**intervals.single(metric, logits, labels, groups=reference.groups), **evaluations.trained_on(run)}
         drops[backend] = intervals.paired(metric, reference.logits, logits, labels, groups=reference.groups)
     return cells, drops
 

@@ -60,7 +60,7 @@ def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
     spread = phrases.change_interval(cost.low, cost.high, metric)
     return (
         f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(backend)}"
-        f" (n = {after.get('n', 'unknown')}; change {phrases.change(cost.value, metric)}{f', 95 % interval {spread}' if spread else ''})"
+        f" (n = {phrases.rows(after)}; change {phrases.change(cost.value, metric)}{f', 95 % interval {spread}' if spread else ''})"
     )
 
 

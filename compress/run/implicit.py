@@ -61,8 +61,9 @@ class Evaluate(Stage):
     PRODUCES: ClassVar[Kind] = "evaluation"
 
     def depends(self, context: Context) -> Any:
-        """Returns the digest of the groups that intervals draw: documents are no part of the rows."""
-        return hashlib.sha256(groups_of_values(context.data.evaluation).tobytes()).hexdigest()
+        """Returns the digest of the groups that intervals draw, as documents are no part of the rows, and what was removed from train."""
+        groups = hashlib.sha256(groups_of_values(context.data.evaluation).tobytes()).hexdigest()
+        return {"groups": groups, **_shared(context)}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits, labels and groups to `torch.safetensors` and returns the metrics with their n."""
@@ -91,7 +92,21 @@ class Evaluate(Stage):
             )
         size = count(model, context.task, context.max_length)
         sizes = {"parameters": size.parameters, "macs": size.macs}
-        return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, **sizes, **_in_windows(processor, split.rows)}
+        return {
+            "metrics": figures,
+            "n": count_judged,
+            "predictions": PREDICTIONS,
+            **sizes,
+            **_in_windows(processor, split.rows),
+            **_shared(context),
+        }
+
+
+def _shared(context: Context) -> dict[str, Any]:
+    """Returns `evaluation_rows`, what the report says of rows that train and evaluation had in common."""
+    shared = context.data.shared
+    trained = shared.in_train if context.data.judge == "evaluation" else 0
+    return {"evaluation_rows": {"left_out_of_train": shared.left_out, "in_train": trained}}
 
 
 def _in_windows(prepared: Preprocessor, rows: Sequence[Row]) -> dict[str, Any]:

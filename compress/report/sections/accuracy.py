@@ -146,7 +146,7 @@ def _cell(variant: Report, backend: str, metric: str | None, scale: tuple[float,
     return {
         "known": True,
         "value": phrases.figure(cell["value"], metric),
-        "n": cell.get("n"),
+        "n": phrases.rows(cell),
         "spread": spread,
         "change": changed,
         "change_spread": phrases.change_interval(drop.get("low"), drop.get("high"), metric),
