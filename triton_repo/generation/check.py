@@ -76,9 +76,8 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
     with TritonServer(repository, environment.check(), context.scratch / f"triton-{model.name}.log", models=[model.name]) as server:
         at_once = min(CHECKED_AT_ONCE, room)
         groups = [(prompts, expected), *_mixed(model)]
-        found = [
-            client.greedy(server.grpc_address, model.name, rows, answers.shape[1], at_once, ends=ended(answers)) for rows, answers in groups
-        ]
+        ask = partial(client.greedy, server.grpc_address, model.name, request_seconds=settings.request_seconds)
+        found = [ask(rows, answers.shape[1], at_once, ends=ended(answers)) for rows, answers in groups]
         with _alone(model, settings, context) as engine:
             asked = engine if ENGINES[model.engine["engine"]].rounds_blocks else None
             compared, *_ = [  # each on its own: few prompts that are all wrong would be lost among many
@@ -86,7 +85,7 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
                 for (rows, answers), own in zip(groups, found, strict=True)
             ]
             texts = _check_texts(server.grpc_address, model, settings, prompts)
-            latency = [_timed(server.grpc_address, model.name, engine, prompts, tokens, count) for count in counts]
+            latency = [_timed(server.grpc_address, settings, engine, prompts, tokens, count) for count in counts]
     context.progress.log(
         f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
         f"the engine, {texts} texts are read as Transformers reads them{_speed(latency)}"
@@ -130,10 +129,16 @@ def _alone(model: Served, settings: LanguageSettings, context: Context) -> Itera
 
 
 def _timed(
-    address: str, name: str, engine: EngineProcess | None, prompts: Sequence[NDArray[np.int32]], tokens: int, count: int
+    address: str,
+    settings: LanguageSettings,
+    engine: EngineProcess | None,
+    prompts: Sequence[NDArray[np.int32]],
+    tokens: int,
+    count: int,
 ) -> dict[str, Any]:
     """Returns the row of one number of answers at once."""
-    row = client.load(address, name, prompts, tokens, count, requests=ANSWERS, seconds=SECONDS)
+    ask = partial(client.load, address, settings.name, request_seconds=settings.request_seconds)
+    row = ask(prompts, tokens, count, requests=ANSWERS, seconds=SECONDS)
     rate = None if engine is None else engine_rate(engine, prompts, tokens, count)
     return {**row, "engine_tokens_per_s": rate, "engine_share": round(row["tokens_per_s"] / rate, 4) if rate else None}
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from compress.measure.tokens import ENDED
 from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
+from triton_repo.front.limits import GRACE_SECONDS
 from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.limits import REQUEST_SECONDS
 from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
@@ -59,13 +60,15 @@ class LanguageClient:
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        seconds: Most time between two pieces; the default is the time that a model may take for an answer, unless a recipe says otherwise.
+        seconds: Most time between two pieces. Default: a little longer than the model may take for an answer.
+        request_seconds: Most time that the model may take for an answer.
     """
 
-    def __init__(self, address: str, model: str, seconds: float = REQUEST_SECONDS) -> None:
+    def __init__(self, address: str, model: str, seconds: float | None = None, *, request_seconds: float = REQUEST_SECONDS) -> None:
         from tritonclient.grpc import InferenceServerClient
 
-        self._client, self._model, self._seconds = InferenceServerClient(address), model, seconds
+        self._client, self._model = InferenceServerClient(address), model
+        self._seconds = request_seconds + GRACE_SECONDS if seconds is None else seconds
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +139,14 @@ def inputs(values: Mapping[str, Any]) -> list[Any]:
 
 
 def greedy(
-    address: str, model: str, prompts: Sequence[NDArray[np.int32]], tokens: int, concurrency: int, *, ends: bool = False
+    address: str,
+    model: str,
+    prompts: Sequence[NDArray[np.int32]],
+    tokens: int,
+    concurrency: int,
+    *,
+    ends: bool = False,
+    request_seconds: float = REQUEST_SECONDS,
 ) -> NDArray[np.int32]:
     """Returns the most likely tokens after each prompt, int32 [n, T].
 
@@ -147,13 +157,14 @@ def greedy(
         tokens: T.
         concurrency: Number of answers at once.
         ends: Whether end tokens end an answer; behind it stands `ENDED`.
+        request_seconds: Most time that the model may take for an answer.
 
     Raises:
         RequestError: A request failed, or an answer has another length.
     """
 
     def answer(prompt: NDArray[np.int32]) -> list[int]:
-        with LanguageClient(address, model) as client:
+        with LanguageClient(address, model, request_seconds=request_seconds) as client:
             pieces = list(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=not ends))
         found = [token for piece in pieces for token in piece.tokens]
         if len(found) != tokens and not (ends and pieces[-1].finish_reason == "stop"):
@@ -226,6 +237,7 @@ def load(
     *,
     requests: int = 200,
     seconds: float = 10.0,
+    request_seconds: float = REQUEST_SECONDS,
 ) -> dict[str, Any]:
     """Measures answers under a constant load: real prompts in turn, greedy, all of the same length.
 
@@ -237,6 +249,7 @@ def load(
         concurrency: Number of answers at once.
         requests: Maximum number of answers.
         seconds: No answer begins after this time.
+        request_seconds: Most time that the model may take for an answer.
 
     Returns:
         `concurrency`; p50, p90 and p99 (None below 200 samples) of `first_token_ms`, `token_ms` (time per later token) and, as `p50_ms` and
@@ -249,7 +262,7 @@ def load(
     begun = time.perf_counter()
 
     def work() -> None:
-        with LanguageClient(address, model) as client:
+        with LanguageClient(address, model, request_seconds=request_seconds) as client:
             while True:
                 with lock:
                     prompt = next(feed, None)

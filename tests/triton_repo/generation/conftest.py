@@ -9,5 +9,5 @@ from triton_repo.service import Service
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The models of `served_language`, started once."""
-    with language_server(tmp_path_factory.mktemp("language")) as started:
+    with language_server(tmp_path_factory.mktemp("gr\u00f6\u00dfe")) as started:
         yield started

@@ -30,6 +30,8 @@ from triton_repo.generation import check, client
 from triton_repo.generation.config import LanguageSettings
 from triton_repo.triton_repo import TritonRepo
 
+SECONDS = 7.0
+"""Most time for an answer; the client waits as long."""
 PROMPTS, TOKENS = 70, 5
 
 
@@ -75,7 +77,7 @@ def model(tmp_path: Path) -> layout.Served:
 
 
 def settings(max_running: int = 8, max_waiting: int = 64) -> LanguageSettings:
-    return LanguageSettings("llama-fp32", "paged", "decoder", {}, 64, 100, max_running, max_waiting=max_waiting)
+    return LanguageSettings("llama-fp32", "paged", "decoder", {}, 64, 100, max_running, max_waiting=max_waiting, request_seconds=SECONDS)
 
 
 @pytest.fixture
@@ -83,11 +85,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
     """Puts a server in place that answers as recorded, 20 tokens per second and stream; returns what it is asked."""
     asked: list[Any] = []
 
-    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool) -> np.ndarray:
+    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool, **limits: float) -> np.ndarray:
+        assert limits == {"request_seconds": SECONDS}
         asked.append((len(prompts), tokens, at_once))
         return check.recorded(model)[1]
 
     def load(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, count: int, **limits: Any) -> dict[str, Any]:
+        assert limits["request_seconds"] == SECONDS
         asked.append((len(prompts), tokens, count))
         return {"concurrency": count, "first_token_ms": {"p50": 1.0}, "tokens_per_s": 0.75 * count}
 
@@ -145,7 +149,7 @@ def test_prompts_of_several_lengths_are_asked_too(
     groups: list[tuple[list[int], int, int]] = []
     wrong = 0
 
-    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool) -> np.ndarray:
+    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool, **limits: float) -> np.ndarray:
         groups.append(([len(prompt) for prompt in prompts], tokens, at_once))
         return check.recorded(model)[1] if len(prompts) == PROMPTS else answers + wrong
 
@@ -185,9 +189,14 @@ def test_the_engine_alone_answers_the_same_prompts_in_turn(model: layout.Served)
     assert second == [prompt.tolist() for prompt in prompts[16:24]]
 
 
+@pytest.mark.parametrize("seconds", [7.0, 600.0, 1e6])
+def test_the_client_waits_longer_than_the_model_may_take(seconds: float) -> None:
+    assert client.LanguageClient("localhost:1", "m", request_seconds=seconds)._seconds > seconds
+
+
 def test_an_answer_that_a_time_limit_cut_off_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             pass
 
         def __enter__(self) -> Late:
