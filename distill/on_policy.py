@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from compress.core.config import Config
 from compress.core.forms.next_token import IGNORED
-from compress.models.encoder_decoder import encoder_decoder_settings
+from compress.models.generation import answer_tokens, generate
 from compress.models.library import quiet
 from compress.training.train import Batch
 
@@ -75,9 +75,8 @@ class Sampling:
         length = ids_bL.shape[1]
         given = tokens_given(self.settings.prompt, length)
         prompt_bP = ids_bL[:, :given]
-        drawn = self._drawn(length - given, input_ids=prompt_bP, attention_mask=torch.ones_like(prompt_bP))
         # the end token ends a text, not a block: another text follows it
-        written_bL = model.generate(**drawn, eos_token_id=None, use_cache=True)
+        written_bL = generate(model, (), self._whole(length - given), input_ids=prompt_bP, attention_mask=torch.ones_like(prompt_bP))
         labels_bT = torch.full_like(batch.labels, IGNORED)
         labels_bT[:, given - 1 : length - 1] = written_bL[:, given:].to(labels_bT.dtype)
         return replace(batch, features={**batch.features, "input_ids": written_bL}, labels=labels_bT)
@@ -85,18 +84,16 @@ class Sampling:
     def _pairs(self, model: Any, batch: Batch) -> Batch:
         """Returns pairs whose targets the student wrote, each up to its end token."""
         features, width = batch.features, batch.labels.shape[1]
-        drawn = self._drawn(width, input_ids=features["input_ids"], attention_mask=features["attention_mask"])
-        found_bT = model.generate(**drawn, **encoder_decoder_settings())
+        ends, read = answer_tokens(model).ends, {name: features[name] for name in ("input_ids", "attention_mask")}
+        found_bT = generate(model, ends, self._whole(width), **read)
         start_b1, written_bT = found_bT[:, :1], found_bT[:, 1:]
-        ends = model.generation_config.eos_token_id
-        ended_bT = torch.isin(written_bT, torch.tensor(ends, device=written_bT.device).reshape(-1)).int()
+        ended_bT = torch.isin(written_bT, torch.tensor(ends, dtype=written_bT.dtype, device=written_bT.device)).int()
         behind_bT = (ended_bT.cumsum(dim=1) - ended_bT) > 0
         labels_bT = torch.full_like(batch.labels, IGNORED)
         labels_bT[:, : written_bT.shape[1]] = written_bT.masked_fill(behind_bT, IGNORED).to(labels_bT.dtype)
         read_bT = torch.cat([start_b1, written_bT.masked_fill(behind_bT, 0)], dim=1)
         return replace(batch, features={**features, "decoder_input_ids": read_bT}, labels=labels_bT)
 
-    def _drawn(self, tokens: int, **inputs: Tensor) -> dict[str, Any]:
-        """Returns the arguments of `generate` that sample from the whole distribution."""
-        plain = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1, "pad_token_id": 0}
-        return {**inputs, "max_new_tokens": tokens, "do_sample": True, "temperature": self.settings.temperature, **plain}
+    def _whole(self, tokens: int) -> dict[str, Any]:
+        """Returns the settings that sample from the whole distribution."""
+        return {"max_new_tokens": tokens, "do_sample": True, "temperature": self.settings.temperature}

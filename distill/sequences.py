@@ -32,6 +32,7 @@ from compress.core.progress import Progress
 from compress.data.splits import Split
 from compress.models.encoder_decoder import BATCH_SIZE, answered
 from compress.models.forward import device_of
+from compress.models.generation import generate
 from compress.models.library import quiet
 from compress.standalone.preprocess import TokenPair
 from distill.on_policy import tokens_given
@@ -115,14 +116,13 @@ def continued(model: Any, sources: Sequence[Ids], beams: int, lengths: Sequence[
     alike: dict[tuple[int, int], list[int]] = {}  # no padding, so that a continuation does not depend on the other sources
     for index, (source, length) in enumerate(zip(sources, lengths, strict=True)):
         alike.setdefault((len(source), length), []).append(index)
-    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "bad_words_ids": None, "forced_eos_token_id": None}
     for (given, length), indices in alike.items():
         for start in range(0, len(indices), BATCH_SIZE):
             chosen = indices[start : start + BATCH_SIZE]
             ids = torch.from_numpy(np.stack([sources[index] for index in chosen]).astype(np.int64)).to(device)
-            limits = {"max_new_tokens": length, "do_sample": False, "num_beams": beams, "eos_token_id": None, "pad_token_id": 0}
+            settings = {"max_new_tokens": length, "num_beams": beams}
             with torch.inference_mode(), quiet():
-                found = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=True, **limits, **neutral)
+                found = generate(model, (), settings, input_ids=ids, attention_mask=torch.ones_like(ids))
             for index, row in zip(chosen, found[:, given:].cpu().numpy().astype(np.int32), strict=True):
                 answers[index] = row
     return answers

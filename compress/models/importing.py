@@ -41,6 +41,7 @@ from compress.models.config import (
 )
 from compress.models.files import SMALL_FILES, WEIGHT_FILES, find, is_local
 from compress.models.forward import forward
+from compress.models.generation import noted
 from compress.models.heads.embedding import pooling_file, write_files
 from compress.models.heads.towers import check_towers, with_first_scale
 from compress.models.inputs.saving import save_preprocessing, settle_inputs
@@ -163,6 +164,8 @@ def import_model(
         write_files(built, out)
     mark(out)
     save_preprocessing(config, source, built, out, tokenizer, log)
+    for line in noted(source) if source is not None and TASKS[task].generates else ():
+        log(f"  model: {line}")
     labels = list(label_list(built)) if TASKS[task].classifies else []
     origin = (config.path or "random weights") + (", with its adapter merged" if config.adapter else "")
     _write_card(out, origin, task, labels)

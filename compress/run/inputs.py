@@ -18,6 +18,7 @@ from compress.core.tasks import TASKS
 from compress.data.splits import content_key
 from compress.models.config import ModelConfig, label_names, set_labels
 from compress.models.files import find
+from compress.models.generation import noted
 from compress.models.inputs.padding import configured_pad
 from compress.models.inputs.preprocessor import preprocessor
 from compress.models.inputs.saving import save_preprocessing, settle_inputs
@@ -48,7 +49,7 @@ def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedToke
     key = _key(config, source, checked, tokenizer, context)
     if key not in _known:
         _known[key] = _checked(config, source, checked, tokenizer, context)
-    return _known[key]
+    return (*_known[key], *(noted(source) if source is not None and TASKS[config.task].generates else ()))
 
 
 _known: dict[str, tuple[str, ...]] = {}

@@ -16,7 +16,6 @@ than the CPU.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
+from compress.core.answer_tokens import AnswerTokens
+from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.schemes.table import INT4_BY_INT8, of_precision
 from compress.standalone.decoding_rules import Rules, Text, search
@@ -100,8 +100,7 @@ class OnnxRuntimeDecoder:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        settings = json.loads(Path(spec.path).with_name("generation_config.json").read_text(encoding="utf-8"))
-        self._end_tokens = frozenset(end_ids(settings.get("eos_token_id")))
+        self._end_tokens = frozenset(AnswerTokens.of_folder(Path(spec.path).parent).ends)
 
     def predict(self, features: Features) -> Logits:
         """Returns the logits of every position, float32 [n, L, V]."""

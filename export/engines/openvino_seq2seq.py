@@ -9,7 +9,6 @@ OpenVINO GenAI has no pipeline for encoder-decoders of text. Left out: devices o
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
+from compress.core.answer_tokens import AnswerTokens
+from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.standalone.decoding_rules import Rules, Text, search, write
 from compress.standalone.encoder_decoder import EncoderDecoder
@@ -86,9 +86,7 @@ class OpenVinoSeq2Seq:
         self._folder = Path(spec.path).parent
         self._properties = dict(spec.properties)
         self._preprocessor = Preprocessor.load(Path(spec.folder))
-        settings = json.loads((self._folder / "generation_config.json").read_text(encoding="utf-8"))
-        self._ends = frozenset(end_ids(settings.get("eos_token_id")))
-        self._first: int | None = settings.get("forced_bos_token_id")
+        self._tokens = AnswerTokens.of_folder(self._folder)
 
     def predict(self, features: Features) -> Logits:
         """Returns the logits of every position of the decoder, float32 [n, L, V]."""
@@ -149,7 +147,7 @@ class OpenVinoSeq2Seq:
         return Answer(tuple(tuple(one) for one in found[: decoding.answers]), ())
 
     def _rules(self, decoding: Decoding) -> Rules:
-        return rules_of(decoding, self._ends, self._first)
+        return rules_of(decoding, self._tokens.ends, self._tokens.first)
 
     @property
     def _start(self) -> int:

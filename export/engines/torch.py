@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold, end_ids
+from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.models.checkpoint import load, load_float
-from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.models.forward import forward
+from compress.models.generation import answer_tokens, generate
 from compress.models.library import quiet
 from compress.standalone.language_text import LanguageText
 from export.engines.ending import Ending
@@ -113,11 +113,16 @@ class Torch:
         model: Any = self._model
         ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
         before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
-        settings, streamer = self._settings(decoding, before), {"streamer": Clock()} if decoding.beams == 1 else {}
+        given: dict[str, Any] = {"logits_processor": LogitsProcessorList([Counted(decoding, before)])}
+        if decoding.beams == 1:
+            stops = Stops(Ending((), decoding.stop, lambda: self._text), before)
+            given |= {"streamer": Clock(), "stopping_criteria": StoppingCriteriaList([stops])}
+        known = () if decoding.ignore_end else answer_tokens(model).ends
+        ends = (*known, *decoding.stop_tokens)
         torch.manual_seed(decoding.seed)
         with torch.inference_mode(), quiet():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **streamer)
-        answers = [_until(row, settings["eos_token_id"]) for row in found[:, before:].tolist()]
+            found = generate(model, ends, in_transformers(decoding), input_ids=ids, attention_mask=torch.ones_like(ids), **given)
+        answers = [_until(row, ends) for row in found[:, before:].tolist()]
         return Answer(tuple(answers), tuple(seconds[: len(answers[0])]))
 
     @cached_property
@@ -125,30 +130,6 @@ class Torch:
         from export.generation.text_files import language_text
 
         return language_text(self._folder)
-
-    def _settings(self, decoding: Decoding, before: int) -> dict[str, Any]:
-        """Returns the settings in the words of Transformers, for an answer that `before` tokens stand before; what is left out there would
-        be taken from the model."""
-        model: Any = self._model
-        known = () if decoding.ignore_end else end_ids(model.generation_config.eos_token_id)
-        settings: dict[str, Any] = {
-            "max_new_tokens": decoding.max_tokens,
-            "do_sample": decoding.samples,
-            "repetition_penalty": decoding.repetition_penalty,
-            "eos_token_id": [*known, *decoding.stop_tokens] or [NO_TOKEN],
-            "pad_token_id": 0,
-            "num_beams": decoding.beams,
-            "num_return_sequences": decoding.answers,
-            "length_penalty": decoding.length_penalty,
-            "logits_processor": LogitsProcessorList([Counted(decoding, before)]),
-        }
-        if model.config.is_encoder_decoder:
-            settings |= encoder_decoder_settings()
-        if decoding.samples:
-            settings |= {name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        if decoding.stop:
-            settings["stopping_criteria"] = StoppingCriteriaList([Stops(Ending((), decoding.stop, lambda: self._text), before)])
-        return settings
 
     def placement(self) -> Placement:
         """Returns the device and the type of the float weights."""
@@ -159,6 +140,20 @@ class Torch:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns nothing: eager torch has no graph of its own that could be read."""
         return {}
+
+
+def in_transformers(decoding: Decoding) -> dict[str, Any]:
+    """Returns the settings in the words of Transformers."""
+    settings = {
+        "max_new_tokens": decoding.max_tokens,
+        "repetition_penalty": decoding.repetition_penalty,
+        "num_beams": decoding.beams,
+        "num_return_sequences": decoding.answers,
+        "length_penalty": decoding.length_penalty,
+    }
+    if decoding.samples:
+        settings |= {"do_sample": True, **{name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}}
+    return settings
 
 
 class Counted(LogitsProcessor):  # type: ignore[misc]

@@ -15,12 +15,12 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from compress.core.config import Config
-from compress.core.decoding import end_ids
 from compress.core.errors import InputError
 from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 from compress.measure.tokens import ENDED, filled
 from compress.models.encoder_decoder import answered
 from compress.models.forward import device_of
+from compress.models.generation import answer_tokens
 from compress.schemes.weight_only import dequantized_once
 from compress.standalone.preprocess import Row, TokenPair
 from export.generation.questions import prompts_of
@@ -173,9 +173,8 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     if prompts.references:
         with dequantized_once(model):
             return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
-    known: Any = model
     answers = np.full((len(prompts.rows), prompts.tokens), ENDED, np.int32)
-    ends = end_ids(known.generation_config.eos_token_id) if prompts.ends else ()
+    ends = answer_tokens(model).ends if prompts.ends else ()
     with torch.inference_mode(), dequantized_once(model):
         for chosen in _batches(prompts.rows):
             found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends)

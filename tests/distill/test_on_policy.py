@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
@@ -78,6 +79,27 @@ def test_tokens_come_from_the_whole_distribution_of_the_student(temperature: flo
     kept = wanted > 0
     statistic, freedom = float(((observed - wanted).square() / wanted)[kept].sum()), int(kept.sum()) - 1
     assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_settings_of_the_model_do_not_narrow_the_distribution() -> None:
+    """generation_config.json may ask for fewer tokens than there are; the losses are about all of them."""
+    batch, sampling = blocks(), Sampling(OnPolicy(share=1.0), 0)
+    plain, narrow = load(tiny_gpt.checkpoint()).eval(), load(tiny_gpt.checkpoint()).eval()
+    own: Any = narrow
+    own.generation_config = GenerationConfig(min_p=0.9, typical_p=0.1, no_repeat_ngram_size=1, suppress_tokens=list(range(200)))
+    first, second = sampling(plain, batch), sampling(narrow, batch)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.features["input_ids"], second.features["input_ids"])
+
+
+def test_a_model_without_an_end_token_writes_as_many_tokens_as_a_target_has() -> None:
+    model: Any = load(checkpoint("bart"))
+    model.generation_config.eos_token_id = None
+    found = Sampling(OnPolicy(share=1.0), 0)(model, pairs(width=12))
+    assert found is not None
+    assert (found.labels != IGNORED).all()
+    assert found.labels.shape == (5, 12)
 
 
 def test_the_student_writes_as_in_evaluation_and_stays_in_training() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
@@ -17,7 +19,6 @@ from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.data.splits import Data, Split
 from compress.models.checkpoint import load
-from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.stage.context import Context
 from compress.standalone.preprocess import TokenPair
 from distill import sequences
@@ -50,10 +51,29 @@ def test_targets_are_what_the_teacher_answers_to_each_source_alone(beams: int, t
         ids = torch.from_numpy(before.source.astype(np.int64))[None]
         limits = {"max_new_tokens": LENGTH - 1, "do_sample": False, "num_beams": beams, "repetition_penalty": 1.0, "pad_token_id": 0}
         with torch.inference_mode():
-            (row,) = teacher.generate(ids, attention_mask=torch.ones_like(ids), **limits, **encoder_decoder_settings())[:, 1:].tolist()
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())  # its own has as many layers as the encoder
+            (row,) = teacher.generate(ids, attention_mask=torch.ones_like(ids), **limits, use_cache=True, past_key_values=cache)[
+                :, 1:
+            ].tolist()
         expected = row[: row.index(EOS) + 1] if EOS in row else row
         assert after.target.tolist() == expected
     np.testing.assert_array_equal(found.labels, labels_of(found.rows, LENGTH - 1))  # type: ignore[arg-type]
+
+
+def test_settings_of_the_teacher_do_not_change_its_answers(tmp_path: Path) -> None:
+    plain: Any = load(checkpoint("bart"))
+    own: Any = load(checkpoint("bart"))
+    tokens = {name: getattr(plain.generation_config, name) for name in ("eos_token_id", "decoder_start_token_id", "bos_token_id")}
+    limits = {"suppress_tokens": list(range(20, 90)), "length_penalty": 9.0, "early_stopping": True, "repetition_penalty": 5.0}
+    own.generation_config = GenerationConfig(**tokens, **limits, no_repeat_ngram_size=1, min_new_tokens=9)
+    first, second = (
+        with_answers(split(6), teacher, Sequences(beams=2), LENGTH, tmp_path, name, PROGRESS)
+        for name, teacher in (("a", plain), ("b", own))
+    )
+    for one, other in zip(first.rows, second.rows, strict=True):
+        assert isinstance(one, TokenPair)
+        assert isinstance(other, TokenPair)
+        assert one.target.tolist() == other.target.tolist()
 
 
 def test_answers_that_are_there_are_not_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

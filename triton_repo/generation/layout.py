@@ -13,14 +13,13 @@ Mode and properties come from export.json, so the server runs exactly what was e
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compress.core.decoding import end_ids
+from compress.core.answer_tokens import AnswerTokens
 from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
 from compress.standalone import (
@@ -127,13 +126,13 @@ def _proposals(model: Served) -> dict[str, Any]:
 
 def _special(model: Served) -> dict[str, Any]:
     """Returns the ids of `served.grouped.Special`."""
-    settings = json.loads((model.file.parent / "generation_config.json").read_text(encoding="utf-8"))
+    tokens = AnswerTokens.of_folder(model.file.parent)
     prepared = Preprocessor.load(model.folder)
     return {
         "start": prepared.decoder_start_token_id,
         "pad": prepared.pad_token_id,
-        "ends": list(end_ids(settings.get("eos_token_id"))),
-        "first": settings.get("forced_bos_token_id"),
+        "ends": list(tokens.ends),
+        "first": tokens.first,
     }
 
 

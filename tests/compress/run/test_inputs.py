@@ -11,8 +11,11 @@ import pytest
 
 from compress.commands.plan import describe
 from compress.core.errors import InputError
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
 from compress.pipeline import run
 from compress.recipe import Recipe, check
+from tests.compress import tiny_gpt
 
 
 def recipe(folder: Path, max_length: int = 16) -> Recipe:
@@ -75,3 +78,25 @@ def test_a_teacher_whose_rows_cannot_be_padded_is_named_by_the_plan(folder: Path
     with pytest.raises(InputError) as caught:
         describe(check(given), tmp_path / "run")
     assert all(any(part in problem for problem in caught.value.problems) for part in ("only right is allowed", "no pad_token_id"))
+
+
+def test_a_plan_and_an_import_say_what_answers_leave_out_of_generation_config(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_gpt.checkpoint(), tmp_path / "model"))
+    config = {"path": str(folder), "task": "text-generation"}
+    data, stages = {"path": str(tiny_gpt.data_folder()), "max_length": tiny_gpt.LENGTH}, [{"finetune": {"epochs": 1}}]
+    settings = {"name": "answers", "model": config, "data": data, "stages": stages, "target": {"sequence_lengths": [tiny_gpt.LENGTH]}}
+    recipe = check(settings)
+    assert "generation_config.json" not in describe(recipe, tmp_path / "run")
+    asked = {"eos_token_id": 1, "do_sample": True, "temperature": 0.6, "no_repeat_ngram_size": 3, "max_length": 40}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    (line,) = [line for line in describe(recipe, tmp_path / "run").splitlines() if "generation_config.json" in line]
+    assert "do_sample true, temperature 0.6" in line
+    assert "no_repeat_ngram_size 3" in line
+    assert "max_length" not in line
+    told: list[str] = []
+    (tmp_path / "out").mkdir()
+    import_model(ModelConfig(**config), (), 0, tmp_path / "out", log=told.append)
+    assert any(line in one for one in told)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "1"}')
+    with pytest.raises(InputError, match='eos_token_id: "1" given; a token id, a list of them or null is allowed'):
+        describe(recipe, tmp_path / "run")

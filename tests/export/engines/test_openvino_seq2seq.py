@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from compress.core.decoding import Decoding
 from compress.core.forms.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
-from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.standalone.encoder_decoder import DECODER
 from compress.standalone.preprocess import TokenPair
 from export.engines.openvino_genai import properties
@@ -72,7 +72,8 @@ def in_transformers(kind: str, source: np.ndarray, **settings: Any) -> list[list
     usual = {"max_new_tokens": TOKENS, "do_sample": False, "repetition_penalty": PENALTY, "pad_token_id": 0}
     with torch.no_grad():
         model = loaded(kind)
-        given = {**usual, **encoder_decoder_settings(), **settings}
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())  # its own has as many layers as the encoder
+        given = {**usual, "use_cache": True, "past_key_values": cache, **settings}
         found = model.generate(ids, attention_mask=torch.ones_like(ids), **given)
     answers: list[list[int]] = found[:, 1:].tolist()
     return answers
