@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_a_plan_says_what_is_not_as_in_the_folder_and_reads_no_weights(folder: P
     (folder / "model.safetensors").write_bytes(weights[:header] + b"\xff" * (len(weights) - header))  # no finite weight is left
     (line,) = [line for line in describe(recipe(folder), tmp_path / "run").splitlines() if "tokenizer:" in line]
     assert "do_lower_case" in line
+
+
+def test_a_plan_names_the_package_that_a_vocabulary_needs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "sentencepiece" else known(name, *rest))
+    (folder / "tokenizer.json").rename(folder / "spm.model")
+    with pytest.raises(InputError) as caught:
+        describe(recipe(folder), tmp_path / "run")
+    assert len(caught.value.problems) == 1
+    assert "spm.model" in caught.value.problems[0]
+    assert "pip install sentencepiece" in caught.value.problems[0]
 
 
 def test_a_run_ends_before_its_first_stage(folder: Path, tmp_path: Path) -> None:

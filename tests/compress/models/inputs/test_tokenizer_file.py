@@ -17,9 +17,12 @@ from transformers import AutoTokenizer
 
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
 from compress.models.inputs.preprocessor import preprocessor
 from compress.models.inputs.tokenizer import load_tokenizer, target_engine
 from compress.models.inputs.tokenizer_file import FILE, SETTINGS, class_inputs, tokenizer_file, unlike_class, write_tokenizer
+from tests import tiny_embedding
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZäé12.,'/"
@@ -182,7 +185,8 @@ def test_an_added_token_that_gets_another_id_is_refused(tmp_path: Path) -> None:
 def test_a_sentencepiece_model_alone_names_the_package_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"\n\x0e\n\x05<unk>")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm-roberta"}))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "sentencepiece" else known(name, *rest))
     with pytest.raises(InputError, match=r"sentencepiece\.bpe\.model .* `pip install sentencepiece`"):
         tokenizer_file(tmp_path)
 
@@ -226,3 +230,17 @@ def test_a_model_reads_the_inputs_that_its_tokenizer_makes(
     assert ("token_type_ids" in names) is expected is ("token_type_ids" in AutoTokenizer.from_pretrained(folder)("a", "b"))
     found = preprocessor(folder, "text-classification", 16, Target(sequence_lengths=[16])).input_names
     assert ("token_type_ids" in found) is expected
+
+
+def test_an_import_keeps_that_sentences_are_lowercased(tmp_path: Path) -> None:
+    source, out = tiny_embedding.folder(tmp_path / "source"), tmp_path / "out"
+    settings = json.loads((source / "tokenizer.json").read_text())
+    settings["normalizer"] = None
+    (source / "tokenizer.json").write_text(json.dumps(settings))
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16, "do_lower_case": True}))
+    out.mkdir()
+    import_model(ModelConfig(path=str(source), task="sentence-embedding"), (), 0, out)
+    prepared = preprocessor(out, "sentence-embedding", 16, Target(sequence_lengths=[16]))
+    plain = Tokenizer.from_file(str(source / "tokenizer.json"))
+    assert prepared.encode(["Good FILM"], 0)["input_ids"].tolist() == [plain.encode("good film").ids] != [plain.encode("Good FILM").ids]
+    assert json.loads((out / "sentence_bert_config.json").read_text())["do_lower_case"] is False  # its tokenizer.json does it
