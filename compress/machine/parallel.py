@@ -9,7 +9,8 @@ others take part in the stages that train in parallel and wait during all other 
     rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
               number of rows of the whole batch. Losses that compare rows gather them (`compress.training.gathered`)
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
-    dropout   independent in every process, seeded by (seed, rank)
+    dropout   on CPUs, where rows are all that is shared, that of a single process (`compress.training.row_draws`); else independent in
+              every process, seeded by (seed, rank)
 
     ddp    Every process holds the model and the optimizer; gradients are summed while backward runs (`DistributedDataParallel` around the
            whole step, see `compress.training.engine`).

@@ -49,6 +49,14 @@ class Dealing:
         """Returns the first run of a batch, rows int64 `[m]`: what a process runs for its collectives alone where it has none of them."""
         return indices[: sizes_of(self.run_of[indices])[0] if len(self.run_of) else 1]
 
+    def at_once(self, indices: Rows) -> list[Rows]:
+        """Returns the rows of a batch that all processes take as one micro-batch, in the order of the batch, int64 `[k]` each."""
+        sizes = sizes_of(self.run_of[indices]) if len(self.run_of) else None
+        count = len(indices) if sizes is None else len(sizes)
+        most = (self.runs_at_once or count) * self.team.data_size
+        runs = [np.arange(start, min(count, start + most)) for start in range(0, count, most)]
+        return [indices[part if sizes is None else rows_of(sizes, part)] for part in runs]
+
     def parts(self, indices: Rows) -> list[Rows]:
         """Returns the micro-batches that this process takes of a batch, rows int64 `[m]` each.
 

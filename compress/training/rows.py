@@ -113,19 +113,25 @@ class Rows:
         """Position of the first token of each row in `tokens` `[n]`."""
         return np.cumsum(self.lengths) - self.lengths
 
-    def batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`; of images and texts those of both."""
+    def batch(self, indices: NDArray[np.int64], beside: NDArray[np.int64] | None = None) -> dict[str, Tensor]:
+        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`; of images and texts those of both.
+
+        Args:
+            indices: The rows.
+            beside: Rows that have to be padded to the same length, such as those that other processes take; None: no others.
+        """
+        longest = int(self.lengths[indices if beside is None else np.concatenate([indices, beside])].max()) if not self.towers else 0
         if self.towers:
             own = {name: (part, place[indices][place[indices] >= 0]) for name, (part, place) in self.towers.items()}
             return {name: values for part, places in own.values() if len(places) for name, values in part.batch(places).items()}
         if not self.tokens:
             if self.pixels is not None:
                 return {self.preprocessor.input_names[0]: torch.from_numpy(self.pixels[indices])}
-            length = self._width(int(self.lengths[indices].max())) if self.preprocessor.buckets else None
+            length = self._width(longest) if self.preprocessor.buckets else None
             encoded = self.preprocessor.encode([self.rows[i] for i in indices], length)
             return {name: torch.from_numpy(values) for name, values in encoded.items()}
         lengths = self.lengths[indices]
-        width = self._width(int(lengths.max()))
+        width = self._width(longest)
         inside = np.arange(width) < lengths[:, None]
         flat = np.concatenate([np.arange(start, start + length) for start, length in zip(self.starts[indices], lengths, strict=True)])
         padding = self.preprocessor.padding

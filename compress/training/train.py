@@ -58,6 +58,7 @@ from compress.training.optimizers import Optimizer, moments_of, optimizer_of
 from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed
+from compress.training.row_draws import row_draws
 from compress.training.rows import Rows
 from compress.training.schedule import learning_rate, steps_in
 from compress.training.state import Entry, Gathers, State, Unwritten, read_state, rows_digest, seeded, weights_digest, write_state
@@ -260,6 +261,8 @@ class _Loop:
         self.epoch_steps = self.dealing.epoch_steps
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.cache = GradCache.of(objective, model, training.split.labels, config.micro_batch_size, label)
+        self.draws = row_draws(team, self.device, self.rows, self.cache is not None)
+        self.stream = team.stream if self.draws is None else 0  # what draws alike has one seed
         self.engine = Engine(self.cache.answers if self.cache else objective, model, trained, team, training.parallel, self.num_steps)
         self.keeps_best = config.keep == "best" and self.select is not None
         self.best: dict[str, Tensor] = {}
@@ -339,8 +342,9 @@ class _Loop:
         if self.cache is not None:
             batches = [self._batch(*part) for part in parts]
             sums = self.cache.backward(self.engine, batches, num_rows, partial(self._autocast, dtype))
-        for number, part in enumerate(parts if self.cache is None else [], 1):
-            with self.engine.micro_batch(last=number == len(parts)):
+        for number, (part, every) in enumerate(zip(parts, self.dealing.at_once(indices), strict=True) if self.cache is None else [], 1):
+            drawing = nullcontext() if self.draws is None else self.draws.of(part[0], every)
+            with self.engine.micro_batch(last=number == len(parts)), drawing:
                 terms = self._backward(*part, num_rows, dtype)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -374,7 +378,7 @@ class _Loop:
 
     def _batch(self, indices: NDArray[np.int64], counts: bool) -> Batch:
         """Returns rows as a batch on the device."""
-        features = on_device(self.rows.batch(indices), self.device)
+        features = on_device(self.rows.batch(indices) if self.draws is None else self.draws.read(self.rows, indices), self.device)
         labels = self.labels[torch.from_numpy(indices)].to(self.device)
         if not counts and self.compares_runs:  # other processes must not compare theirs with these
             labels = torch.full_like(labels, NO_ROW)
@@ -453,17 +457,18 @@ class _Loop:
         What other processes, or another number of them, have saved is divided anew. The bits are then those of an uninterrupted run but for
         the order of additions, and processes that were not there draw new dropout.
         """
+        torch.manual_seed(seed + RANK_SEED * self.stream)
         values = self.team.broadcast(None if state is None else state.values)
         if values is None:
             return
         now = self.trained.state_dict()
         parameters = {name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
         moments: dict[str, dict[str, Tensor]] = {}
-        if self.team.stream >= values["processes"]:
-            torch.manual_seed(seed + RANK_SEED * self.team.stream + values["history"]["steps"])
+        if self.stream >= values["processes"]:
+            torch.manual_seed(seed + RANK_SEED * self.stream + values["history"]["steps"])
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
-            if kind == "rank" and int(name) == self.team.stream:
+            if kind == "rank" and int(name) == self.stream:
                 set_generator_state(self.device, value)
             elif not self.division.holds(key):
                 continue

@@ -60,7 +60,7 @@ TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on,
 class Sparsify(SparsifySettings):
     """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
 
     def work(self, macs: int, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""

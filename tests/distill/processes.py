@@ -64,6 +64,7 @@ LEARNING = {"divisible_by": 2, "multiple_of": 2, "least_squares": False, "learn"
 """In ten steps the gates of many units have hardly moved, so that rounding decides which of them goes first; few are pruned, which have."""
 CASES: Mapping[str, tuple[str, Stage]] = {
     "finetune": ("still", Finetune(**STEADY, weight_decay=0.1)),
+    "dropout": ("dropping", Finetune(**{**STEADY, "learning_rate": 3e-4}, weight_decay=0.1)),
     "answers": ("still", Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
     "inside": (
         "still",
@@ -174,8 +175,8 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "answers", "int8", "moved units", "negatives", "relations")),
-        "fsdp2": (SHARDED, ("finetune", "answers", "int8", "zeros")),
+        "ddp": (USUAL, ("finetune", "dropout", "answers", "int8", "moved units", "negatives", "relations")),
+        "fsdp2": (SHARDED, ("finetune", "dropout", "answers", "int8", "zeros")),
         "tensor": (SHARED, ("answers", "int8", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
         "context": (IN_CONTEXT, ("finetune",)),
@@ -190,8 +191,8 @@ PLANS: Mapping[str, Plans] = {
             ),
         ),
         "fsdp2": (SHARDED, ("inside", "order", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
-        "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("inside", "int8")),
-        "products": (Parallel(checkpointing="selective"), ("inside",)),
+        "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("dropout", "inside", "int8")),
+        "products": (Parallel(checkpointing="selective"), ("dropout", "inside")),
         "lamb": (SHARDED, ("lamb",)),
         "tensor": (
             SHARED,
@@ -293,8 +294,7 @@ KILLED: Mapping[str, Stage] = {
 """Stages on a model with dropout, of ten steps each; masks have ten more before."""
 KILLED_ON: Mapping[str, str] = {"negatives": "mined dropping"}
 """What they are trained on where it is not `dropping`."""
-KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8")]
-KILLED_IN += [("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
+KILLED_IN = [("quick", "ddp", "distilled"), ("quick", "fsdp2", "int8"), ("slow", "ddp", "int8"), ("slow", "fsdp2", "distilled")]
 KILLED_IN += [("groups", plan, "negatives") for plan in ("ddp", "fsdp2")]
 KILLED_IN += [("slow", "tensor", name) for name in KILLED if name not in KILLED_ON] + [
     ("slow", "fsdp2", "eight bits"),
