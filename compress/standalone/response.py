@@ -27,26 +27,33 @@ that it ends at the last one, of at most 30 tokens, in any window; of equal sums
 the first token of all, the least of all windows: that there is no answer. If it is more than the threshold of the model above the score,
 text is empty and start and end are 0. The probability is the softmax over the 20 best spans, and of no answer if the model has a threshold.
 
-Entities are put together from tokens as the pipeline of Transformers does, by one of its strategies:
+Entities are put together from tags by one rule, for the metric (`compress.core.forms.tags`) as for the server (`spans_of`): the rule of
+conlleval, which reads IO, BIO, BIOES and BILOU. Whose tags they are is one of the strategies that the pipeline of Transformers has:
 
-    none     a list of all tokens that are not O, each with its whole tag
-    simple   tokens that follow each other with tags of one kind, where B begins a new entity
-    first    the same of words, whose tag is that of their first token; the default, as only first tokens are trained
+    first    of words, whose tag is that of their first token, as in training and in the metric; the default
     average  of words, whose scores are the means of those of their tokens
     max      of words, whose tag is that of their token with the highest score
+    simple   of tokens
+    none     a list of all tokens that are not O, each with its whole tag
+
+Words stand between spaces, as in the data: "U.S." is one word, and "York," is one too, comma included. Transformers guesses words from
+tokens, and there both are several.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Kind = TypeVar("Kind")
 LABEL, SCORE, LOGITS, VECTOR, ENTITIES, ANSWER = "LABEL", "SCORE", "LOGITS", "VECTOR", "ENTITIES", "ANSWER"
 TRANSCRIPT = "TRANSCRIPT"
 STRING, FP32 = "STRING", "FP32"
@@ -56,9 +63,11 @@ SCORE_DIFFERENCE = 1e-5
 """How far a score may be from that of its logits: the server has another numpy."""
 
 
-Placed = tuple[str, tuple[tuple[int, int, int, bool], ...]]
-"""A text, and of each of its tokens that is not special: its place in the logits, the characters of the text from and to, and whether it
-goes on a word."""
+Placed = tuple[str, tuple[tuple[int, int, int], ...]]
+"""A text, and of each of its tokens that is not special: its place in the logits, and the characters of the text from and to."""
+PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", "W": "S"}
+"""What the first letters of tags mean in every scheme: B begins, I goes on, E ends, S is alone."""
+_WORD = re.compile(r"[^ \t\r\n]+")
 
 
 BLANK, UNKNOWN, DELIMITER = "<pad>", "<unk>", "|"
@@ -221,8 +230,6 @@ def placed(prepared: Any, texts: Sequence[Any]) -> list[Any]:
     """Returns where the tokens of texts stand in them (`Placed`), where the response is of entities; of sounds how many frames count, where
     it is a transcript; an empty list for other responses.
 
-    What goes on a word is decided as the pipeline of Transformers does: by the prefix of such tokens, else by the space before a word.
-
     Args:
         prepared: The `Preprocessor`.
         texts: The texts, or encoded sounds.
@@ -231,18 +238,14 @@ def placed(prepared: Any, texts: Sequence[Any]) -> list[Any]:
         return list(prepared.sounds.frames(texts))
     if not isinstance(RESPONSES[prepared.response], Entities):
         return []
-    model = prepared.tokenizer.model
-    marked, unknown = bool(getattr(model, "continuing_subword_prefix", None)), getattr(model, "unk_token", None)
     rows = prepared.tokenizer.encode_batch(list(texts))
-    return [(text, tuple(_placed(text, row, marked, unknown))) for text, row in zip(texts, rows, strict=True)]
+    return [(text, tuple(_placed(row))) for text, row in zip(texts, rows, strict=True)]
 
 
-def _placed(text: str, row: Any, marked: bool, unknown: str | None) -> Iterator[tuple[int, int, int, bool]]:
-    for place, (token, (start, end), special) in enumerate(zip(row.tokens, row.offsets, row.special_tokens_mask, strict=True)):
-        if special:
-            continue
-        goes_on = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
-        yield place, start, end, goes_on and token != unknown
+def _placed(row: Any) -> Iterator[tuple[int, int, int]]:
+    for place, ((start, end), special) in enumerate(zip(row.offsets, row.special_tokens_mask, strict=True)):
+        if not special:
+            yield place, start, end
 
 
 def transcript(logits: Array, labels: Sequence[str]) -> str:
@@ -284,27 +287,64 @@ def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str
     values = np.asarray(logits, np.float64)
     powers = np.exp(values - values.max(axis=1, keepdims=True))
     scores = powers / powers.sum(axis=1, keepdims=True)
-    words: list[list[tuple[int, int, int, bool]]] = []
     text, tokens = told
-    for token in tokens:
-        if token[3] and words and strategy in ("first", "average", "max"):
-            words[-1].append(token)
-        else:
-            words.append([token])
-    groups: list[tuple[str, list[float], int, int]] = []
-    for word in words:
-        of_word = _score_of_word(scores[[place for place, _, _, _ in word]], strategy)
-        name, score, start, end = labels[int(of_word.argmax())], float(of_word.max()), word[0][1], word[-1][2]
-        begins, kind = _parts(name)
-        if groups and strategy != "none" and not begins and groups[-1][0] == kind:
-            groups[-1] = (kind, [*groups[-1][1], score], groups[-1][2], end)
-        else:
-            groups.append((name if strategy == "none" else kind, [score], start, end))
-    return [
-        {"entity": kind, "start": start, "end": end, "score": round(sum(of) / len(of), 6), "text": text[start:end]}
-        for kind, of, start, end in groups
-        if kind != "O"
-    ]
+    if strategy in ("none", "simple"):
+        words = [(start, end, [place]) for place, start, end in tokens]
+    else:
+        words = [(*word, places) for word, places in _words(text, tokens)]
+    scored = [_score_of_word(scores[places], strategy) if places else None for _, _, places in words]
+    names = ["O" if of is None else labels[int(of.argmax())] for of in scored]
+    best = [None if of is None else float(of.max()) for of in scored]
+    if strategy == "none":
+        spans = [(place, place + 1, name) for place, name in enumerate(names) if name != "O"]
+    else:
+        spans = list(spans_of([parts_of(name) for name in names]))
+    made = []
+    for first, behind, kind in spans:
+        start, end, known = words[first][0], words[behind - 1][1], [score for score in best[first:behind] if score is not None]
+        made.append({"entity": kind, "start": start, "end": end, "score": round(sum(known) / len(known), 6), "text": text[start:end]})
+    return made
+
+
+def _words(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int], list[int]]]:
+    """Returns where each word of a text stands, and the places of its tokens; words that were truncated away have none."""
+    found: list[tuple[tuple[int, int], list[int]]] = [(match.span(), []) for match in _WORD.finditer(text)]
+    ends = [end for (_, end), _ in found]
+    for place, start, end in tokens:
+        own = _WORD.search(text, start, end)  # a token may begin with the space before its word
+        if own is not None:
+            found[bisect_right(ends, own.start())][1].append(place)
+    return found
+
+
+def parts_of(tag: str) -> tuple[str, str]:
+    """Returns the prefix of a tag, one of B, I, E, S, and its kind; both empty for O. A tag without a prefix counts as I."""
+    if tag == "O":
+        return "", ""
+    prefix, dash, kind = tag.partition("-")
+    return (PREFIXES[prefix], kind) if dash and kind and prefix in PREFIXES else ("I", tag)
+
+
+def spans_of(parts: Sequence[tuple[str, Kind]]) -> Iterator[tuple[int, int, Kind]]:
+    """Yields the entities of a row of tags: first word, the word behind the last one, kind.
+
+    An entity ends before O, before another kind, before B or S, and behind E or S.
+
+    Args:
+        parts: Prefix and kind of each tag, as `parts_of` returns them; the prefix is empty for O.
+    """
+    start = -1
+    for place, (prefix, kind) in enumerate(parts):
+        if start >= 0 and (not prefix or kind != parts[start][1] or prefix in "BS"):
+            yield start, place, parts[start][1]
+            start = -1
+        if prefix and start < 0:
+            start = place
+        if prefix and prefix in "ES":
+            yield start, place + 1, kind
+            start = -1
+    if start >= 0:
+        yield start, len(parts), parts[start][1]
 
 
 def best_spans(start: Array, end: Array, count: int) -> list[tuple[float, int, int]]:
@@ -366,12 +406,6 @@ def _score_of_word(scores: Array, strategy: str) -> Array:
     if strategy == "average":
         return np.asarray(scores.mean(axis=0))
     return np.asarray(scores[scores.max(axis=1).argmax()] if strategy == "max" else scores[0])
-
-
-def _parts(name: str) -> tuple[bool, str]:
-    """Returns whether a tag begins an entity whatever stands before it, and its kind."""
-    prefix, dash, kind = name.partition("-")
-    return (prefix in "BSUW", kind) if dash and len(prefix) == 1 and prefix in "BIESLUMW" else (False, name)  # of every scheme
 
 
 def _same_entities(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:

@@ -3,8 +3,9 @@
     John    lives   in    New     York            words, separated by single spaces
     B-PER   O       O     B-LOC   I-LOC           tags: where an entity begins and goes on, and of which kind it is
 
-Entities are read from tags by the rules of conlleval, which seqeval has too, so that one reader understands IOB1, IOB2 (BIO), IOBES (BIOES)
-and BILOU: an entity ends before O, before another kind, before B or S, and behind E or S. A tag without a prefix counts as I.
+Entities are read from tags by the rules of conlleval, which seqeval has too, so that one reader understands IO, IOB1, IOB2 (BIO), IOBES
+(BIOES) and BILOU: an entity ends before O, before another kind, before B or S, and behind E or S. A tag without a prefix counts as I. That
+reader is the server's (`compress.standalone.response.spans_of`).
 
 Labels are int32 [n, C + W, 2], C tags and at most W words in a row, so that a metric needs nothing beside them:
 
@@ -26,27 +27,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.standalone import response
+from compress.standalone.response import parts_of
+
 Array = NDArray[Any]
 Span = tuple[int, int, str]
 """First word of an entity, the word behind its last one, and its kind."""
 OUTSIDE = "O"
 NO_WORD = -1
 NO_PIECE = -1
-_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", "W": "S"}
 
 
 def are_tags(labels: Array) -> bool:
     """Whether labels are tags of words."""
     return labels.ndim == 3 and labels.shape[2] == 2
-
-
-def parts_of(tag: str) -> tuple[str, str]:
-    """Returns the prefix of a tag, one of B, I, E, S, and its kind, without spaces around; both empty for O."""
-    tag = tag.strip()
-    if tag == OUTSIDE:
-        return "", ""
-    prefix, dash, kind = tag.partition("-")
-    return (_PREFIXES[prefix], kind) if dash and kind and prefix in _PREFIXES else ("I", tag)
 
 
 def kinds_of(names: Sequence[str]) -> list[str]:
@@ -63,26 +57,12 @@ def codes_of(names: Sequence[str]) -> Array:
 
 def spans_of(tags: Sequence[str]) -> list[Span]:
     """Returns the entities of a row of tags, in order."""
-    kinds = kinds_of(tags)
-    return [(start, end, kinds[kind]) for start, end, kind in spans_of_codes(_coded(tags, kinds))]
+    return list(response.spans_of([parts_of(tag) for tag in tags]))
 
 
 def spans_of_codes(codes: Sequence[int]) -> list[tuple[int, int, int]]:
     """Returns the entities of a row of codes: first word, the word behind the last one, number of the kind."""
-    found, start, open_kind = [], 0, -1
-    for place, code in enumerate((*codes, 0)):
-        kind, prefix = ((code - 1) // 4, (code - 1) % 4) if code else (-1, 0)
-        if open_kind >= 0 and (kind != open_kind or prefix in (0, 3)):
-            found.append((start, place, open_kind))
-            open_kind = -1
-        if kind < 0:
-            continue
-        if open_kind < 0:
-            start, open_kind = place, kind
-        if prefix in (2, 3):
-            found.append((start, place + 1, kind))
-            open_kind = -1
-    return found
+    return list(response.spans_of([("BIES"[(code - 1) % 4], (code - 1) // 4) if code else ("", -1) for code in codes]))
 
 
 def tags_of(spans: Sequence[Span], words: int, names: Sequence[str]) -> list[str]:
@@ -213,8 +193,3 @@ def _codes(labels: Array, count: int) -> Iterator[list[int]]:
     table = labels[0, :count, 0] if len(labels) else labels
     for row in labels[:, count:, 0]:
         yield table[row[row != NO_WORD]].tolist()
-
-
-def _coded(tags: Sequence[str], kinds: Sequence[str]) -> list[int]:
-    parts = [parts_of(tag) for tag in tags]
-    return [1 + 4 * kinds.index(kind) + "BIES".index(prefix) if kind else 0 for prefix, kind in parts]

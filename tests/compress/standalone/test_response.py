@@ -52,7 +52,7 @@ def test_all_labels_come_with_their_sigmoids_the_likeliest_first(rows: list[list
 
 @pytest.mark.parametrize("form", RESPONSES)
 def test_outputs_are_as_announced(form: str) -> None:
-    told: dict[str, Any] = {"entities": ("a", ((1, 0, 1, False),)), "span": Asked("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
+    told: dict[str, Any] = {"entities": ("a", ((1, 0, 1),)), "span": Asked("a", 0.0, (), (Read(0, 2, np.array([(0, 1)]), 5),))}
     told["transcript"] = 4
     names = (BLANK, DELIMITER, "a") if form == "transcript" else NAMES
     placed = [told[form.partition("-")[0]]] * 4 if form.partition("-")[0] in told else []
