@@ -46,6 +46,7 @@ from compress.schemes.table import of_precision
 from compress.standalone.draft_folder import with_stand_in
 from compress.standalone.language_text import LanguageText
 from compress.standalone.openvino_request import Request
+from compress.standalone.stretches import read_again_at, stretches
 from export.engines import openvino as blocks
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
@@ -212,6 +213,10 @@ class OpenVinoGenai:
             return openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
 
     @cached_property
+    def _again(self) -> int | None:
+        return read_again_at(Path(self._spec.path).parent)
+
+    @cached_property
     def _stateful_pipeline(self) -> Any:
         import openvino_genai
 
@@ -274,9 +279,17 @@ class OpenVinoGenai:
         settings, started = generation_config(decoding, pipeline.get_generation_config()), time.perf_counter()
         for number, prompt in enumerate(prompts):
             text = _Text(Ending((), decoding.stop, lambda: self._text), partial(told, number))
-            found = pipeline.generate(_tensor(prompt), settings, *([Clock(text)] if decoding.beams == 1 else []))
-            searched = tuple(tuple(one) for one in found.tokens[: decoding.answers])
-            answers.append(text.answer() if decoding.beams == 1 else Answer(searched, ()))
+            if decoding.beams > 1:
+                found = pipeline.generate(_tensor(prompt), settings)
+                answers.append(Answer(tuple(tuple(one) for one in found.tokens[: decoding.answers]), ()))
+                continue
+            for most in stretches(len(prompt), decoding.max_tokens, self._again):
+                settings.max_new_tokens = most
+                found = pipeline.generate(_tensor(prompt), settings, Clock(text))
+                if text.ended or found.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP:
+                    break
+                prompt = np.concatenate([prompt, np.array(found.tokens[0], np.int32)])
+            answers.append(text.answer())
         return answers
 
 

@@ -26,9 +26,9 @@ from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
 from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
-from export.generation.positions import original_positions
 from export.generation.prompts import Generation, Prompts, Tokens, greedy
 from export.generation.questions import read_questions
+from export.generation.rereading import original_positions
 from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks
 from export.parity.rows import gate_rows
 

@@ -3,6 +3,7 @@
     openvino_model.xml, .bin           the graph of `export.generation.cached_graph`, with the integers of the checkpoint
     tokenizer.json, chat.json, ...     what text is read from, also as graphs where these say the same (`export.generation.text_files`)
     config.json, generation_config.json
+    positions.json                     where a text has to be read again, if anywhere (`compress.standalone.stretches`)
 
 Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CPU")`. It takes text where the folder has the graphs of the
 tokenizer, and token ids in any case.
@@ -23,12 +24,15 @@ from typing import Any
 import openvino
 from transformers import GenerationConfig
 
+from compress.artifacts.artifact import write_json
 from compress.models.config import most_tokens, read_config
 from compress.models.library import quiet
+from compress.standalone.stretches import FILE, KEY
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
-from export.generation.on_grids import on_grids
+from export.generation.on_grids import OnGrids, on_grids
 from export.generation.positions import looks_ahead
+from export.generation.rereading import read_again_at
 from export.generation.text_files import write_graphs, write_text_files
 
 MODEL = "openvino_model.xml"
@@ -57,8 +61,12 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
     Raises:
         InputError: The model keeps no keys and values, its attention products are quantized, or its tokenizer cannot be loaded.
     """
-    graph = quantized_graph(checkpoint)
+    found = on_grids(checkpoint)
+    again = read_again_at(found.model)
+    graph = _with_integers(found)
     folder.mkdir()
+    if again is not None:
+        write_json(folder / FILE, {KEY: again})
     for name, value in runtime_options.items():
         graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
@@ -74,7 +82,10 @@ def quantized_graph(checkpoint: Path) -> openvino.Model:
     Raises:
         InputError: See `write_genai_folder`.
     """
-    found = on_grids(checkpoint)
+    return _with_integers(on_grids(checkpoint))
+
+
+def _with_integers(found: OnGrids) -> openvino.Model:
     graph = cached_graph(found.model)
     insert_codes(graph, found.layers)
     insert_tables(graph, found.tables)

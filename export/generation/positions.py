@@ -12,8 +12,6 @@ alone (dynamic NTK), that is no obstacle.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import openvino
 from numpy.typing import NDArray
@@ -37,18 +35,6 @@ def looks_ahead(graph: openvino.Model, context: int, vocabulary: int) -> bool:
     request = openvino.Core().compile_model(graph, "CPU", PROPERTIES).create_infer_request()
     near, far = (_logits(request, last, vocabulary) for last in (TOKENS, context - 1))
     return not bool(np.abs(near - far).max() <= TOLERANCE * np.abs(near).max())
-
-
-def original_positions(config: Any) -> int | None:
-    """Returns the number of tokens up to which a model was trained before its positions were stretched; None where they were not.
-
-    Args:
-        config: Transformers config of a text model.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    maps = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for all layers, or one for each kind of layer
-    found = [one["original_max_position_embeddings"] for one in maps if one.get("original_max_position_embeddings")]
-    return int(max(found)) if found else None
 
 
 def _logits(request: openvino.InferRequest, last: int, vocabulary: int) -> NDArray[np.float32]:

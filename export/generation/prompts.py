@@ -24,6 +24,7 @@ from compress.models.generation import answer_tokens
 from compress.schemes.weight_only import dequantized_once
 from compress.standalone.preprocess import Row, TokenPair
 from export.generation.questions import prompts_of
+from export.generation.rereading import read_again_at
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
@@ -190,14 +191,18 @@ def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
 
 
 def _continued(model: Any, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
-    """Continues prompts of equal length until all have ended; `ENDED` behind an end token."""
-    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))
+    """Continues prompts of equal length until all have ended; `ENDED` behind an end token. Texts are read again where Transformers does."""
+    again = read_again_at(model)
+    new = whole = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))
     chosen: list[torch.Tensor] = []
     cache = DynamicCache(config=model.config)
     over = torch.zeros_like(new[:, :1], dtype=torch.bool)
     while len(chosen) < tokens and not over.all():
+        if chosen and whole.shape[1] == again:
+            new, cache = whole, DynamicCache(config=model.config)
         logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits
         new = logits[:, -1:].argmax(dim=-1)
+        whole = torch.cat([whole, new], dim=1)
         chosen.append(new.masked_fill(over, ENDED))
         over |= torch.isin(new, torch.tensor(ends, dtype=new.dtype, device=new.device))
     return torch.cat(chosen, dim=1).cpu().numpy().astype(np.int32)

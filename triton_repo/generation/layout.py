@@ -31,6 +31,7 @@ from compress.standalone import (
     onnx_decoder,
     openvino_request,
     pieces,
+    stretches,
 )
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
@@ -59,7 +60,7 @@ class Parts:
 
 
 PARTS = {
-    "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder,)),
+    "openvino_genai": Parts(GENAI, ("genai.py", "paged.py", "stateful.py"), (draft_folder, stretches)),
     "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
     "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, openvino_request, decoding_rules)),
 }

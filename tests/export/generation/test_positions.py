@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import openvino
 import pytest
+import torch
 import transformers
 
 from compress.core.decoding import Decoding
 from compress.core.errors import InputError
 from compress.measure.tokens import compare_tokens
+from compress.standalone.stretches import FILE, stretches
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, properties
 from export.engines.spec import EngineSpec
 from export.generation.cached_graph import cached_graph
 from export.generation.decoder_parts import parts_of
-from export.generation.genai_folder import MODEL, paged_obstacle
-from export.generation.positions import looks_ahead, original_positions
+from export.generation.genai_folder import MODEL, paged_obstacle, write_genai_folder
+from export.generation.positions import looks_ahead
 from export.generation.prompts import Generation, Prompts, greedy
+from export.generation.rereading import original_positions, read_again_at
+from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
 
 CONTEXT, ORIGINAL, HALF = 1024, 40, 8
@@ -84,10 +88,49 @@ def test_the_length_that_positions_are_stretched_from_is_read_from_the_config() 
     assert [original_positions(model(kind).config) for kind in ("default", "dynamic", "learned")] == [None] * 3
 
 
-def answers(folder: Path, mode: str, rows: list[np.ndarray]) -> list[list[int]]:
+@pytest.mark.parametrize("kind", [*AHEAD, "default", "yarn", "learned"])
+def test_texts_are_read_again_where_transformers_reads_them_again(kind: str) -> None:
+    assert read_again_at(model(kind)) == (ORIGINAL + 1 if kind == "longrope, phi3" else None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "again", "expected"),
+    [
+        (36, 14, None, (14,)),
+        (36, 14, 41, (5, 9)),
+        (40, 14, 41, (1, 13)),
+        (41, 14, 41, (14,)),
+        (50, 14, 41, (14,)),
+        (36, 5, 41, (5,)),
+        (36, 6, 41, (5, 1)),
+    ],
+)
+def test_an_answer_has_a_stretch_before_and_behind_the_length(prompt: int, most: int, again: int | None, expected: tuple[int, ...]) -> None:
+    assert stretches(prompt, most, again) == expected
+
+
+def test_answers_that_cross_the_length_are_those_of_transformers(tmp_path: Path) -> None:
+    known = model("longrope, phi3")
+    known.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    write_genai_folder(tmp_path / "model", tmp_path / "genai", {})
+    random = np.random.default_rng(2)
+    rows = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in (36, ORIGINAL, ORIGINAL + 1, 30)]
+    expected = []
+    for row in rows:
+        ids = torch.from_numpy(row.astype(np.int64))[None]
+        whole = known.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=14, do_sample=False, pad_token_id=0)
+        expected.append(whole[0, len(row) :].tolist())
+    assert answers(tmp_path / "genai", "stateful", rows, 14) == expected
+    assert greedy(known, Prompts(tuple(rows), 14)).tolist() == expected
+    (tmp_path / "genai" / FILE).unlink()
+    assert answers(tmp_path / "genai", "stateful", rows, 14) != expected  # what the library does by itself
+
+
+def answers(folder: Path, mode: str, rows: list[np.ndarray], tokens: int = 8) -> list[list[int]]:
     given = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
     spec = EngineSpec("openvino_genai", mode, "fp32", "fp32", "cpu", 1, str(folder / MODEL), str(folder), (1,), given)
-    found = OpenVinoGenai(spec).generate(rows, Decoding(max_tokens=8, ignore_end=True))
+    found = OpenVinoGenai(spec).generate(rows, Decoding(max_tokens=tokens, ignore_end=True))
     return [list(answer.tokens[0]) for answer in found]
 
 

@@ -226,8 +226,8 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     return config
 
 
-def token_tensor(answer: Answer) -> Any:
-    """Returns the prompt as GenAI takes it, int64 [1, P]."""
+def token_tensor(prompt: np.ndarray) -> Any:
+    """Returns a prompt, int64 [P], as GenAI takes it, int64 [1, P]."""
     import openvino
 
-    return openvino.Tensor(np.ascontiguousarray(answer.asked.prompt, np.int64)[None])
+    return openvino.Tensor(np.ascontiguousarray(prompt, np.int64)[None])

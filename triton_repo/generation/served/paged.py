@@ -94,7 +94,7 @@ class Paged(Engine):
             config.num_assistant_tokens = self._proposals.tokens
             if self._proposals.draft is None:
                 config.max_ngram_size = MATCHED_TOKENS
-        handle = self._pipeline.add_request(self._number, token_tensor(answer), config)
+        handle = self._pipeline.add_request(self._number, token_tensor(answer.asked.prompt), config)
         self._runs[self._number] = (answer, handle)
 
     def _step(self) -> None:

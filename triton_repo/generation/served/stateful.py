@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import openvino_genai
 
 from .answer import LENGTH, STOP, Answer, in_a_line
 from .engine import Engine, generation_config, token_tensor
+from .stretches import read_again_at, stretches
 
 _REASON = openvino_genai.GenerationFinishReason
 
@@ -26,6 +28,7 @@ class Stateful(Engine):
         super().__init__(1, max_waiting)
         self._folder, self._properties = folder, dict(properties)
         self._current: Answer | None = None
+        self._again = read_again_at(folder)
         self._renew()
 
     @property
@@ -53,8 +56,13 @@ class Stateful(Engine):
         """Gives the whole answer."""
         answer = self._current
         assert answer is not None, "begun"
-        streamer = _Streamer(answer, self)
-        found = self._pipeline.generate(token_tensor(answer), self._settings, streamer)
+        streamer, prompt = _Streamer(answer, self), answer.asked.prompt
+        for most in stretches(len(prompt), answer.asked.values["MAX_TOKENS"], self._again):
+            self._settings.max_new_tokens = most
+            found = self._pipeline.generate(token_tensor(prompt), self._settings, streamer)
+            if streamer.error is not None or answer.ended or found.finish_reasons[0] == _REASON.STOP:
+                break
+            prompt = np.concatenate([prompt, np.array(found.tokens[0], np.int64)])
         if streamer.error is not None:  # whatever happens with one answer, the engine is as good as before
             answer.fail(in_a_line(streamer.error))
         elif not answer.ended:
