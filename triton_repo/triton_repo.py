@@ -102,9 +102,9 @@ class TritonRepo(Stage):
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
     aggregation: Literal["first", "none", "simple", "average", "max"] = "first"
-    """For token-classification: how entities are put together from tokens. first: a word, which stands between spaces, has the tag of its first
-    token, which alone is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token that is not
-    O."""
+    """For token-classification: how entities are put together from tokens. first: a word, which stands between spaces, has the tag of its
+    first token, which alone is trained; average and max: of all its tokens; simple: tokens that follow each other; none: every token that
+    is not O."""
     gpu: Gpu = Gpu()
     """For TensorRT: how plans are built, and what runs on which GPU."""
     queue: Queue = Queue()

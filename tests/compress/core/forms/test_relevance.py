@@ -138,5 +138,5 @@ def test_intervals_draw_queries() -> None:
     assert cell["low"] < cell["value"] < cell["high"]
     assert change["difference"] == pytest.approx(ours.mean() - theirs.mean())
     draws = np.random.default_rng(0).integers(0, QUERIES - 1, (4000, QUERIES - 1))
-    drawn = np.quantile(ours[draws].mean(axis=1), [0.025, 0.975])
-    np.testing.assert_allclose([cell["low"], cell["high"]], drawn, atol=0.05)  # wider, as there are so few queries
+    resampled = np.quantile(ours[draws].mean(axis=1), [0.025, 0.975])
+    np.testing.assert_allclose([cell["low"], cell["high"]], resampled, atol=0.05)  # wider, as there are so few queries
