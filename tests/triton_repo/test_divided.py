@@ -48,7 +48,7 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     version = written(tmp_path)
     config = MessageToDict(from_text((version.parent / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     assert config["instance_group"] == [{"kind": "KIND_MODEL", "count": 1}]
-    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "700"}
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == "700"
     assert json.loads((version / SETTINGS).read_text())["properties"] == {"ranks": "2", "threads": "1"}
     assert (version / "rank-1-of-2" / "rank.safetensors").is_file()
     assert sorted(path.name for path in (version.parent / "warmup").iterdir()) == ["16.TEXT", "8.TEXT"]

@@ -53,7 +53,7 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "repository" / NAME
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 3}]
-    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "700"}
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == "700"
     settings = json.loads((folder / "1" / SETTINGS).read_text())
     assert settings["batch_sizes"] == [1, 2, 4]
     assert settings["properties"] == {"float_precision": "fp32", "lengths": "6 12"}
