@@ -78,6 +78,21 @@ def test_what_ends_an_answer(running: Service, model: str) -> None:
     assert sum(piece.completion_tokens or 0 for piece in pieces(running, model, ids=prompt)) <= 128
 
 
+@pytest.mark.parametrize("model", KINDS)
+def test_a_penalty_that_the_engine_gets_wrong_is_the_fault_of_the_request(running: Service, model: str) -> None:
+    prompt = tiny.prompts((9,))[0]
+    ask = {"INPUT_IDS": prompt.tolist(), "MAX_TOKENS": 8, "IGNORE_EOS": True}
+    for name in ("PRESENCE_PENALTY", "FREQUENCY_PENALTY"):
+        for value in (0.5, 3.0):  # within and beyond the limits of the library
+            status, _, answer = post(running, f"/v2/models/{model}/generate", {**ask, name: value})
+            error = json.loads(answer.read())["error"]
+            assert (status, f"{name}: {value:g} given; 0 is allowed" in error) == (400, True), error
+            assert "the model failed" not in error
+    assert tokens(pieces(running, model, ids=prompt, max_tokens=8, ignore_eos=True, presence_penalty=0.0)) == tiny.greedy(
+        KINDS[model], prompt, 8
+    )
+
+
 def test_a_draft_changes_no_token(running: Service) -> None:
     prompts = [*tiny.prompts((3, 9, 40)), np.tile(tiny.prompts((20,))[0], 20)]  # the last one is longer than a step without a draft
     ask = {"max_tokens": 40, "ignore_eos": True, "piece_seconds": 0}
