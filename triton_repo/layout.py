@@ -336,8 +336,8 @@ _README = """\
 {lines}
 
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG, JPEG, WAV or FLAC file. Outputs are `LABEL` (string [n, 1]),
-`SCORE` (float32 [n, 1]: the softmax score of the label, the value of a regression, or the logit of a cross-encoder) and `LOGITS` (float32 [n, C]). Where any number of
-labels may hold,
+`SCORE` (float32 [n, 1]: the softmax score of the label, the value of a regression, or the logit of a cross-encoder) and `LOGITS`
+(float32 [n, C]). Where any number of labels may hold,
 `LABEL` and `SCORE` are [n, C]: all labels, the most likely first, of which those with a score above 0.5 hold. A model of vectors has
 `VECTOR` (float32 [n, D]) alone. One of entities has `ENTITIES` (string [n, 1]: a JSON list of objects with entity, start, end, score and
 text) and `LOGITS` of all tokens (float32 [n, L, C]). One that answers questions has `ANSWER` (string [n, 1]: a JSON object with text,

@@ -246,9 +246,9 @@ def _check_names(source: Path, stored: Sequence[str], parameters: set[str], pref
     if meant & parameters and not set(wrapped) & parameters:
         wrappers = sorted({found[0] for name in wrapped for found in WRAPPER.finditer(name)})
         raise InputError(
-            f"model.path: {source}: {len(wrapped)} weights have names with {' and '.join(wrappers)}, such as {wrapped[0]}: the model was saved "
-            "inside a wrapper (torch.compile: _orig_mod., DataParallel and DistributedDataParallel: module.); save the model inside it, "
-            "model._orig_mod or model.module, with save_pretrained"
+            f"model.path: {source}: {len(wrapped)} weights have names with {' and '.join(wrappers)}, such as {wrapped[0]}: the model was "
+            "saved inside a wrapper (torch.compile: _orig_mod., DataParallel and DistributedDataParallel: module.); save the model inside "
+            "it, model._orig_mod or model.module, with save_pretrained"
         )
 
 

@@ -87,8 +87,8 @@ class Evaluate(Stage):
         context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         if figures[name] == 0 and METRICS[name].higher_is_better and not parent.metrics.get("new_weights", True):
             context.progress.warn(
-                f"{parent.id}: {name} is 0 on {count_judged} predictions, with a trained head: check that the data are those that the model was "
-                "trained for, and that labels and columns are the right ones"
+                f"{parent.id}: {name} is 0 on {count_judged} predictions, with a trained head: check that the data are those that the "
+                "model was trained for, and that labels and columns are the right ones"
             )
         size = count(model, context.task, context.max_length)
         sizes = {"parameters": size.parameters, "macs": size.macs}
