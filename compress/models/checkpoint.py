@@ -28,6 +28,9 @@ from compress.models.library import REFUSED, one_line, quiet, some, task_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, apply_quantization
 from compress.schemes.sites import apply_sites
 
+GENERATED = ("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate")
+"""Settings in generation_config.json of what `generate` returns beside the answer; with one of them it returns no plain ids."""
+
 
 def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
     """Loads a checkpoint in evaluation mode; if it is quantized, with its quantized layers.
@@ -99,5 +102,9 @@ def load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tu
         raise InputError(
             f"model: {folder} cannot be loaded ({one_line(error)}); check that config.json and the weights belong together"
         ) from error
+    answers = getattr(model, "generation_config", None)
+    for name in GENERATED:
+        if getattr(answers, name, None):
+            setattr(answers, name, False)
     mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
     return model, {"missing": set(info["missing_keys"]), "mismatched": mismatched, "unexpected": set(info["unexpected_keys"])}

@@ -31,11 +31,13 @@ from compress.models.inputs.images import image_settings, image_shape
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.size import count
 from compress.stage.context import Context
+from compress.standalone.preprocess import TokenPair
 from export.parity.parity import ParityError
+from tests.architectures.rebuilt import difference, part, tied
 from tests.architectures.table import IMAGE, LENGTH, VOCABULARY, Architecture
 from tests.told import Told
 
-COLUMNS = ("plan", "finetune", "distil", "prune", "quantize", "qat", "export")
+COLUMNS = ("plan", "rebuild", "finetune", "distil", "prune", "quantize", "qat", "export")
 """The steps, in the order of the documentation."""
 TARGET = Target(engines=("openvino",), batch_sizes=(1,), threads=1)
 WORKS = "yes"
@@ -67,6 +69,9 @@ def write_tokenizer(folder: Path) -> None:
 def split(architecture: Architecture, number: int, seed: int) -> Split:
     """Returns rows with random labels."""
     random, rows, row = np.random.default_rng(seed), [], TASKS[architecture.task]
+    if row.encoder_decoder:
+        pairs = [TokenPair(*(random.integers(4, VOCABULARY, length).astype(np.int32) for length in (7, 5))) for _ in range(number)]
+        return Split(list(pairs), labels_of(pairs, BLOCK - 1))
     if row.answer == "tokens":
         rows = [random.integers(0, VOCABULARY, BLOCK).astype(np.int32) for _ in range(number)]
         return Split(list(rows), labels_of(rows, BLOCK - 1))
@@ -179,6 +184,28 @@ def count_it(bench: Bench) -> None:
     assert counted.macs > 0
 
 
+def rebuild(bench: Bench) -> str:
+    """Builds the model again from its config, with weights tied as the config says and, where there are tied ones, apart.
+
+    Raises:
+        InputError: It is not its source.
+    """
+    forms = [drawn(bench.architecture), drawn(bench.architecture)]
+    if not tied(forms[0]):
+        return _same(bench, forms[0])
+    part(forms[1])
+    for form in forms:
+        _same(bench, form)
+    return "tied and apart"
+
+
+def _same(bench: Bench, model: Any) -> str:
+    found = difference(bench.architecture, model, bench.out("rebuilt"))
+    if found is not None:
+        raise InputError(found)
+    return WORKS
+
+
 def finetune(bench: Bench) -> None:
     """Trains for one step."""
     from compress.training.finetune import Finetune
@@ -246,6 +273,7 @@ def _build(quantized: Artifact) -> Any:
 
 CALLS: Mapping[str, Callable[[Bench], Any]] = {
     "plan": count_it,
+    "rebuild": rebuild,
     "finetune": finetune,
     "prune": prune,
     "distil": distil,

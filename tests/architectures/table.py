@@ -60,6 +60,10 @@ def _image(model_type: str, **keys: Any) -> Architecture:
     return Architecture("image-classification", {"model_type": model_type, **keys})
 
 
+def _answers(model_type: str, **keys: Any) -> Architecture:
+    return Architecture("text-to-text", {"model_type": model_type, **keys})
+
+
 def _causal(model_type: str, **keys: Any) -> Architecture:
     return Architecture("text-generation", {"model_type": model_type, **keys})
 
@@ -191,5 +195,8 @@ ENCODER_DECODERS: dict[str, Architecture] = {
     "mbart": _text("mbart", **SEQ2SEQ),
     "t5": _text("t5", **T5),
     "mt5": _text("mt5", **T5),
+    "t5 (text to text)": _answers("t5", **T5),
+    "mt5 (text to text)": _answers("mt5", **T5, feed_forward_proj="gated-gelu"),
+    "bart (text to text)": _answers("bart", **SEQ2SEQ),
 }
 ARCHITECTURES = ENCODERS | VISION | DECODERS | ENCODER_DECODERS

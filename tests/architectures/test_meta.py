@@ -8,38 +8,21 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from compress.models.architecture.shapes import on_meta
 from compress.models.architecture.structure import Structure
-from compress.models.inputs.images import image_shape
 from compress.models.meta import empty_caches, on_meta_device
 from compress.models.size import count
+from tests.architectures.rebuilt import logits
 from tests.architectures.steps import drawn
-from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
+from tests.architectures.table import ARCHITECTURES, VISION
 from tests.seldom import seldom
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def logits(model: Any, architecture: Architecture) -> torch.Tensor:
-    """Returns the logits of a row."""
-    generator = torch.Generator().manual_seed(0)
-    if TASKS[architecture.task].modality == "image":
-        features = {"pixel_values": torch.randn(1, *image_shape(model.config), generator=generator)}
-    else:
-        ids = torch.randint(4, VOCABULARY, (1, 12), generator=generator)
-        ids[:, -1] = 2  # the end, which some heads look for
-        features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    torch.manual_seed(0)  # some attentions draw random projections
-    with torch.inference_mode():
-        answer: torch.Tensor = model(**features).logits
-    return answer
 
 
 def forget() -> None:

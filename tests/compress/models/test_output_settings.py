@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, read_config
+from compress.models.encoder_decoder import answered
 from compress.models.importing import check_model, import_model
 from tests.architectures.rebuilt import logits
 from tests.architectures.steps import trained
 from tests.architectures.table import ARCHITECTURES
+from tests.export.generation.tiny_encoder_decoders import checkpoint, sources
 
 SETTINGS: dict[str, Any] = {
     "output_attentions": True,
@@ -64,3 +67,13 @@ def test_a_config_of_random_weights_has_none(key: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = check_model(ModelConfig(config=str(tmp_path / "config.json"), init="random", task="image-classification"), 2)
     assert (found.config.return_dict, found.config.output_hidden_states, found.config.output_attentions) == (True, False, False)
+
+
+def test_what_generate_returns_beside_answers_is_reset_too(tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("t5"), tmp_path / "model")
+    file = folder / "generation_config.json"
+    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_attentions": True, "output_logits": True}
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **wanted}), encoding="utf-8")
+    asked = sources((4, 7))
+    expected = answered(load(checkpoint("t5")), asked, 2, 6)
+    assert [row.tolist() for row in answered(load(folder), asked, 2, 6)] == [row.tolist() for row in expected]
