@@ -109,17 +109,9 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
-    settings += [f"stages.{stage.id}.augment=null" for stage in recipe.stages if getattr(stage, "augment", None)]  # no mask token
-    generates = TASKS[recipe.model.task].generates
-    settings += [f"stages.{name}.generation.prompts=8" for name, stage in stages.items() if stage == "export" and generates]
-    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
-    settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
+    settings += shrunk(recipe, tmp_path)
     facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
-    by_answer |= {"value": reranking_settings} if facts.searches else {}
-    by_modality = {"image": tower_settings if facts.two_towers else image_settings, "audio": audio_settings}
-    write = by_modality[facts.modality] if facts.modality in by_modality else by_answer.get(facts.answer, text_settings)
-    settings += write(recipe, tmp_path)
+    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
@@ -136,6 +128,22 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     }
     assert undocumented(report) == []
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
+
+
+def shrunk(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes rows for a recipe, and a tiny model; returns the settings that make the recipe take them, and run on any CPU."""
+    stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
+    settings = [f"stages.{stage.id}.augment=null" for stage in recipe.stages if getattr(stage, "augment", None)]  # no mask token
+    generates = TASKS[recipe.model.task].generates
+    settings += [f"stages.{name}.generation.prompts=8" for name, stage in stages.items() if stage == "export" and generates]
+    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
+    settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
+    facts = TASKS[recipe.model.task]
+    by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
+    by_answer |= {"value": reranking_settings} if facts.searches else {}
+    by_modality = {"image": tower_settings if facts.two_towers else image_settings, "audio": audio_settings}
+    write = by_modality[facts.modality] if facts.modality in by_modality else by_answer.get(facts.answer, text_settings)
+    return settings + write(recipe, folder)
 
 
 def text_settings(recipe: Recipe, folder: Path) -> list[str]:
