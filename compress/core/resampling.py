@@ -41,6 +41,8 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEW, FEWEST = 30, 5
 """Groups below which the t-interval takes the place of the bootstrap, and below which there is no interval."""
+FEW_FOR_CORRELATIONS = 300
+"""The same of correlations of rows that share groups: the bootstrap takes their spread for too small."""
 LEAST_FREEDOM, TINY, LARGEST_CORRELATION = 1.0, 1e-12, 1 - 1e-12
 Bounds = Literal["none", "share", "correlation"]
 """A share lies in 0..1, a correlation in -1..1."""
@@ -127,7 +129,7 @@ def interval(
     """
     if len(groups) < FEWEST:
         return NONE
-    count, few = len(groups), len(groups) < FEW
+    count, few = len(groups), len(groups) < (FEW_FOR_CORRELATIONS if bounds == "correlation" and not groups.single else FEW)
     every = np.arange(count)
     if few:
         drawn = np.array([figure(groups.rows(np.delete(every, group))) for group in every])
