@@ -22,7 +22,8 @@
                  that run, and the gradient of one.
 
 The peak is weights + optimizer + gathered + max(activations, gradients): the activations go as the gradients come. Where gradients are
-accumulated over micro-batches they are there during the next forward pass, so that both count. fsdp2 divides weights, gradients and
+accumulated over micro-batches they are there during the next forward pass, so that both count; so they are where `ddp` sums them, whose
+buckets have their places from the start. fsdp2 divides weights, gradients and
 optimizer by the processes; gradients that accumulate are whole.
 
 What is tried, the first that fits: the recipe as it is (rows dealt out to the devices), smaller micro-batches, activation checkpointing
@@ -181,7 +182,7 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
         known: What is known already of the same model, trained in the same way; what is counted for this plan is added.
     """
     if training.pipeline > 1:
-        return _needed_in_stages(training, processes)
+        return max(in_stages(training, processes), key=lambda needed: needed.peak)
     known = Known() if known is None else known
     groups = processes // (training.tensor * training.context)
     share = math.ceil(training.batch_size / groups)
@@ -210,7 +211,8 @@ def needed(training: Training, processes: int, known: Known | None = None) -> Ne
     divided = groups * training.context if sharded else 1
     gathers = sharded or (training.tensor > 1 and groups > 1)  # between groups, `ddp` is `fully_shard` too
     gathered = FLOAT * (2 * max(units) + own - sum(units)) if gathers else 0
-    accumulates = rows < share
+    in_buckets = groups * training.context > 1 and training.tensor == 1 and not sharded
+    accumulates = rows < share or in_buckets
     best = FLOAT * trained * training.keeps_best
     here = best if processes > 1 and training.divides else 0
     weights, gradients, moments = (FLOAT * (own + taught) + here) // divided, FLOAT * trained // divided, moments // divided
@@ -242,8 +244,8 @@ def _sizes(training: Training) -> Sizes:
     return Sizes(own, units, trained, widest, moments, taught)
 
 
-def _needed_in_stages(training: Training, processes: int) -> Needed:
-    """Returns what a pipeline takes on the device that takes most."""
+def in_stages(training: Training, processes: int) -> list[Needed]:
+    """Returns what each process of a pipeline takes."""
     section = Parallel(pipeline=training.pipeline, schedule=training.schedule, microbatches=training.microbatches)
     share = math.ceil(training.batch_size * training.pipeline / processes)
     at_once = min(share, training.micro_batch_size or share)
@@ -278,7 +280,7 @@ def _needed_in_stages(training: Training, processes: int) -> Needed:
                     host=size * training.keeps_best,
                 )
             )
-    return max(found, key=lambda needed: needed.peak)
+    return found
 
 
 def in_flight(process: int, parts: int, section: Parallel) -> list[tuple[int, ...]]:

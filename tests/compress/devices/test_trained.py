@@ -162,6 +162,18 @@ def test_gradients_of_micro_batches_count_during_the_next_pass() -> None:
     assert predicted.peak == pytest.approx(measured("bert", 8, 32, half=False, micro=1), rel=0.15)
 
 
+def test_gradients_that_processes_sum_in_buckets_count_from_the_start() -> None:
+    task, config = KINDS["bert"]
+    training = Training(config, task, 8, None, 96)
+    alone, both = needed(dataclasses.replace(training, batch_size=4), 1), needed(training, 2)
+    assert (both.weights, both.gradients, both.activations) == (alone.weights, alone.gradients, alone.activations)
+    assert both.peak == both.weights + both.optimizer + both.gradients + both.activations > alone.peak
+    sharers = needed(dataclasses.replace(training, context=2), 2)
+    assert sharers.peak == sharers.weights + sharers.optimizer + sharers.gradients + sharers.activations
+    for other in ({"strategy": "fsdp2"}, {"tensor": 2}, {"tensor": 2, "strategy": "fsdp2"}):  # nothing is summed, or shard by shard
+        assert not needed(dataclasses.replace(training, **other), 4).accumulates
+
+
 def test_weights_by_hand() -> None:
     task, config = KINDS["bert"]
     own = numel(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -364,7 +376,7 @@ def test_fsdp2_is_proposed_where_weights_do_not_fit() -> None:
     deep = copy.deepcopy(config)
     deep.num_hidden_layers, deep.vocab_size = 12, 100
     training = Training(deep, task, 4, None, 16, keeps_best=False)
-    smallest = needed(dataclasses.replace(training, micro_batch_size=1), 4)
+    smallest = needed(dataclasses.replace(training, micro_batch_size=1, checkpointing="full"), 4)
     found = proposal(training, Devices(4, round((smallest.peak - smallest.weights / 4) / 0.9)))
     assert found.fits
     assert found.changes == ("parallel: {strategy: fsdp2}",)

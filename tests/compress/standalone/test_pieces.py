@@ -103,3 +103,16 @@ def test_stop_texts_wait_only_for_what_may_still_come(texts: tuple[str, ...], ex
     stop = StopTexts(texts)
     assert "".join([*(stop.add(letter) for letter in "abc"), stop.end()]) == expected
     assert stop.add("more") == ("" if stop.found else "more")
+
+
+def test_a_window_starts_anew_only_where_its_letters_read_the_same() -> None:
+    """Two bytes are a letter, and bytes do not say whether they are its first or its second; a token without text comes before them."""
+
+    def in_pairs(ids: list[int]) -> str:
+        return bytes(one for one in ids if one < 256).decode("utf-16-be", errors="replace")
+
+    text = "aé€" * WINDOW
+    decoded = Decoded(in_pairs)
+    parts = [decoded.add([256])] + [decoded.add([one]) for one in text.encode("utf-16-be")]
+    assert "".join([*parts, decoded.end()]) == text
+    assert len(decoded._ids) <= WINDOW + CONTEXT
