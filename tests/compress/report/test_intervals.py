@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from compress.core import resampling
 from compress.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
 from compress.measure.metrics import METRICS, Metric
 from compress.report import intervals
@@ -222,3 +223,13 @@ def test_what_got_worse_is_lost_whichever_way_a_metric_points() -> None:
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert Metric(error.of, higher_is_better=False, relative=True).drop(2.0, 3.0) == 0.5
     assert Metric(error.of, relative=True).drop(2.0, 1.5) == 0.25
+
+
+def test_fewer_than_five_groups_have_no_interval_but_a_reason() -> None:
+    values = np.arange(40) % 3
+    for count in (1, 2, 4, 5):
+        groups = resampling.Groups(np.arange(40) % count)
+        found = resampling.interval(lambda rows: float(values[rows].mean()), groups)
+        assert (found == resampling.NONE) == (count < 5)
+        assert f"40 rows in {count} group(s)" in resampling.no_interval(groups)
+        assert "at least 5" in resampling.no_interval(groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,15 @@ def test_the_gate_sees_an_engine_that_mixes_texts_up(folder: Path) -> None:
     )
     assert short["passed"]  # starts of blocks alone say nothing
     assert not several["passed"]
+
+
+def test_the_trained_length_is_found_for_every_kind_of_layer() -> None:
+    plain, stretched, more = {"rope_theta": 1e4}, {"original_max_position_embeddings": 64}, {"original_max_position_embeddings": 128.0}
+    for rope, expected in (
+        (None, None),
+        (plain, None),
+        (stretched, 64),
+        ({"sliding_attention": plain, "full_attention": stretched}, 64),
+        ({"sliding_attention": more, "full_attention": stretched}, 128),
+    ):
+        assert original_positions(SimpleNamespace(rope_parameters=rope)) == expected
