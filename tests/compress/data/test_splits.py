@@ -75,6 +75,15 @@ def test_a_source_is_the_same_row_with_another_target() -> None:
     assert input_key(("a", "b")) != input_key(("ab", ""))
 
 
+def test_spaces_make_no_other_row() -> None:
+    assert input_key("a joy . ") == input_key(" a  joy .")
+    assert input_key(("a ", "b")) == input_key(("a", " b"))
+    assert input_key(("a b", "")) != input_key(("a", "b"))
+    assert input_key("ab") != input_key("a b")
+    data, _ = divided(split(["row 1 ", "row  2", "row 3", *(f"other {number}" for number in range(8))]), split(["row 1", "row 2"]))
+    assert data.shared.left_out == 2
+
+
 def test_selection_takes_whole_documents_unless_they_are_too_large() -> None:
     rows = [f"row {number}" for number in range(400)]
     documents = [number // 4 for number in range(400)]
