@@ -318,11 +318,15 @@ def _words(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[tuple[tupl
 
 
 def parts_of(tag: str) -> tuple[str, str]:
-    """Returns the prefix of a tag, one of B, I, E, S, and its kind; both empty for O. A tag without a prefix counts as I."""
-    if tag == "O":
+    """Returns the prefix of a tag, one of B, I, E, S, and its kind; both empty for O. A tag without a prefix counts as I.
+
+    Spaces around a tag do not count.
+    """
+    name = tag.strip()
+    if name == "O":
         return "", ""
-    prefix, dash, kind = tag.partition("-")
-    return (PREFIXES[prefix], kind) if dash and kind and prefix in PREFIXES else ("I", tag)
+    prefix, dash, kind = name.partition("-")
+    return (PREFIXES[prefix], kind) if dash and kind and prefix in PREFIXES else ("I", name)
 
 
 def spans_of(parts: Sequence[tuple[str, Kind]]) -> Iterator[tuple[int, int, Kind]]:

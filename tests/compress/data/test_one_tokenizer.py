@@ -61,7 +61,15 @@ def test_tags_are_on_the_tokens_of_the_file(tokenizer: Path, tmp_path: Path) -> 
 
 def test_windows_of_texts_are_those_of_the_file(tokenizer: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{' '.join(LONGER)} {number} {'a b ' * number}", "label": "no" if number % 2 else "yes"} for number in range(6)]
-    data, file = load(tmp_path, tokenizer, "text-classification", rows, max_length=9, windows={"stride": 2, "aggregate": "mean"})
+    data, file = load(
+        tmp_path,
+        tokenizer,
+        "text-classification",
+        rows,
+        max_length=9,
+        windows={"stride": 2, "aggregate": "mean"},
+        keep_evaluation_rows=True,
+    )
     file.enable_truncation(9, stride=2)
     expected = sum(1 + len(file.encode(row["text"]).overflowing) for row in rows)
     assert len(data.train) + len(data.selection) >= len(data.train) == expected - _windows(file, [str(row) for row in data.selection.rows])
