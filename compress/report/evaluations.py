@@ -74,7 +74,8 @@ def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
 
 
 def shared_rows(run: Run) -> dict[str, Any]:
-    """Returns which rows train and evaluation had in common as `evaluation_rows`; empty in runs that do not say."""
+    """Returns which rows train and evaluation had in common, and the digest of the latter, as `evaluation_rows`; empty in runs that do not
+    say."""
     found = run.artifacts[f"{EVALUATION}{next(iter(run.variants))}"].metrics.get("evaluation_rows")
     return {} if found is None else {"evaluation_rows": found}
 

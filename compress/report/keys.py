@@ -33,6 +33,11 @@ KEYS: tuple[Key, ...] = tuple(
         ("metric.name", "text", "Primary metric, to which `goals.max_drop` refers."),
         ("evaluation_rows.left_out_of_train", "integer", "Train rows that were left out since they have the content of an evaluation row."),
         ("evaluation_rows.in_train", "integer", "Evaluation rows that are trained on: `data.keep_evaluation_rows`."),
+        (
+            "evaluation_rows.sha256",
+            "text",
+            "Digest of the contents and labels of the evaluation rows, in order: runs in which it is the same are compared row by row.",
+        ),
         ("metric.higher_is_better", "boolean", "False for perplexity and error rates."),
         (
             "metric.chance",

@@ -8,6 +8,7 @@ behind Triton where a server ran it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import lineage
@@ -97,9 +98,20 @@ def _find(run: Run, names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str,
     raise LookupError(f"export.json has no {names}")
 
 
-def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
-    metric = primary(run.recipe["model"]["task"])
+def predictions_of(run: Run, names: Mapping[str, str]) -> dict[str, Path]:
+    """Returns the files with the predictions of a configuration, by backend: its engine, and triton where a server ran it.
+
+    Args:
+        run: A finished run.
+        names: What the configuration is called by, as in `served` of report.json.
+
+    Raises:
+        LookupError: The run has no such configuration.
+    """
+    return _files(run, *_find(run, names))
+
+
+def _files(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Path]:
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     files = {}
     if exported is not None and entry.get("predictions"):
@@ -108,8 +120,14 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
         same = all(model.get(key) == build[key] for key in ("variant", "precision")) and model.get("mode") == entry["mode"]
         if same and model["engine"] == entry["engine"] and model.get("predictions") and repository is not None:
             files["triton"] = repository.path / model["predictions"]
+    return files
+
+
+def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
+    metric = primary(run.recipe["model"]["task"])
     cells, drops = {}, {}
-    for backend, file in files.items():
+    for backend, file in _files(run, build, entry).items():
         logits, labels = load_predictions(file)
         cells[backend] = {**intervals.single(metric, logits, labels, groups=reference.groups), **evaluations.trained_on(run)}
         drops[backend] = intervals.paired(metric, reference.logits, logits, labels, groups=reference.groups)

@@ -57,7 +57,7 @@ class Evaluate(Stage):
     """Evaluates a checkpoint in torch on the evaluation split; every row is padded to its bucket, as in the engines."""
 
     NAME: ClassVar[str] = "evaluate"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     PRODUCES: ClassVar[Kind] = "evaluation"
 
     def depends(self, context: Context) -> Any:
@@ -98,7 +98,7 @@ class Evaluate(Stage):
             "predictions": PREDICTIONS,
             **sizes,
             **_in_windows(processor, split.rows),
-            **_shared(context),
+            "evaluation_rows": {**_shared(context)["evaluation_rows"], "sha256": split.digest},
         }
 
 

@@ -34,6 +34,8 @@ class Point:
     engine: str
     role: str
     """`served`, `reference` or `other`; sets the colour."""
+    series: int = 0
+    """Number of the run that it is of, from 1, where a plot shows several; 0 elsewhere. It sets the colour, and each run has a front."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Plot(Axes):
     marks: list[Mark]
     front: str | None
     """SVG path of the Pareto front; None for fewer than two points."""
+    fronts: list[tuple[int, str]]
+    """The front of each series, where there are several."""
 
 
 Box = tuple[float, float, float, float]
@@ -129,7 +133,7 @@ def scatter(
         )
         for p in sorted(points, key=lambda p: p.role == "served")
     ]
-    front = _stairs([(frame.x(p.x), frame.y(p.y)) for p in best], frame.right) if len(points) > 1 else None
+    front = _stairs(best, frame) if len(points) > 1 else None
     return Plot(
         width,
         height,
@@ -141,7 +145,14 @@ def scatter(
         [(frame.y(value), tick(value)) for value in linear_ticks(frame.low, frame.high, 6)],
         marks,
         front,
+        [(number, _stairs(pareto(own, higher_is_better), frame)) for number, own in _by_series(points).items()],
     )
+
+
+def _by_series(points: Sequence[Point]) -> dict[int, list[Point]]:
+    """Returns the points of each series, where there are several."""
+    numbers = sorted({point.series for point in points})
+    return {number: [point for point in points if point.series == number] for number in numbers} if len(numbers) > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -274,8 +285,10 @@ def _overlap(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
-def _stairs(corners: Sequence[tuple[float, float]], right: float) -> str:
+def _stairs(best: Sequence[Point], frame: _Frame) -> str:
+    """Returns the SVG path of a front."""
+    corners = [(frame.x(point.x), frame.y(point.y)) for point in best]
     path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"
     for x, y in corners[1:]:
         path += f"H{x:.1f}V{y:.1f}"
-    return f"{path}H{right:.1f}"
+    return f"{path}H{frame.right:.1f}"

@@ -27,8 +27,8 @@ BACKENDS = (*ENGINES, "triton")
 def plots(report: Report) -> list[View]:
     """Returns for each shape its plot of the metric against latency (one for wide, one for narrow screens) and its legend."""
     metric, views = report["metric"]["name"], []
-    for shape in _shapes(report):
-        points = _points(report, shape)
+    for shape in shapes_of(report):
+        points = points_of(report, shape)
         if points:
             tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
@@ -40,12 +40,13 @@ def plots(report: Report) -> list[View]:
     return views
 
 
-def _shapes(report: Report) -> list[goals.Shape]:
+def shapes_of(report: Report) -> list[goals.Shape]:
+    """Returns the timed shapes, from small to large."""
     shapes = {(row.get("batch") or 1, row.get("sequence")) for variant in report["variants"] for row in variant["latency"]}
     return sorted(shapes, key=lambda shape: (shape[0], shape[1] or 0))
 
 
-def _points(report: Report, shape: goals.Shape) -> list[scatter.Point]:
+def points_of(report: Report, shape: goals.Shape) -> list[scatter.Point]:
     """Returns the configurations of one shape with both a measured latency and a measured accuracy, each in its recommended mode."""
     points: list[scatter.Point] = []
     seen: set[tuple[Any, ...]] = set()
@@ -124,7 +125,7 @@ def ledger(report: Report) -> View:
         {
             "id": variant.get("id"),
             "note": _variant_note(report, variant),
-            "cells": [_cell(variant, backend, metric, scale, reference.get("value")) for backend in backends],
+            "cells": [cell_of(variant, backend, metric, scale, reference.get("value")) for backend in backends],
         }
         for variant in variants
     ]
@@ -137,7 +138,9 @@ def _variant_note(report: Report, variant: Report) -> str:
     return "baseline" if variant is goals.baseline(report) else stages if stages != variant.get("id") else ""
 
 
-def _cell(variant: Report, backend: str, metric: str | None, scale: tuple[float, float], reference: float | None) -> View:
+def cell_of(variant: Report, backend: str, metric: str | None, scale: tuple[float, float], reference: float | None) -> View:
+    """Returns the metric of a variant in a backend with its interval and what it lost, as texts and as positions on `scale`; or the reason
+    why it was not measured."""
     cell, drop = variant["accuracy"].get(backend) or {}, variant["drops"].get(backend) or {}
     if cell.get("value") is None:
         return {"known": False, "reason": cell.get("reason") or "not part of this run"}
@@ -209,7 +212,7 @@ def stored(report: Report) -> list[View]:
 
 def latency(report: Report) -> list[View]:
     """Returns for each shape a table of its timings, with the spread of the samples around their median."""
-    return [_shape_table(report, shape) for shape in _shapes(report)]
+    return [_shape_table(report, shape) for shape in shapes_of(report)]
 
 
 def _shape_table(report: Report, shape: goals.Shape) -> View:

@@ -1,5 +1,6 @@
 import copy
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -349,6 +350,20 @@ def test_labels_of_neighbours_do_not_overlap() -> None:
     for index, one in enumerate(boxes):
         for other in boxes[index + 1 :]:
             assert min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) <= max(one[1], other[1])
+
+
+def test_a_plot_of_several_series_has_a_front_of_each() -> None:
+    points = [
+        scatter.Point(x, y, None, None, "p", "p", "openvino", "other", series) for x, y, series in ((1, 1, 1), (2, 2, 1), (1.5, 3, 2))
+    ]
+    drawn = scatter.scatter(points, 1040, 440, str, all_labels=True)
+    alone = scatter.scatter([replace(point, series=0) for point in points], 1040, 440, str, all_labels=True)
+    assert drawn is not None
+    assert alone is not None
+    assert (alone.front, alone.fronts) == (drawn.front, [])
+    assert [number for number, _ in drawn.fronts] == [1, 2]
+    assert [path.count("V") for _, path in drawn.fronts] == [1, 0]  # a front of n points climbs n - 1 times
+    assert drawn.front not in (None, *(path for _, path in drawn.fronts))
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,23 @@ def test_a_trained_model_that_is_never_right_is_warned_of(new: list[str], warns:
     assert bool(context.progress.warnings) == warns
 
 
+def test_the_evaluated_rows_are_named_by_their_digest(tmp_path: Path) -> None:
+    """Contents, labels and order count; what they are called does not."""
+    context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, count=4)
+    baseline = Artifact(sentiment.checkpoint(), {"id": "baseline", "metrics": {"new_weights": []}})
+    split = context.data.evaluation
+    others = [split, split.take([0, 1, 2, 3]), split.take([1, 0, 2, 3]), replace(split, labels=1 - split.labels)]
+    found = []
+    for number, one in enumerate(others):
+        (tmp_path / str(number)).mkdir()
+        judged = replace(context, data=replace(context.data, evaluation=one))
+        found.append(Evaluate(id="evaluate").run(baseline, judged, tmp_path / str(number))["evaluation_rows"])
+    digests = [one["sha256"] for one in found]
+    assert digests[0] == digests[1] == split.digest
+    assert len(set(digests)) == 3
+    assert found[0] == {"left_out_of_train": 0, "in_train": 0, "sha256": split.digest}
+
+
 def _evaluated(artifact: Artifact, context: Any, out: Path) -> Path:
     out.mkdir()
     Evaluate(id="evaluate").run(artifact, context, out)
