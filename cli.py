@@ -39,6 +39,22 @@ Settings = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
 
 
+def _print_version(wanted: bool) -> None:
+    """Prints the version and ends the command."""
+    if wanted:
+        from compress.core.version import version
+
+        typer.echo(f"compress {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Nothing: options of `compress` itself end it."""
+
+
 @app.command()
 def init(
     task: Annotated[str | None, typer.Option("--task", help=f"{one_of(list(TASKS))}.")] = None,

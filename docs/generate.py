@@ -97,7 +97,8 @@ def commands_page() -> str:
     return f"""{NOTICE}
 # Commands
 
-`compress --help` lists the commands, `compress COMMAND --help` explains one.
+`compress --help` lists the commands, `compress COMMAND --help` explains one. `compress --version` prints the version; the report of a run
+names the one that finished it.
 
 | exit status | meaning |
 | --- | --- |

@@ -1,5 +1,6 @@
 """The command line as its user meets it: exit statuses, one line a problem, quick help."""
 
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -27,6 +28,12 @@ def compress(*arguments: str) -> tuple[int, str, str]:
 def test_help_needs_no_torch() -> None:
     code = "import sys, cli; assert not {'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    status, out, _ = compress("--version")
+    assert status == 0
+    assert out.split() == ["compress", importlib.metadata.version("compress-transformers")]
 
 
 def test_serving_needs_no_torch() -> None:

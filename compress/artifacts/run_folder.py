@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from compress.core.errors import InputError
 from compress.core.files import local, read_plain
 from compress.core.shown import reason, shown
 from compress.core.step_names import EVALUATION
+from compress.core.version import version
 from compress.core.yaml_file import parse_yaml
 
 LOCK_FILE = "recipe.lock.yaml"
@@ -47,6 +49,10 @@ class Run:
     environment: Mapping[str, Any]
     artifacts: Mapping[str, Artifact]
     """Finished artifacts by step id, in execution order."""
+    finished: str | None = None
+    """When the run finished, ISO 8601 in UTC; None in runs of a version that did not write it."""
+    version: str | None = None
+    """The version of compress that finished it; None as above."""
 
     @property
     def variants(self) -> dict[str, Artifact]:
@@ -85,7 +91,7 @@ def open_run(folder: Path) -> Run:
         artifacts = {stage["id"]: artifact.load(folder / stage["artifact"]) for stage in stages}
     except DamagedArtifact as error:
         raise InputError(f"{error}; `compress run` creates it again") from error
-    run = Run(folder, document["recipe"], stages, document["environment"], artifacts)
+    run = Run(folder, document["recipe"], stages, document["environment"], artifacts, document.get("finished"), document.get("compress"))
     if not run.variants:
         raise InputError(f"{folder / LOCK_FILE}: damaged (no step evaluates a model); `compress run` writes it again")
     return run
@@ -101,6 +107,9 @@ def _problem(document: Any) -> str | None:
     for key in ("hardware", "versions"):
         if not isinstance(document["environment"].get(key), dict):
             return f"environment.{key}: {shown(document['environment'].get(key))}"
+    for key in ("finished", "compress"):
+        if not isinstance(document.get(key, ""), str):
+            return f"{key}: {shown(document[key])}"
     known: set[str] = set()
     for position, stage in enumerate(document["stages"]):
         for key, fits in STEP.items():
@@ -145,7 +154,7 @@ def blaming_damage(folder: Path) -> Iterator[None]:
 def write_lock(
     folder: Path, recipe: Mapping[str, Any], environment: Mapping[str, Any], made: Mapping[str, tuple[Artifact, bool, float]]
 ) -> None:
-    """Writes `recipe.lock.yaml`.
+    """Writes `recipe.lock.yaml`, with the present time and the version of compress.
 
     Args:
         folder: The run folder.
@@ -157,7 +166,14 @@ def write_lock(
         {"id": name, "artifact": f"stages/{found.path.name}", "digest": found.digest, "cached": cached, "seconds": round(seconds, 3)}
         for name, (found, cached, seconds) in made.items()
     ]
-    document = {"schema": 1, "recipe": dict(recipe), "stages": stages, "environment": dict(environment)}
+    document = {
+        "schema": 1,
+        "recipe": dict(recipe),
+        "stages": stages,
+        "environment": dict(environment),
+        "finished": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "compress": version(),
+    }
     artifact.write_text(folder / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140))
 
 

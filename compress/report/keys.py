@@ -23,6 +23,8 @@ KEYS: tuple[Key, ...] = tuple(
         ("schema", "integer", "Version of this layout: 1."),
         ("name", "text", "`name` of the recipe."),
         ("task", "text", "`model.task` of the recipe."),
+        ("created", "text", "When the run finished: ISO 8601, UTC. Like `compress` absent in runs of a version that did not write it."),
+        ("compress", "text", "Version of compress that finished the run: `compress --version`."),
         ("environment.cpu", "text", "Processor."),
         ("environment.cpu_features[]", "text", "Instruction sets that matter for int8 and bf16, such as `avx512_vnni`."),
         ("environment.cores", "integer", "Physical cores that the run may use."),

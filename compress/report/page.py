@@ -127,7 +127,8 @@ def _metric(report: Report) -> str:
 
 def _facts(report: Report) -> list[str]:
     cpu = report["environment"].get("cpu")
-    return [str(fact) for fact in (report.get("task"), report.get("created"), cpu) if fact]
+    made_by = f"compress {report['compress']}" if report.get("compress") else None
+    return [str(fact) for fact in (report.get("task"), phrases.moment(report.get("created")), made_by, cpu) if fact]
 
 
 def _state(judged: Sequence[Report]) -> str:

@@ -149,6 +149,12 @@ def duration(seconds: float | None) -> str:
     return f"{hours}{SPACE}h {minutes}{SPACE}min"
 
 
+def moment(written: str | None) -> str | None:
+    """Returns a time in ISO 8601 for reading, `2026-11-27 19:50 UTC`; other texts as they are."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\dZ", written or "")
+    return f"{found[1]} {found[2]} UTC" if found else written
+
+
 def _scaled(value: float, units: tuple[str, str, str, str]) -> str:
     power = 0 if abs(value) < 999.5 else 1 if abs(value) < 999.5e3 else 2 if abs(value) < 999.5e6 else 3
     scaled = value / 1000**power

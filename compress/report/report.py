@@ -97,6 +97,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": run.recipe["name"],
         "task": task,
+        **_written(run),
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
         "metric": {"name": TASKS[task].metric, **_scale(task, evaluated[0])},
         "baseline": baseline,
@@ -118,6 +119,12 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     report["served"] = served(run, evaluated[0])
     report["goals"] = goals.judge(run.recipe["goals"], report)
     return report
+
+
+def _written(run: Run) -> dict[str, Any]:
+    """Returns when the run finished and with which version; empty in runs that do not say."""
+    known = {"created": run.finished, "compress": run.version}
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def _scale(task: Task, baseline: Evaluation) -> dict[str, Any]:
