@@ -112,7 +112,7 @@ def add_sites(
         few, floats = trial.fewer(SCAN_ROWS), {layer: cast(Layer, model.get_submodule(layer)) for layer in scales}
         with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
             distances, floor = distances_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.answers)
-            choice = switch_on(sites.names, always, distances, floor)
+            choice = switch_on(sites.names, always, distances, floor, few.groups)
         rows = sensitivities(choice, distances_with(few, {}, {}, sites, lambda _: None)) if settings.scan else rows
     chosen = sites if choice is None else sites.only(choice.on)
     figures: dict[str, Any] = {

@@ -44,7 +44,7 @@ PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 7
+    VERSION: ClassVar[int] = 8
 
     def team(self, processes: Team) -> Team:
         """All processes train in int8, and each of them calibrates the whole model before; calibration alone is the work of the first."""

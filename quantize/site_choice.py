@@ -7,8 +7,9 @@ the sites that are always on:
     S = F; then in ascending order of added(s):   S = S + {s}  if  upper(D(S + {s}) - D(F)) <= bound
     bound = max(D({}) / 4, floor)                                               see `compress.measure.closeness`
 
-upper is the upper end of the 95 % interval of the difference, row by row: a site stays float, the default, where the rows are too few to
-tell. So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or an amount too small to measure.
+upper is the upper end of the 95 % interval of the difference, row by row; rows that belong together count as one group. A site stays float,
+the default, where the rows are too few to tell. So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or
+an amount too small to measure.
 
 Not supported: pairs of sites that are cheap only together.
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compress.core.resampling import Groups
 from compress.measure.closeness import Array, bound_of, interval
 from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites, placed
@@ -51,7 +53,7 @@ class Choice:
     """95 % interval of after - before."""
 
 
-def switch_on(sites: Sequence[str], always: Collection[str], distances: Distances, floor: float) -> Choice:
+def switch_on(sites: Sequence[str], always: Collection[str], distances: Distances, floor: float, groups: Groups | None = None) -> Choice:
     """Chooses which sites are int8; takes at most 2 n + 2 measurements for n sites.
 
     Args:
@@ -59,6 +61,7 @@ def switch_on(sites: Sequence[str], always: Collection[str], distances: Distance
         always: Sites that are on whatever they cost.
         distances: Returns the distance of each row with some sites in int8.
         floor: Lower limit of the bound.
+        groups: Which rows belong together; None: each stands alone.
 
     Returns:
         The choice; `added` is measured for all sites.
@@ -71,11 +74,11 @@ def switch_on(sites: Sequence[str], always: Collection[str], distances: Distance
     chosen, after_n = set(always), before_n
     for site in sorted((site for site in sites if site not in chosen), key=added.__getitem__):
         together_n = distances([*chosen, site])
-        if interval(together_n - before_n)[1] <= bound:
+        if interval(together_n - before_n, groups)[1] <= bound:
             chosen.add(site)
             after_n = together_n
     on, after = tuple(site for site in sites if site in chosen), float(np.mean(after_n))
-    return Choice(on, added, layers, before, after, bound, interval(after_n - before_n))
+    return Choice(on, added, layers, before, after, bound, interval(after_n - before_n, groups))
 
 
 def passes(sites: Sequence[str], always: Collection[str]) -> int:

@@ -227,18 +227,19 @@ class Steps:
             tried: self.trial.distances(layers, choose(tried))
             for tried in self.context.progress.track(methods, f"{self.name}: calibrators")
         }
-        best, rows, measure = closer(apart, default), len(self.trial.rows), self.trial.measure
+        groups, rows, measure = self.trial.groups, len(self.trial.rows), self.trial.measure
+        best = closer(apart, default, groups)
         differences = {tried: apart[tried] - apart[default] for tried in methods if tried != default}
         for tried, difference in differences.items():
-            self.context.progress.log(f"  calibrator {tried}: {measure} {in_words(difference)} more than {default}")
-        self.context.progress.log(f"  calibrator: {best}, with {measure} {in_words(apart[best])} from float on {rows} rows")
+            self.context.progress.log(f"  calibrator {tried}: {measure} {in_words(difference, groups)} more than {default}")
+        self.context.progress.log(f"  calibrator: {best}, with {measure} {in_words(apart[best], groups)} from float on {rows} rows")
         figures = {
             "measure": measure,
             "rows": rows,
             "distances": {tried: float(values.mean()) for tried, values in apart.items()},
-            "intervals": {tried: bounds(values) for tried, values in apart.items()},
+            "intervals": {tried: bounds(values, groups) for tried, values in apart.items()},
             "default": default,
-            "more_than_default": {tried: bounds(values) for tried, values in differences.items()},
+            "more_than_default": {tried: bounds(values, groups) for tried, values in differences.items()},
         }
         return best, {"calibrators": figures}
 
@@ -268,15 +269,17 @@ class Steps:
         moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
         after_n = trial.distances(rounded, scales)
         before, after = float(before_n.mean()), float(after_n.mean())
-        told = f"{trial.measure} from float {in_words(before_n)} before, {in_words(after_n)} after, on {len(trial.rows)} rows"
-        self.context.progress.log(f"  bias correction: {told}; difference {in_words(after_n - before_n)}")
+        first, then, more = (in_words(values, trial.groups) for values in (before_n, after_n, after_n - before_n))
+        told = f"{trial.measure} from float {first} before, {then} after, on {len(trial.rows)} rows"
+        self.context.progress.log(f"  bias correction: {told}; difference {more}")
         if after > before:
             reason = f"bias correction increases {trial.measure} from float from {before:.2g} to {after:.2g}; undone"
             self.context.progress.warn(f"{self.name}: {reason}")
             for bias, bias_O in biases:
                 bias.data = bias_O
         figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
-        figures["intervals"] = {"before": bounds(before_n), "after": bounds(after_n), "difference": bounds(after_n - before_n)}
+        compared = {"before": before_n, "after": after_n, "difference": after_n - before_n}
+        figures["intervals"] = {name: bounds(values, trial.groups) for name, values in compared.items()}
         return {"bias_correction": {**figures, "shifts": moved}}
 
     def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
@@ -296,9 +299,9 @@ class Steps:
 
         with self.context.progress.bar(f"{self.name}: sensitivity", passes(list(layers))) as advance:
             found = scan_layers(list(layers), measure, advance)
-        told = f"{few.measure} {in_words(whole[0])} from float with all layers quantized, on {len(few.rows)} rows"
+        told = f"{few.measure} {in_words(whole[0], few.groups)} from float with all layers quantized, on {len(few.rows)} rows"
         self.context.progress.log(f"  sensitivity: {told}; most sensitive: {', '.join(layer.name for layer in found[:3])}")
-        total = {"distance": float(whole[0].mean()), "interval": bounds(whole[0])}
+        total = {"distance": float(whole[0].mean()), "interval": bounds(whole[0], few.groups)}
         return {"sensitivity": {**summary(found, few.measure, len(few.rows)), **total}}
 
     def choose_float_layers(

@@ -44,6 +44,20 @@ def groups_of_values(split: Split) -> Numbers:
     return groups_of_rows([row[0] for row in found] if form_of(split.labels).runs_apart else found)  # of candidates their query
 
 
+def groups_of_split(split: Split) -> Numbers:
+    """Returns the number of the group of each row of a split, int64 `[n]`; the texts of a pair or triplet have its group."""
+    if split.documents is not None:
+        return _numbered(_in_runs(split) if _are_blocks(split.rows) else split.documents.tolist())
+    units = form_of(split.labels).units(split.labels)
+    if len(split) == 0 or units.shape[1] == 1:
+        return groups_of_rows(split.rows)
+    keys: list[Hashable] = [("alone", row) for row in range(len(split))]
+    for unit, group in zip(units.tolist(), groups_of_values(split).tolist(), strict=True):
+        for row in unit:
+            keys[row] = group
+    return _numbered(keys)
+
+
 def groups_of_rows(rows: Sequence[Any]) -> Numbers:
     """Returns the number of the group of each row, int64 `[n]`, of texts, pairs of texts, files, pairs of tokens or windows."""
     if rows and all(isinstance(row, tuple) and not isinstance(row, TokenPair) for row in rows):

@@ -13,9 +13,13 @@ model takes as many blocks as have logits that fit in `LOGIT_BYTES`, and at leas
 one batch: what its head read from the original model is held instead, float [n, L, D], and the head computes the original logits again
 beside those of the compressed model. This needs the head to stay as it is.
 
-The distance of each row gives a 95 % interval of the mean, mean +- t s / sqrt(n) with Student's t and the standard deviation s over rows (a
-row is a whole block for generation, as its tokens depend on each other). Two models are compared by the interval of the differences row by
-row, which is much narrower. An `auto` choice departs from its default only if that interval says so (`closer`, `interval`).
+The distance d_i of each row gives a 95 % interval of the mean m. A row is a whole block for generation, as its tokens depend on each
+other. Rows that belong together (`compress.data.groups`) count as groups g = 1 ... G. Of a group e_g is the sum of d_i - m:
+
+    m +- t se,   se^2 = G / (G - 1) sum_g e_g^2 / n^2       t: Student's, with G_e - 1 degrees of freedom (`compress.core.resampling`)
+
+which is t s / sqrt(n) for rows that stand alone. Two models are compared by the interval of the differences row by row, which is much
+narrower. An `auto` choice departs from its default only if that interval says so (`closer`, `interval`).
 
 If int8 alone causes a distance D, an `auto` choice may add at most
 
@@ -45,8 +49,10 @@ from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
 from compress.core.errors import InputError
 from compress.core.forms.table import form_of
+from compress.core.resampling import LEAST_FREEDOM, Groups, each_alone
 from compress.core.spread import spread
 from compress.core.tasks import TASKS, Task
+from compress.data.groups import groups_of_rows, groups_of_split
 from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
 from compress.measure.predictions import finely, logits_of
@@ -100,6 +106,8 @@ class Trial:
     """For generation, what the head of the original model read, float32 [n, L, D]; else None."""
     labels: Array | None = None
     """Labels of the rows; None for calibration rows."""
+    groups: Groups | None = None
+    """Which rows belong together; None where each stands alone."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
@@ -108,6 +116,7 @@ class Trial:
         split = context.data.selection
         rows, count = split.rows, TRIAL_ROWS
         labels: Array | None = split.labels
+        numbers_of_groups = groups_of_split(split) if rows else groups_of_rows(calibration)
         if not rows:
             context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
@@ -129,7 +138,7 @@ class Trial:
                 for numbers, logits in _logits(model, prepared, rows)
             ]
         inputs = gathered(((numbers, given) for (numbers, _), given in zip(found, read, strict=True)), len(rows)) if generates else None
-        return cls(model, prepared, rows, context, gathered(found, len(rows)), inputs, labels)
+        return cls(model, prepared, rows, context, gathered(found, len(rows)), inputs, labels, Groups(numbers_of_groups[chosen]))
 
     @property
     def measure(self) -> str:
@@ -201,7 +210,9 @@ class Trial:
         """Returns a trial on at most `count` of the rows, evenly spread."""
         chosen = spread_rows(range(len(self.rows)), count, self.labels)
         labels, read = (None if values is None else values[chosen] for values in (self.labels, self.read))
-        return replace(self, rows=[self.rows[index] for index in chosen], answers=self.answers[chosen], read=read, labels=labels)
+        groups = None if self.groups is None else Groups(self.groups.numbers[chosen])
+        rows = [self.rows[index] for index in chosen]
+        return replace(self, rows=rows, answers=self.answers[chosen], read=read, labels=labels, groups=groups)
 
 
 @contextmanager
@@ -257,34 +268,43 @@ def distances(task: Task, reference: Array, logits: Array, predicted: Array | No
     return answer_of(task).distances(reference, logits, predicted)
 
 
-def interval(values: Array) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean of `values` [n]; of a single value it is unbounded."""
+def interval(values: Array, groups: Groups | None = None) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of `values` [n]; unbounded if they are all of one group.
+
+    Args:
+        values: Distances, or differences of distances on the same rows.
+        groups: Which of them belong together; None: each stands alone.
+    """
     from scipy.stats import t as student_t  # takes a second to import
 
-    mean, count = float(np.mean(values)), len(values)
+    groups = each_alone(len(values)) if groups is None else groups
+    mean, count = float(np.mean(values)), len(groups)
     if count < 2:
         return -math.inf, math.inf
-    half = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1)) / math.sqrt(count)
+    sums = np.bincount(np.unique(groups.numbers, return_inverse=True)[1], weights=values - mean)
+    error = math.sqrt(count / (count - 1) * float(sums @ sums)) / len(values)
+    half = float(student_t.ppf((1 + CONFIDENCE) / 2, max(groups.effective - 1, LEAST_FREEDOM))) * error
     return mean - half, mean + half
 
 
-def closer(apart: Mapping[K, Array], default: K) -> K:
+def closer(apart: Mapping[K, Array], default: K, groups: Groups | None = None) -> K:
     """Returns which candidate to take, by its distances [n] on the same rows: the nearest that is nearer than the default.
 
     A candidate counts as nearer if the whole 95 % interval of the difference, row by row, says so; if none does, the default stays.
     """
-    nearer = [name for name in apart if name != default and interval(apart[name] - apart[default])[1] < 0]
+    nearer = [name for name in apart if name != default and interval(apart[name] - apart[default], groups)[1] < 0]
     return min(nearer, key=lambda name: float(apart[name].mean()), default=default)
 
 
-def bounds(values: Array) -> list[float] | None:
-    """Returns the 95 % interval of the mean as JSON; None for a single value."""
-    return list(interval(values)) if len(values) > 1 else None
+def bounds(values: Array, groups: Groups | None = None) -> list[float] | None:
+    """Returns the 95 % interval of the mean as JSON; None where it is unbounded."""
+    low, high = interval(values, groups)
+    return [low, high] if math.isfinite(low) else None
 
 
-def in_words(values: Array) -> str:
+def in_words(values: Array, groups: Groups | None = None) -> str:
     """Returns the mean of distances [n] with its 95 % interval, for the log."""
-    low, high = interval(values)
+    low, high = interval(values, groups)
     return f"{float(np.mean(values)):.2g} (95 % {low:.2g} to {high:.2g})"
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifacts.artifact import Artifact
+from compress.core.resampling import Groups
 from compress.core.spread import spread
 from compress.core.target import Target
 from compress.data.splits import Split
@@ -50,6 +51,34 @@ def test_the_interval_is_that_of_student(count: int, mean: float, spread_of: flo
     assert interval(values) == pytest.approx(expected)
     assert interval(values[:1]) == (-np.inf, np.inf)
     assert bounds(values[:1]) is None
+
+
+def test_rows_that_belong_together_make_the_interval_as_wide_as_their_groups_do() -> None:
+    """Ten rows that are one row ten times say as much as the one."""
+    values = np.random.default_rng(0).standard_normal(12)
+    groups = Groups(np.repeat(np.arange(12), 10))
+    assert interval(np.repeat(values, 10), groups) == pytest.approx(interval(values))
+    assert interval(values, Groups(np.zeros(12, np.int64))) == (-np.inf, np.inf)
+    assert bounds(values, Groups(np.zeros(12, np.int64))) is None
+
+
+def test_what_is_nearer_in_one_group_alone_does_not_replace_the_default() -> None:
+    nearer = np.repeat([-1.0, 0.1, -0.1, 0.1], [40, 10, 10, 10])
+    apart = {"default": np.ones(70), "nearer": 1 + nearer + 0.01 * np.random.default_rng(0).standard_normal(70)}
+    assert closer(apart, "default") == "nearer"
+    assert closer(apart, "default", Groups(np.repeat(np.arange(4), [40, 10, 10, 10]))) == "default"
+
+
+def test_intervals_of_groups_of_unlike_size_are_covered() -> None:
+    """Half of what a row differs by is its group's; drawn one by one, the interval holds the mean too seldom."""
+    draw, held = np.random.default_rng(0), np.zeros(2)
+    for _ in range(400):
+        numbers = np.repeat(np.arange(40), draw.integers(1, 9, 40))
+        values = draw.normal(size=40)[numbers] + draw.normal(size=len(numbers))
+        found = interval(values, Groups(numbers)), interval(values)
+        held += [low <= 0 <= high for low, high in found]
+    assert 0.92 <= held[0] / 400 <= 0.98, held
+    assert held[1] / 400 <= 0.85, held
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.floats(0, 1), st.floats(0.01, 1)), min_size=1), st.integers(0, 2**31))

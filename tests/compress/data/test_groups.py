@@ -11,7 +11,7 @@ from compress.core.forms import candidates, captions, next_token, relevance, spa
 from compress.core.forms.table import FORMS, form_of
 from compress.core.resampling import FEW, FEWEST, Groups, interval
 from compress.data.config import DataConfig
-from compress.data.groups import groups_of_rows, groups_of_values
+from compress.data.groups import groups_of_rows, groups_of_split, groups_of_values
 from compress.data.load import load_data
 from compress.data.splits import Split
 from compress.measure.answers import load_groups, save_predictions
@@ -40,6 +40,21 @@ def test_pairs_are_grouped_by_the_side_that_repeats_unless_it_is_a_category() ->
     assert groups_of_rows(passages).tolist() == groups_of_rows(premises).tolist()
     topics = [(f"topic {number % (FEW - 1)}", f"comment {number}") for number in range(3 * FEW)]
     assert groups_of_rows(topics).tolist() == list(range(3 * FEW))
+
+
+def test_every_row_of_a_split_is_in_the_group_of_its_value() -> None:
+    asked = [("who?", "ann is here"), ("who?", "bob is here"), ("where?", "ann is here")]
+    rows = [Window(*pair, start, start + 2) for pair in asked for start in (0, 1)]
+    labels = spans.labels_of(np.zeros((6, 2)), [0, 0, 1, 1, 2, 2], [True] * 3, [["ann"]] * 3)
+    assert groups_of_split(Split(list(rows), labels)).tolist() == [0, 0, 1, 1, 0, 0]
+    scored = Split(["a", "b", "c", "d", "a", "b"], vectors.labels_of(np.array([0.1, 0.2, 0.1])))
+    numbers = groups_of_split(scored)
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
+    texts = Split(["a", "b", "a"], np.zeros(3, np.int64))
+    assert groups_of_split(texts).tolist() == [0, 1, 0]
+    documents = np.arange(2 * FEW) // 2
+    blocks = Split([np.full(4, row) for row in range(2 * FEW)], np.zeros((2 * FEW, 4), np.int32), documents)
+    assert groups_of_split(blocks).tolist() == documents.tolist()
 
 
 def test_rows_of_equal_content_are_one_group() -> None:
