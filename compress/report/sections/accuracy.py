@@ -28,7 +28,7 @@ def plots(report: Report) -> list[View]:
     """Returns for each shape its plot of the metric against latency (one for wide, one for narrow screens) and its legend."""
     metric, views = report["metric"]["name"], []
     for shape in shapes_of(report):
-        points = points_of(report, shape)
+        points = [point_of(report, *one) for one in configurations_of(report, shape)]
         if points:
             tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
@@ -46,23 +46,17 @@ def shapes_of(report: Report) -> list[goals.Shape]:
     return sorted(shapes, key=lambda shape: (shape[0], shape[1] or 0))
 
 
-def points_of(report: Report, shape: goals.Shape) -> list[scatter.Point]:
-    """Returns the configurations of one shape with both a measured latency and a measured accuracy, each in its recommended mode."""
-    points: list[scatter.Point] = []
-    seen: set[tuple[Any, ...]] = set()
+def configurations_of(report: Report, shape: goals.Shape) -> list[tuple[Report, Report, Report]]:
+    """Returns the configurations of one shape with both a measured latency and a measured accuracy, each in its recommended mode: variant,
+    latency row, and accuracy."""
+    found: dict[tuple[Any, ...], tuple[Report, Report, Report]] = {}
     for variant in report["variants"]:
         for row in variant["latency"]:
             key = (variant.get("id"), row.get("engine"), row.get("precision"))
             cell = _accuracy_of(row, variant)
-            if (
-                (row.get("batch") or 1, row.get("sequence")) == shape
-                and key not in seen
-                and row.get("p50_ms")
-                and cell.get("value") is not None
-            ):
-                seen.add(key)
-                points.append(_point(report, variant, row, cell))
-    return points
+            if (row.get("batch") or 1, row.get("sequence")) == shape and row.get("p50_ms") and cell.get("value") is not None:
+                found.setdefault(key, (variant, row, cell))
+    return list(found.values())
 
 
 def _accuracy_of(row: Report, variant: Report) -> Report:
@@ -77,7 +71,8 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
     return cell if main in (None, row.get("precision")) else {}
 
 
-def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatter.Point:
+def point_of(report: Report, variant: Report, row: Report, cell: Report) -> scatter.Point:
+    """Returns the point of a configuration."""
     metric, served = report["metric"]["name"], any(row is one for one in goals.served_cells(report).values())
     name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
