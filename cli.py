@@ -442,12 +442,12 @@ def _read(recipe: Path, settings: list[str] | None) -> Any:
 
 def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
     """Prints what the run came to, from the contents of `report.json`; returns the exit status."""
-    from compress.report.goals import missed
+    from compress.report.goals import missed, unjudged_busy
     from compress.report.summary import summary
 
     for line in summary(contents, folder):
         typer.echo(line)
-    return 3 if missed(contents) else 0
+    return 3 if missed(contents) else 4 if unjudged_busy(contents) else 0
 
 
 if __name__ == "__main__":

@@ -113,7 +113,8 @@ def _command(name: str, command: Any) -> str:
     rows = [f"| `{_spelled(parameter)}` | {_default(parameter)} | {_escaped(parameter.help or '')} |" for parameter in command.params]
     table = "\n".join(["| argument or option | default | meaning |", "| --- | --- | --- |", *rows]) if rows else ""
     text = "\n\n".join(part for part in (inspect.cleandoc(command.help or ""), command.epilog) if part)
-    statuses = [0, 1, 2, *([3] if MISSED.search(inspect.getsource(inspect.unwrap(command.callback))) else []), 130]
+    source = inspect.getsource(inspect.unwrap(command.callback))
+    statuses = [0, 1, 2, *([3] if MISSED.search(source) else []), *([4] if "_conclude(" in source else []), 130]
     return (
         f"## compress {name}\n\n{_escaped(text)}\n\n```text\n{usage}\n```\n\n{table}\n\nExit statuses: {', '.join(map(str, statuses))}.\n"
     )

@@ -20,6 +20,7 @@ STATUSES = {
     1: "an internal error: our fault (`--verbose` shows where)",
     2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
     3: "finished and everything is written, but a goal was missed",
+    4: "finished and everything is written, but a goal could not be judged because the machine was busy",
     130: "stopped with Ctrl-C; finished stages are kept",
     143: "stopped with SIGTERM; finished stages are kept",
 }

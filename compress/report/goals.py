@@ -6,12 +6,15 @@ reason says what is missing. All figures come from one report, so a ratio never 
 A limit on what accuracy is lost says nothing where a model that knows nothing keeps within it (`compress.measure.chance`), as where the
 baseline is no better than that. Such a goal is not judged either.
 
+A latency row that other work on the machine spoiled is marked `busy` (`compress.measure.latency`). A goal that depends on such a row is not
+judged, and the run ends with exit status 4.
+
 Goals are judged on what is served (`compress.report.served`): one variant in one engine, mode and float precision.
 
     max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
-    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served)
+    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`compress.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
                   served. The float model is the one that was quantized, so both have the same layer shapes. On a GPU its engines count
                   in fp16 and bf16, and torch too, eager and compiled: all of these are timed there. Not judged for w4a16 and fp8
@@ -26,6 +29,7 @@ from typing import Any
 from compress.core.engines import REFERENCE
 from compress.machine.environment import NATIVE_INT8
 from compress.measure.metrics import METRICS
+from compress.measure.turns import ratio
 from compress.schemes.table import of_precision
 
 FLOATS = ("fp32", "bf16", "fp16")
@@ -47,6 +51,8 @@ class Figure:
     high: float | None = None
     judged: bool = True
     """Whether a limit on it says anything."""
+    busy: bool = False
+    """Whether other work on the machine spoiled the measurement."""
 
 
 def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -58,7 +64,8 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
         report: The report; this reads `variants`, `baseline`, `metric`, `target.engines` and `environment.cpu_features`.
 
     Returns:
-        For each goal `goal`, `limit`, `value`, `met` (None if it is not judged) and, where known, `at`, `low`, `high`, `reason`.
+        For each goal `goal`, `limit`, `value`, `met` (None if it is not judged) and, where known, `at`, `low`, `high`, `reason`; `busy`:
+        true if it is not judged because the machine was busy.
     """
     goals = goals or {}
     judged = [
@@ -79,6 +86,11 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
 def missed(report: Mapping[str, Any]) -> list[str]:
     """Returns the goals that were judged and not met."""
     return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
+
+
+def unjudged_busy(report: Mapping[str, Any]) -> list[str]:
+    """Returns the goals that were not judged because the machine was busy."""
+    return [str(goal["goal"]) for goal in report["goals"] if goal.get("busy")]
 
 
 def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,8 +213,11 @@ def speedup(report: Mapping[str, Any]) -> Figure:
     missing = sorted(fast.keys() ^ slow.keys(), key=str)
     if missing:
         return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and torch (baseline)")
-    worst = min(fast, key=lambda shape: slow[shape]["p50_ms"] / fast[shape]["p50_ms"])
-    return Figure(slow[worst]["p50_ms"] / fast[worst]["p50_ms"], at=f"{engine}, {shape_name(worst)}")
+    ratios = {shape: ratio(slow[shape], fast[shape]) for shape in fast}
+    worst = min(ratios, key=lambda shape: ratios[shape].value)
+    found = ratios[worst]
+    figure = Figure(found.value, at=f"{engine}, {shape_name(worst)}", low=found.low, high=found.high)
+    return _steady(figure, *slow.values(), *fast.values())
 
 
 def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
@@ -222,7 +237,8 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
         return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
     if cells[shape].get(key) is None:
         return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for a p{goal['percentile']}")
-    return Figure(cells[shape][key], at=where)
+    low, high = (cells[shape].get("interval_ms") or (None, None)) if goal["percentile"] == 50 else (None, None)
+    return _steady(Figure(cells[shape][key], at=where, low=low, high=high), cells[shape])
 
 
 def size_mb(report: Mapping[str, Any]) -> Figure:
@@ -243,7 +259,7 @@ def throughput(report: Mapping[str, Any]) -> Figure:
     if not rates:
         return Figure(reason=_unmeasured(report, served_engine(report)))
     best = max(rates, key=lambda shape: rates[shape])
-    return Figure(rates[best], at=f"{served_engine(report)}, {shape_name(best)}")
+    return _steady(Figure(rates[best], at=f"{served_engine(report)}, {shape_name(best)}"), *served_cells(report).values())
 
 
 def bleu_drop(report: Mapping[str, Any]) -> Figure:
@@ -277,11 +293,12 @@ def int8_gain(report: Mapping[str, Any]) -> Figure:
     if not same:
         return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
     best, rival = (min(rows, key=lambda row: float(row["p50_ms"])) for rows in ([row for row in int8 if _shape(row) == shape], same))
-    value = rival["p50_ms"] / best["p50_ms"]
+    gain = ratio(rival, best)
     where = f"{best['engine']}, {shape_name(shape)}, against {rival['precision']}"
     where += "" if rival["engine"] == best["engine"] else f" in {rival['engine']}"
     where += " compiled" if rival.get("mode") == "compiled" else ""
-    return Figure(value, at=where, reason=None if value > 1 else _blame(last, (report.get("environment") or {}).get("cpu_features")))
+    reason = None if gain.value > 1 else _blame(last, (report.get("environment") or {}).get("cpu_features"))
+    return _steady(Figure(gain.value, at=where, low=gain.low, high=gain.high, reason=reason), rival, best)
 
 
 def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
@@ -364,6 +381,18 @@ def _telling(figure: Figure, limit: float | None, least: float | None, told: str
     return replace(figure, judged=False, reason=f"{told}: it would meet the goal too")
 
 
+def _steady(figure: Figure, *rows: Row) -> Figure:
+    """Returns a figure that is not judged where one of the latency rows that it depends on is `busy`."""
+    spoiled = [row for row in rows if row.get("busy")]
+    if not spoiled:
+        return figure
+    shares = [float(row["disturbed"]) for row in spoiled if row.get("disturbed") is not None]
+    seen = f"threads waited for a core in {100 * max(shares):.0f} % of the samples" if any(shares) else "turns differed too much"
+    first = min(spoiled, key=lambda row: _work(_shape(row)))
+    reason = f"machine busy: {seen} of {first.get('engine')} at {shape_name(_shape(first))}; `compress bench RUN` measures again"
+    return replace(figure, judged=False, busy=True, reason=reason)
+
+
 def _at_most(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
     return _judged(goal, limit, figure, lambda value, bound: value <= bound + ROUNDING)
 
@@ -375,4 +404,5 @@ def _at_least(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
 def _judged(goal: str, limit: float | None, figure: Figure, holds: Callable[[float, float], bool]) -> dict[str, Any]:
     met = None if figure.value is None or limit is None or not figure.judged else bool(holds(figure.value, limit))
     known = {key: getattr(figure, key) for key in ("at", "low", "high", "reason") if getattr(figure, key) is not None}
-    return {"goal": goal, "limit": limit, "value": figure.value, "met": met, **known}
+    busy = {"busy": True} if figure.busy else {}
+    return {"goal": goal, "limit": limit, "value": figure.value, "met": met, **known, **busy}

@@ -154,6 +154,21 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].latency[].n", "integer", "Number of samples."),
         ("variants[].latency[].quantiles_ms[]", "number", "Quantiles of the samples at 0, 5, ... 100 %, milliseconds."),
         ("variants[].latency[].peak_memory_bytes", "integer", "Peak memory of the engine's process."),
+        ("variants[].latency[].turns_ms[]", "number", "Median of each turn; null for a turn without one. Ratios are formed within a turn."),
+        (
+            "variants[].latency[].interval_ms[]",
+            "number",
+            "95 % interval of the median, by Student's t over the turns; of the one turn's order statistics where there is only one.",
+        ),
+        ("variants[].latency[].between_turns", "number", "Standard deviation of the turns' medians, relative; null for one turn."),
+        ("variants[].latency[].within_turns", "number", "Interquartile range within turns, relative to their medians."),
+        (
+            "variants[].latency[].disturbed",
+            "number",
+            "Share of the samples taken during which threads waited for a core; null if the kernel does not tell.",
+        ),
+        ("variants[].latency[].estimated", "boolean", "Whether times follow from processor time, as too few samples were undisturbed."),
+        ("variants[].latency[].busy", "boolean", "Whether other work spoiled the figure: goals that depend on it are not judged."),
         ("variants[].latency[].accuracy.value", "number", "Primary metric of exactly this configuration, if it was evaluated."),
         ("variants[].latency[].accuracy.n", "integer", "Rows of that evaluation."),
         ("variants[].vectors.BACKEND.cosine", "number", "For tasks with vectors: mean cosine with the vectors of the baseline in torch."),
@@ -388,8 +403,13 @@ KEYS: tuple[Key, ...] = tuple(
             "The verdict; null if the value was not measured, or if a model that knows nothing would meet the goal too.",
         ),
         ("goals[].at", "text", "Backend, engine, percentile and shape of the value."),
-        ("goals[].low", "number", "For max_drop: lower end of the 95 % interval."),
-        ("goals[].high", "number", "For max_drop: upper end."),
+        (
+            "goals[].low",
+            "number",
+            "Lower end of the 95 % interval: of paired rows for max_drop, over turns for ratios and medians of time.",
+        ),
+        ("goals[].high", "number", "Its upper end."),
         ("goals[].reason", "text", "Why a goal was missed or not judged."),
+        ("goals[].busy", "boolean", "Only where it is true: not judged, because the machine was busy (exit status 4)."),
     )
 )

@@ -286,3 +286,35 @@ def test_a_bleu_that_cannot_fall_is_not_judged(before: float, floor: float, met:
     found = judged({"max_bleu_drop": 0.5 if before != 2.1 else 3.0}, report, "max_bleu_drop")
     assert (found["met"], found["value"]) == (met, before)
     assert (met is None) == ("do not depend on their source" in found.get("reason", ""))
+
+
+BUSY_GOALS = {"min_speedup": 5.0, "max_latency_ms": [{"percentile": 50, "batch": 8, "sequence": 128, "value": 30}], "min_throughput": 10}
+
+
+@pytest.mark.parametrize(
+    ("variant", "engine", "unjudged"),
+    [
+        (1, "openvino", {"min_speedup", "max_latency_ms", "min_throughput", "int8_faster"}),
+        (0, "torch", {"min_speedup"}),  # what is served was timed well
+        (1, "onnxruntime", set()),  # nothing depends on it
+    ],
+)
+def test_goals_on_a_spoiled_figure_are_not_judged(variant: int, engine: str, unjudged: set[str]) -> None:
+    report = make_report()
+    for latency in report["variants"][variant]["latency"]:
+        if latency["engine"] == engine and latency["precision"] != "bf16":
+            latency |= {"busy": True, "disturbed": 0.8}
+    report["goals"] = goals.judge(BUSY_GOALS, report)
+    assert set(goals.unjudged_busy(report)) == unjudged
+    for goal in report["goals"]:
+        assert (goal["met"] is None) == (goal["goal"] in unjudged)
+        assert goal["value"] is not None, "the figure is shown all the same"
+        assert ("machine busy" in goal.get("reason", "")) == (goal["goal"] in unjudged)
+
+
+def test_a_ratio_within_turns_is_what_is_judged() -> None:
+    report = make_report()
+    report["variants"][0]["latency"][0]["turns_ms"] = [20.0, 60.0, 20.0]  # the reference at 1 x 32
+    report["variants"][1]["latency"][0]["turns_ms"] = [2.5, 7.5, 2.5]
+    goal = judged({"min_speedup": 9.0}, report, "min_speedup")
+    assert (goal["value"], goal["low"], goal["met"]) == (pytest.approx(8), pytest.approx(8), False)
