@@ -86,9 +86,14 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
-    from compress.commands.plan import describe
 
-    finish(lambda: typer.echo(describe(_read(recipe, settings), out, devices, streams)), verbose)
+    def work() -> None:
+        checked = _read(recipe, settings)
+        from compress.commands.plan import describe
+
+        typer.echo(describe(checked, out, devices, streams))
+
+    finish(work, verbose)
 
 
 @app.command(
@@ -111,12 +116,13 @@ def run(
     def work() -> int:
         if processes > 1 and not is_launched():
             return launch.start(processes, [sys.executable, *sys.argv])
+        checked = _read(recipe, settings)
         from compress.core.progress import ConsoleProgress
         from compress.pipeline import run as run_recipe
 
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
         with joined() as team:
-            outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress, team=team)
+            outcome = run_recipe(checked, out, start=start, force=force, progress=progress, team=team)
         return _conclude(outcome.folder, outcome.report) if team.is_first else 0
 
     finish(work, verbose)
@@ -136,13 +142,12 @@ def search(
     """Search for the best settings of a recipe: what may change is in its key `search`. Resumable, and shared by several processes."""
 
     def work() -> int:
+        checked = _read(recipe, settings)
         from compress.core.progress import ConsoleProgress
         from compress.search.search import search as search_recipe
         from compress.search.summary import summary
 
-        outcome = search_recipe(
-            _read(recipe, settings), out, progress=ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
-        )
+        outcome = search_recipe(checked, out, progress=ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal"))
         for line in summary(outcome.contents, outcome.folder):
             typer.echo(line)
         return 3 if outcome.missed else 0
@@ -435,6 +440,7 @@ def _write(piece: str) -> None:
 
 
 def _read(recipe: Path, settings: list[str] | None) -> Any:
+    """Checks the recipe before a verb imports what runs it: a typo is reported without waiting for torch."""
     from compress.api import load_recipe
 
     return load_recipe(recipe, settings or [])

@@ -40,12 +40,13 @@ from compress.models.checkpoint import load_float
 from compress.models.config import read_config
 from compress.recipe import Recipe, check
 from compress.report.evaluations import builds
+from export.choices import Generation
 from export.engines.openvino import GROUP
 from export.engines.openvino_genai import CACHE
 from export.engines.spec import EngineSpec, spec_of
 from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
-from export.generation.prompts import Generation, Prompts, greedy
+from export.generation.prompts import Prompts, greedy
 from export.generation.reads import reads_per_token
 
 GENAI = "openvino_genai"

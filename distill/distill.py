@@ -22,11 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task, num_classes, tasks_with
-from compress.stage.context import Context
-from compress.stage.stage import teachers_named
-from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, check_loss
-from distill.presets import PRESETS, Preset
+from distill.losses.loss import check_compared, check_processes, check_stacks
 from distill.settings import DistillSettings
 
 if TYPE_CHECKING:
@@ -34,9 +30,11 @@ if TYPE_CHECKING:
 
     from compress.data.splits import Data
     from compress.machine.parallel import Team
+    from compress.stage.context import Context
     from compress.training.history import History
     from distill.losses.loss import Setting
     from distill.objective import Objective
+    from distill.presets import Preset
     from distill.steps import Steps
 
 
@@ -72,6 +70,7 @@ class Distill(DistillSettings):
         Teachers with cached logits run once over the rows; a teacher of which more is captured, or that runs on masked or mixed rows, runs
         in every epoch.
         """
+        from compress.stage.stage import teachers_named
         from distill.plain_text import read_plain
 
         rows = self.fraction * len(data.train)
@@ -111,7 +110,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.allowed import check_training
-        from distill.losses.loss import check_compared, check_processes, check_stacks
+        from compress.training.supervised import check_labelled, check_loss
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -192,6 +191,9 @@ class Distill(DistillSettings):
 
     def _check_answers(self) -> None:
         """Raises if losses need the internals of several teachers, or logits on a corpus."""
+        from compress.stage.stage import teachers_named
+        from distill.presets import PRESETS
+
         losses = self.losses or PRESETS[self.loss or "soft_target"].losses
         internal = [loss.name for loss in losses if not loss.ANSWERS_ONLY]
         count = len(teachers_named(self))
@@ -252,6 +254,7 @@ class Distill(DistillSettings):
         """
         from compress.machine.device import computing_device
         from compress.models.checkpoint import save
+        from compress.training.selection import selection_metric
         from compress.training.thresholds import fit_null_threshold
         from compress.training.train import TrainConfig, Training, train
         from distill.steps import Steps

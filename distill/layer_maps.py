@@ -14,17 +14,11 @@ through the choice.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from compress.core.errors import InputError
-
-LayerMap = Literal["uniform", "skip", "last"] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-
-SearchedMap = LayerMap | Literal["searched"]
+from distill.choices import LayerMap
 
 
 def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple[int, int], ...]:

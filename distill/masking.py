@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.models.inputs.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Augment(Config):
@@ -57,6 +58,8 @@ class Masking:
             indices: Position of each row `[b]`.
             step: Number of the step.
         """
+        import torch
+
         ids_bL = features["input_ids"]
         chosen_bL = np.zeros(ids_bL.shape, bool)
         for position in np.flatnonzero(indices >= self.originals):  # drawn from the left, so padding does not change the draws

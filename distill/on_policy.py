@@ -13,18 +13,19 @@ do not count in such a step: nobody wrote the true continuation of y.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import nn
 
 from compress.core.config import Config
 from compress.core.forms.next_token import IGNORED
-from compress.models.generation import answer_tokens, generate
 from compress.models.library import quiet
-from compress.training.train import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compress.training.train import Batch
 
 
 class OnPolicy(Config):
@@ -58,6 +59,8 @@ class Sampling:
             model: The student; left in the mode that it is in.
             batch: Blocks or pairs.
         """
+        import torch
+
         if np.random.default_rng([self.seed, batch.step]).random() >= self.settings.share:
             return None
         training = model.training
@@ -71,6 +74,10 @@ class Sampling:
 
     def _blocks(self, model: Any, batch: Batch) -> Batch:
         """Returns blocks whose first part is given and whose rest the student wrote."""
+        import torch
+
+        from compress.models.generation import generate
+
         ids_bL = batch.features["input_ids"]
         length = ids_bL.shape[1]
         given = tokens_given(self.settings.prompt, length)
@@ -83,6 +90,10 @@ class Sampling:
 
     def _pairs(self, model: Any, batch: Batch) -> Batch:
         """Returns pairs whose targets the student wrote, each up to its end token."""
+        import torch
+
+        from compress.models.generation import answer_tokens, generate
+
         features, width = batch.features, batch.labels.shape[1]
         ends, read = answer_tokens(model).ends, {name: features[name] for name in ("input_ids", "attention_mask")}
         found_bT = generate(model, ends, self._whole(width), **read)

@@ -16,26 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from safetensors.numpy import load_file, save_file
-from torch import nn
 
 from compress.artifacts.artifact import digest
 from compress.core.config import Config, as_given
 from compress.core.forms.next_token import IGNORED, labels_of
 from compress.core.progress import Progress
 from compress.data.splits import Split
-from compress.models.encoder_decoder import BATCH_SIZE, answered
-from compress.models.forward import device_of
-from compress.models.generation import generate
 from compress.models.library import quiet
 from compress.standalone.preprocess import TokenPair
 from distill.on_policy import tokens_given
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PART = 2048
 """Sources of a file."""
@@ -70,6 +68,8 @@ def with_answers(
         name: What the teacher is, for the names of the files.
         progress: Shows a bar.
     """
+    from compress.models.encoder_decoder import answered
+
     pairs = [row for row in split.rows if isinstance(row, TokenPair)]
     blocks = [row for row in split.rows if isinstance(row, np.ndarray)]
     if len(split.rows) not in (len(pairs), len(blocks)):
@@ -112,6 +112,12 @@ def continued(model: Any, sources: Sequence[Ids], beams: int, lengths: Sequence[
         beams: Beams of the search.
         lengths: Tokens of each continuation.
     """
+    import torch
+
+    from compress.models.encoder_decoder import BATCH_SIZE
+    from compress.models.forward import device_of
+    from compress.models.generation import generate
+
     device, answers = device_of(model), [np.zeros(0, np.int32)] * len(sources)
     alike: dict[tuple[int, int], list[int]] = {}  # no padding, so that a continuation does not depend on the other sources
     for index, (source, length) in enumerate(zip(sources, lengths, strict=True)):

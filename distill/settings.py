@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.core.config import as_given
-from compress.stage.context import Context
 from compress.stage.stage import ModelStage, teachers_named
+from compress.training.choices import Optimizer
 from compress.training.lora import Lora
-from compress.training.optimizers import Optimizer
-from distill.losses.loss import Setting, Shape
+from distill.choices import Student
 from distill.masking import Augment
 from distill.on_policy import OnPolicy
 from distill.plain_text import PlainText
-from distill.presets import PRESETS, AnyLoss, Preset, PresetName
+from distill.presets import AnyLoss, PresetName
 from distill.schedules import Ramp, always_zero, smallest
 from distill.sequences import Sequences
-from distill.student import Student
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
+    from distill.losses.loss import Setting
+    from distill.presets import Preset
 
 TeacherName = Annotated[str, Field(min_length=1)]
 
@@ -134,6 +137,8 @@ class DistillSettings(ModelStage):
 
     def resolved(self) -> Preset:
         """Returns the losses, weights and temperature with every default filled in."""
+        from distill.presets import PRESETS, Preset
+
         preset = Preset(self.losses, 0.0) if self.losses else PRESETS[self.loss or "soft_target"]
         if self.corpus is not None:
             losses = tuple(loss for loss in preset.losses if not loss.COMPARES_ANSWERS)
@@ -146,6 +151,8 @@ class DistillSettings(ModelStage):
 
     def loss_settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
         """Returns what each loss is applied to, given the Transformers configs of both models."""
+        from distill.losses.loss import Setting, Shape
+
         ours = Shape.of(student)
         shapes = ours, ours if self.student_is_part else Shape.of(teacher)
         # one name per resolved loss: a corpus drops losses only from a preset, `losses` on logits are refused

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -41,21 +41,16 @@ from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
 from compress.models.library import model_class
-from compress.stage.context import Context
-from compress.stage.stage import REUSED, Stage
+from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
-from export.builds import Asked, Build, computes_bf16, has_half_graphs, planned, rivals
-from export.exporter import MODEL, Exporter
-from export.float_part import FloatPrecision
-from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
-from export.generation.proposals import with_proposals
-from export.generation.questions import KEY, read_questions
-from export.graph.quantized import precision_of
-from export.half_graphs import HalfGraphs
-from export.parity.rows import gate_rows
-from export.reuse import Reuse
-from export.towers import TowersExporter
+from export.choices import FloatPrecision, Generation
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
+    from export.builds import Asked, Build
+    from export.exporter import Exporter
+    from export.half_graphs import HalfGraphs
+    from export.reuse import Reuse
 
 EXPORTED = "export.json"
 COMPRESSED = "compressed-tensors"
@@ -107,6 +102,8 @@ class Export(Stage):
 
     def depends(self, context: Context) -> Any:
         """The digest of the questions, where a file of them is given."""
+        from export.generation.questions import read_questions
+
         return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
@@ -115,6 +112,8 @@ class Export(Stage):
         Raises:
             InputError: An engine does not, the processor has no bf16, or the questions cannot be read or asked.
         """
+        from export.generation.questions import KEY, read_questions
+
         self._check_precision(context)
         _check_cache(config, context)
         if self.tensor_parallel > 1:
@@ -127,6 +126,8 @@ class Export(Stage):
                 raise InputError(f"{KEY}: given for {context.task}; a decoder that answers is asked questions: leave it out")
 
     def _check_precision(self, context: Context) -> None:
+        from export.builds import computes_bf16, has_half_graphs
+
         _check_target(context)
         key, typed = self._key("float_precision"), has_half_graphs(context)
         if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
@@ -149,6 +150,14 @@ class Export(Stage):
                 its answers.
             EngineError: An engine failed.
         """
+        from compress.stage.stage import REUSED
+        from export.builds import planned
+        from export.exporter import Exporter
+        from export.generation.agreement import Agreement
+        from export.generation.proposals import with_proposals
+        from export.half_graphs import HalfGraphs
+        from export.towers import TowersExporter
+
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)
         answers: dict[Asked, NDArray[Any]] = {}
@@ -169,16 +178,23 @@ class Export(Stage):
 
     def reuses(self, context: Context) -> bool:
         """Whether float builds of the checkpoints that are there are kept."""
+        from export.builds import planned
+
         if context.shared is None or not context.checkpoints or not any(context.shared.glob("build-*")):
             return False
         reuse = self._reuse(context, context.shared, {})
         return any(reuse.keeps(build) for build in planned(context, self.variants, self.generation.draft))
 
     def _reuse(self, context: Context, out: Path, answers: dict[Asked, NDArray[Any]]) -> Reuse:
+        from export.reuse import Reuse
+
         return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])
 
     def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
         """Yields the builds, and last those in halves; which half that is in half graphs is read off the fp32 build, made by then."""
+        from export.builds import has_half_graphs, rivals
+        from export.exporter import MODEL
+
         yield from (build for build in builds if not build.is_half)
         if has_half_graphs(context):
             last = [build for build in builds if not build.is_half][-1]
@@ -191,6 +207,7 @@ class Export(Stage):
     def _compressed(self, context: Context, out: Path) -> str | None:
         """Writes the last variant in the format compressed-tensors; returns its folder, None where there is none."""
         from export.compressed_tensors import is_decoder, obstacle, write
+        from export.graph.quantized import precision_of
 
         variant, artifact = list(context.checkpoints.items())[-1]
         fits = precision_of(artifact.path) != "fp32" and is_decoder(artifact.path)
@@ -213,6 +230,7 @@ class Export(Stage):
         """
         from export.divided.folder import write
         from export.divided.proof import prove
+        from export.parity.rows import gate_rows
 
         variant, artifact = list(context.checkpoints.items())[-1]
         name = f"{variant}-tensor-parallel-{self.tensor_parallel}"

@@ -20,9 +20,10 @@ from compress.schemes.tables import load_tables
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from export.builds import HALVES, Asked, Build, computes_bf16
+from export.choices import FloatPrecision
 from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
-from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
+from export.float_part import Judgement, judge, recommended_first, trial_rows
 from export.generation.agreement import Agreement
 from export.generation.float_cache import FloatCache, rounds_cache, with_float_cache
 from export.graph.quantized import write_graphs

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,8 @@ from compress.measure.closeness import bound_of, floor_of, spread_rows
 from compress.measure.closeness import distance as divergence
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
+from export.choices import FloatPrecision
 
-FloatPrecision = Literal["fp32", "bf16", "fp16"]
 TRIAL_ROWS = 256
 Array = NDArray[Any]
 

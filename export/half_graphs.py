@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from compress.core.spread import spread
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor, Row
-from export.float_part import FloatPrecision
+from export.choices import FloatPrecision
 from export.graph.attention import fuse_attention
 from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from compress.models.architecture.axes import Axis
-from compress.models.architecture.structure import Sizes, Structure
+    from compress.models.architecture.axes import Axis
+    from compress.models.architecture.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "cross", "ffn", "experts"]

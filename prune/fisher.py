@@ -10,7 +10,10 @@ Limitations: off-diagonal terms are ignored, i.e. the interaction of two removed
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fisher(gradient_bS: Tensor) -> Tensor:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from compress.core.named import Named, one_of
-from compress.models.architecture.structure import Structure
-from compress.training.train import Objective
 from prune.fisher import fisher
-from prune.layer_loss import losses_without
 from prune.scores import Batches, by_activation, by_gradient, by_magnitude, comparable, unread_first
-from prune.selection import Scores
 from prune.taylor import taylor
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.models.architecture.structure import Structure
+    from compress.training.train import Objective
+    from prune.selection import Scores
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def _by_gradient(score: Callable[[Tensor], Tensor]) -> Callable[[Scoring], Score
     """Returns a method that scores gradients at gates; blocks and channels without a gradient are scored by activation."""
 
     def scores(given: Scoring) -> Scores:
+        from prune.selection import Scores
+
         activations = by_activation(given.model, given.structure, given.batches)
         found = by_gradient(score, given.model, given.structure, given.batches, given.objective, given.hidden)
         components = {where: value for where, value in found.items() if isinstance(where, tuple)}
@@ -92,6 +95,8 @@ def scores_of(method: Method, given: Scoring, layer_score: LayerScore | None = N
         given: What it may look at.
         layer_score: How blocks are scored; None: as the method does.
     """
+    from prune.layer_loss import losses_without
+
     row = METHODS[method]
     assert row.score is not None, f"{method} learns its masks"
     scores = row.score(given)

@@ -25,29 +25,17 @@ from compress.artifacts.artifact import Artifact, writing
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.parallel import ALONE, Team
-from compress.models.architecture.blocks import with_layers
-from compress.models.architecture.dropped_tokens import SIGNIFICANCE
 from compress.models.architecture.origin import Origin
-from compress.models.architecture.structure import Sizes, Structure
-from compress.stage.context import Context
-from prune.allocation import uniform
-from prune.cost import count_of
-from prune.latency.budget import LatencyBudget
-from prune.latency.timing import Timing, target_shape
-from prune.masks.learned import as_trained, check_learned
-from prune.methods import is_learned
-from prune.recovery import Recover, check_recovery
-from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
-from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
-from prune.steps import Steps, take_part
-from prune.surgery import KeptUnits, check_shapes, shrink
-from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
 if TYPE_CHECKING:
     from torch import nn
 
     from compress.data.splits import Data
+    from compress.models.architecture.structure import Sizes, Structure
+    from compress.stage.context import Context
+    from prune.latency.budget import LatencyBudget
+    from prune.surgery import KeptUnits
 
 
 class Prune(PruneSettings):
@@ -57,6 +45,8 @@ class Prune(PruneSettings):
 
     def team(self, processes: Team) -> Team:
         """The first process prunes; all of them learn masks and fine-tune."""
+        from prune.methods import is_learned
+
         return processes if self.recover is not None or is_learned(self.method) else ALONE
 
     def depends(self, context: Context) -> Any:
@@ -68,6 +58,9 @@ class Prune(PruneSettings):
 
     def work(self, macs: int, data: Data) -> float:
         """Forward and backward passes over calibration rows, those of a dozen skipped or scanned layers, and the training."""
+        from prune.methods import is_learned
+        from prune.sensitivity import SCAN_ROWS, SHARES
+
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
         masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
@@ -80,6 +73,12 @@ class Prune(PruneSettings):
         Raises:
             InputError: It cannot.
         """
+        from prune.choices import Recover
+        from prune.latency.timing import target_shape
+        from prune.masks.learned import as_trained, check_learned
+        from prune.methods import is_learned
+        from prune.recovery import check_recovery
+
         key, facts = self.key, TASKS[context.task]
         if "vocabulary" in self.granularity and (facts.modality != "text" or facts.per_token):
             told = "labels belong to tokens" if facts.tags or facts.finds_spans else f"the rows of {context.task} are token ids"
@@ -109,7 +108,10 @@ class Prune(PruneSettings):
         import torch
 
         from compress.models.architecture.attention import probe
+        from compress.models.architecture.blocks import with_layers
         from compress.models.architecture.shapes import on_meta, remade
+        from compress.models.architecture.structure import Structure
+        from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
         team, given = context.team, f"{self.key}.tokens: given"
         if team.pipeline > 1 or team.sequence or team.context > 1:
@@ -135,7 +137,9 @@ class Prune(PruneSettings):
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
         unknown: it assumes the default sparsity, or as much as can be removed.
         """
+        from compress.models.architecture.blocks import with_layers
         from compress.models.architecture.shapes import with_sizes
+        from prune.tokens.tokens import shares_of
 
         kept, sizes = self.planned(config)
         left = kept.sizes(sizes)
@@ -147,6 +151,10 @@ class Prune(PruneSettings):
         import torch
 
         from compress.models.architecture.shapes import on_meta
+        from compress.models.architecture.structure import Structure
+        from prune.allocation import uniform
+        from prune.cost import count_of
+        from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
 
         model = on_meta(config)
         structure = Structure.of(model, self.key)
@@ -172,13 +180,17 @@ class Prune(PruneSettings):
         Raises:
             InputError: The target cannot be reached, the tokenizer cannot be cut, or training failed.
         """
+        from compress.models.architecture.structure import Structure
         from compress.models.checkpoint import load, save
+        from prune.selection import Incoming, lowest_share
+        from prune.steps import Steps, take_part
+        from prune.tokens.tokens import with_tokens
 
         if not context.team.is_first:
             take_part(self, context)
             return {}
         source, cut = self._cut_vocabulary(parent, context)
-        model = load(source)
+        model, figures = load(source), list[dict[str, Any]]()
         structure = Structure.of(model, self.key)
         latency = self._latency_budget(model, structure, source, context)
         first = self.cost(model, structure, latency)
@@ -188,11 +200,9 @@ class Prune(PruneSettings):
         if latency is not None:
             lowest = lowest_share(first, incoming, self.limits(structure))
             sparsity = latency.sparsity(self.sparsity, incoming.cost, lowest, f"{self.key}.{self.target_key}")
-        tokens = structure.sizes.tokens
-        if tokens:
+        if tokens := structure.sizes.tokens:
             model = with_tokens(model, (), (), self.key)
         steps = Steps(self, self.id or self.NAME, incoming, latency, source, context, tokens)
-        figures: list[dict[str, Any]] = []
         for number, share in enumerate(self.shares_of(sparsity), 1):
             model, origin, found = steps.iterate(number, share, model, origin)
             figures.append(found)
@@ -224,7 +234,11 @@ class Prune(PruneSettings):
         Raises:
             InputError: Some part of this architecture cannot be resized.
         """
+        from compress.models.architecture.blocks import with_layers
+        from compress.models.architecture.dropped_tokens import SIGNIFICANCE
         from compress.models.architecture.shapes import on_meta, with_sizes
+        from compress.models.architecture.structure import Structure
+        from prune.surgery import check_shapes
 
         kept, sizes = self.planned(config)
         large = on_meta(config)
@@ -250,6 +264,9 @@ class Prune(PruneSettings):
 
     def _latency_budget(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> LatencyBudget | None:
         """Measures the incoming model and the latency table of its blocks; None if the cost is not latency."""
+        from prune.latency.budget import LatencyBudget
+        from prune.latency.timing import Timing, target_shape
+
         if self.measure != "latency":
             return None
         shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
@@ -262,6 +279,9 @@ class Prune(PruneSettings):
         Raises:
             InputError: Too many tokens would become unknown.
         """
+        from compress.models.architecture.structure import Structure
+        from prune.surgery import KeptUnits, shrink
+
         if "vocabulary" not in self.granularity:
             return parent.path, {}
         from compress.models.checkpoint import load, save

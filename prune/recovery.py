@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
-from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
@@ -33,57 +31,15 @@ from compress.models.config import read_config
 from compress.models.inputs.padding import mask_of
 from compress.models.library import depths_of
 from compress.stage.context import Context
-from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from compress.stage.distillation import Distillation, SettingKeys
 from compress.training.allowed import check_training
 from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
 from compress.training.finetune import trained_here
 from compress.training.history import History
-from compress.training.lora import Lora
-from compress.training.optimizers import Optimizer
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import check_labelled, check_loss, supervised
 from compress.training.train import Batch, Objective, TrainConfig, Training, train
-
-
-class Recover(DistillationSettings):
-    """Fine-tuning of the pruned model."""
-
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 1
-    """Passes over the train split, divided evenly between the iterations; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
-    """Peak learning rate of every iteration."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, if a whole batch does not fit."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the steps over which the learning rate rises from 0."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: it does not fall."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; not applied to biases and norms."""
-    hidden_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Without `loss` and `losses`: weight of the loss on the teacher's hidden states; 0: none. The teacher must have the layers and
-    channels of the incoming model."""
-    evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations on the selection split; absent: once per epoch."""
-    keep: Literal["best", "last"] = "best"
-    """Weights to keep: the best on the selection split, or the last."""
-    optimizer: Optimizer = Optimizer()
-    """The optimizer; learning rates are not the same for all."""
-    lora: Lora | None = None
-    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("optimizer",))
-
-    @model_validator(mode="after")
-    def _hidden_by_name(self) -> Self:
-        if self.hidden_weight and self.named:
-            raise ValueError(f"hidden_weight: {self.hidden_weight:g} given beside loss or losses; give losses: [{{name: hidden}}]")
-        return self
+from prune.choices import Recover
 
 
 class RecoveryObjective(nn.Module):

@@ -15,27 +15,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from compress.models.architecture.structure import Structure
-from compress.training.train import Batch, Objective
-from prune.activation import activation, block_influence
 from prune.cost import GATED, Component, count_of
-from prune.gates import GateSite, gated
-from prune.hook_points import HookPoints, token_masks
-from prune.magnitude import magnitude
-from prune.selection import COMPONENTS, Scores
-from prune.slices import channel_slices, component_slices
 
-Batches = Callable[[], Iterable[Batch]]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.models.architecture.structure import Structure
+    from compress.training.train import Batch, Objective
+    from prune.gates import GateSite
+    from prune.selection import Scores
+
+Batches = Callable[[], "Iterable[Batch]"]
 """Starts a new pass over the calibration rows."""
 
 
 def by_magnitude(model: nn.Module, structure: Structure) -> Scores:
     """Returns the scores by weight norm; for channels each weight is normalized first, so that no large weight dominates."""
+    import torch
+
+    from prune.magnitude import magnitude
+    from prune.selection import COMPONENTS, Scores
+    from prune.slices import channel_slices, component_slices
+
     weights = {name: value.detach() for name, value in model.state_dict().items()}
     blocks = range(structure.depth)
     return Scores(
@@ -54,6 +57,10 @@ def by_gradient(
     score: Callable[[Tensor], Tensor], model: nn.Module, structure: Structure, batches: Batches, objective: Objective, hidden: bool
 ) -> dict[GateSite, Tensor]:
     """Returns the mean over all rows of a score that is computed from gate gradients, float32 `[n]` each."""
+    import torch
+
+    from prune.gates import gated
+
     sums: dict[GateSite, Tensor] = {}
     rows = 0
     with gated(model, structure, hidden) as start:
@@ -69,6 +76,11 @@ def by_gradient(
 
 def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> Scores:
     """Returns the scores by activation magnitude, in one pass over the rows."""
+    import torch
+
+    from prune.hook_points import token_masks
+    from prune.selection import Scores
+
     seen = _ActivationSums(model, structure)
     with torch.inference_mode():
         for batch in batches():
@@ -84,12 +96,18 @@ def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> S
 
 def comparable(scores: Scores) -> Scores:
     """Returns the scores divided by their mean in every component, which makes them comparable between layers."""
+    import torch
+
+    from prune.selection import Scores
+
     divided = {part: score / score.mean().clamp(min=torch.finfo(score.dtype).tiny) for part, score in scores.components.items()}
     return Scores(divided, scores.layers, scores.hidden)
 
 
 def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scores:
     """Returns the scores with 0 for every head group and neuron that only zero weights read."""
+    from prune.hook_points import HookPoints
+
     hooks, components = HookPoints.of(model, structure), dict(scores.components)
     for block in range(structure.depth):
         for what in GATED:
@@ -106,6 +124,10 @@ class _ActivationSums:
     """Accumulates the activations at the hook points of a model."""
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
+        from torch import Tensor
+
+        from prune.hook_points import HookPoints
+
         self.sums: dict[Any, Tensor] = {}
         self.tokens: dict[Any, int] = {}
         self.structure, self.masks = structure, list[Tensor]()
@@ -132,6 +154,8 @@ class _ActivationSums:
         return self.sums[where] / self.tokens[where]
 
     def add(self, where: Any, mean: Tensor, tokens: int) -> None:
+        import torch
+
         self.sums[where] = self.sums.get(where, torch.zeros((), dtype=torch.float64)) + tokens * mean.cpu()
         self.tokens[where] = self.tokens.get(where, 0) + tokens
 
@@ -141,6 +165,8 @@ class _ActivationSums:
         return x_bLD.reshape(*mask_bL.shape, -1)[mask_bL.to(x_bLD.device)]
 
     def _before(self, model: nn.Module, name: str, where: tuple[int, Component], number: int) -> None:
+        from prune.activation import activation
+
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             x_ND = self.kept(args[0], name)
             self.add(where, activation(x_ND.reshape(len(x_ND), number, -1)), len(x_ND))
@@ -148,6 +174,8 @@ class _ActivationSums:
         self.handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
 
     def _norm(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        from prune.activation import activation
+
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             if output.dim() > 2:  # the output for a pooled row has no token axis
                 x_ND = self.kept(output, name)
@@ -156,6 +184,8 @@ class _ActivationSums:
         return hook
 
     def _block(self, block: int, name: str) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], None]:
+        from prune.activation import block_influence
+
         def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
             given = args[0] if args else kwargs["hidden_states"]
             made = output[0] if isinstance(output, tuple) else output
@@ -166,6 +196,7 @@ class _ActivationSums:
 
     def _experts(self, block: int, number: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         """Runs each expert alone on the tokens routed to it, to measure its contribution."""
+        import torch
 
         def hook(module: Any, args: tuple[Any, ...]) -> None:
             states_ND, chosen_Nk, weights_Nk = args[:3]

@@ -21,7 +21,6 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,10 +28,10 @@ from torch import Tensor
 from compress.core.errors import InputError, nearest
 from compress.models.architecture.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
+from prune.choices import Granularity
 from prune.cost import Component, CostModel, count_of
 from prune.surgery import KeptUnits
 
-Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
 COMPONENTS: tuple[Component, ...] = ("heads", "cross", "ffn", "experts")
 Allocate = Callable[[Sequence[Part], float], Counts]
 

@@ -8,22 +8,22 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from compress.core.config import as_given
 from compress.core.errors import InputError
-from compress.models.architecture.structure import Structure
 from compress.stage.context import TimedPrecision
 from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from prune.cost import CostModel, Measure, ShapeCost, count_of
+from prune.choices import Granularity, Learn, Recover
+from prune.cost import Measure
 from prune.cubic import cubic
-from prune.latency.budget import LatencyBudget
-from prune.latency.cost import LatencyCost
 from prune.latency.timing import LatencyTarget
-from prune.masks.joint import Learn
-from prune.methods import LayerScore, Method, is_learned, scored
-from prune.recovery import Recover
-from prune.selection import Granularity, Limits, protected_parts
+from prune.methods import LayerScore, Method
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from compress.models.architecture.structure import Structure
+    from prune.cost import CostModel
+    from prune.latency.budget import LatencyBudget
+    from prune.selection import Limits
 
 
 SPARSITY = 0.5
@@ -98,6 +98,8 @@ class PruneSettings(ModelStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        from prune.methods import is_learned, scored
+
         if len(set(self.granularity)) < len(self.granularity):
             raise ValueError("granularity: an entry is repeated; give each entry once")
         targets = [name for name in ("latency_ms", "speedup") if getattr(self, name) is not None]
@@ -181,6 +183,8 @@ class PruneSettings(ModelStage):
         Raises:
             InputError: `granularity` or `measure` does not fit a model with (or without) experts; a pattern of `protect` matches nothing.
         """
+        from prune.selection import Limits, protected_parts
+
         experts = any(structure.sizes.experts)
         if "experts" in self.granularity and not experts:
             raise InputError(f"{self.key}.granularity: experts given; this model has none: leave it out")
@@ -213,6 +217,8 @@ class PruneSettings(ModelStage):
 
     def _check_divisible(self, structure: Structure, limits: Limits) -> None:
         """Raises if a component of the model as it is cannot be divided: the largest number of units that may stay is all of them."""
+        from prune.cost import count_of
+
         kinds = limits.inside if self.divisible_by else ()
         for block, what in ((block, what) for block in range(structure.depth) for what in kinds):
             count = count_of(structure.sizes, block, what)
@@ -223,6 +229,9 @@ class PruneSettings(ModelStage):
 
     def cost(self, model: nn.Module, structure: Structure, latency: LatencyBudget | None) -> CostModel:
         """Returns the cost of a model's blocks by `measure`; in multiply-accumulates if `latency` is not measured yet."""
+        from prune.cost import ShapeCost
+        from prune.latency.cost import LatencyCost
+
         if latency is not None:
             return LatencyCost(structure, latency.table)
         return ShapeCost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")

@@ -30,13 +30,14 @@ from compress.stage.context import Context
 from compress.training.supervised import supervised
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
+from prune.choices import Recover
 from prune.cost import Component
 from prune.latency.budget import LatencyBudget
 from prune.least_squares import update
 from prune.masks.learned import SparsityGoal, learn
 from prune.methods import METHODS, Scoring, is_learned, scores_of
 from prune.proof import prove
-from prune.recovery import Recover, RecoveryJob, part_of, recover
+from prune.recovery import RecoveryJob, part_of, recover
 from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings

@@ -9,7 +9,10 @@ both. Not used: the per-layer normalization of Michel et al., since the loss has
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def taylor(gradient_bS: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from compress.models.inputs.padding import real_rows
 from compress.schemes.int8 import ACTIVATION_HIGH
 from compress.schemes.int8_convolution import channel_axis
 from compress.schemes.scales import SMALLEST_SCALE, Layer
+from quantize.choices import Method
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128
@@ -55,8 +56,6 @@ MSE_SMALLEST = 1 / 256  # smallest candidate, relative to the largest |x|
 MOMENTUM = 0.9  # weight of the previous value in the moving average
 ENTROPY_BINS = 2048
 ENTROPY_LEVELS = 128
-Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass

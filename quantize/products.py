@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,11 @@ from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention
 from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
+from quantize.choices import Switch
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
 from quantize.site_choice import Choice, distances_with, passes, sensitivities, switch_on
 from quantize.trial import Trial
 
-Switch = bool | Literal["auto"]
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 Feed = Callable[[str], Iterator[dict[str, Tensor]]]
 """Starts a pass over the calibration rows with a progress bar of that label; no bar if it is empty."""

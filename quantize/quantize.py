@@ -11,31 +11,19 @@ rows. Not supported: quantizing a quantized checkpoint.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
-from compress.measure.closeness import TRIAL_ROWS
 from compress.models.architecture.origin import same_shape
-from compress.schemes.sites import save_sites
 from compress.schemes.table import SCHEMES
-from compress.schemes.tables import save_tables, table_modules
-from compress.stage.context import Context
-from compress.training.allowed import check_training
-from compress.training.distilled import check_distillation
-from compress.training.supervised import check_labelled, check_loss
-from quantize.calibration import METHODS
-from quantize.embeddings import quantize_tables
-from quantize.escalation import budget_of, escalate
-from quantize.in_memory import quantize_in_memory
-from quantize.ptq import SELECTION_ROWS, write_checkpoint
-from quantize.sensitivity import SCAN_ROWS
 from quantize.settings import QuantizeSettings
-from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
-from quantize.training.qat import setting_keys
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
 PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
@@ -52,12 +40,19 @@ class Quantize(QuantizeSettings):
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
+        from quantize.escalation import budget_of
+
         goal = {"max_drop": budget_of(context)} if self.mode == "auto" else {}
         return {"weight_bits": self.bits(context), **goal}
 
     def work(self, macs: int, data: Data) -> float:
         """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over
         selection rows (one per trial), plus forward and backward passes (1 : 2) for training."""
+        from compress.measure.closeness import TRIAL_ROWS
+        from quantize.choices import METHODS
+        from quantize.ptq import SELECTION_ROWS
+        from quantize.sensitivity import SCAN_ROWS
+
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
         learned = {"nearest": 0, "gptq": 9, "adaround": 36}[self.rounding] + 3 * self.awq
         passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
@@ -69,6 +64,12 @@ class Quantize(QuantizeSettings):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
+        from compress.training.allowed import check_training
+        from compress.training.distilled import check_distillation
+        from compress.training.supervised import check_labelled, check_loss
+        from quantize.streaming import check_streamed
+        from quantize.training.qat import setting_keys
+
         if self.embeddings and not TASKS[context.task].generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
@@ -106,6 +107,14 @@ class Quantize(QuantizeSettings):
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
                 failed.
         """
+        from compress.schemes.sites import save_sites
+        from compress.schemes.tables import save_tables, table_modules
+        from quantize.embeddings import quantize_tables
+        from quantize.escalation import escalate
+        from quantize.in_memory import quantize_in_memory
+        from quantize.ptq import write_checkpoint
+        from quantize.streaming import quantize_streamed, worth_streaming
+
         if self.stream is True or (self.stream == "auto" and worth_streaming(self, parent.path, context)):
             figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
         else:

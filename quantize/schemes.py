@@ -26,7 +26,8 @@ from compress.schemes.int8 import levels, weight_scale
 from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.schemes.scales import Grid, Layer, Scales
 from compress.schemes.table import SCHEMES, Scheme, facts_of
-from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
+from quantize.calibration import Histogram, Observed, clipped_share, input_scale, noise, signal, threshold
+from quantize.choices import Method
 from quantize.group_scales import clipped_grid
 from quantize.ptq import mse_weight_scale
 
@@ -36,19 +37,6 @@ SEARCHES: Mapping[str, Callable[[Tensor, int, int, bool], Grid]] = {
 }
 """By numbers of the weights: the grid of least squared error, from a weight float32 [O, I], its bits, its group size and whether it is
 symmetric. Other numbers get max |w| / largest code."""
-UNEQUAL_STEPS: tuple[Method, ...] = ("minmax", "moving_average", "percentile")
-"""Calibrators that do not count equal steps."""
-
-
-def calibrators(scheme: Scheme) -> tuple[Method, ...]:
-    """Returns the calibrators that a scheme can use; none where activations have no scale from calibration."""
-    row = SCHEMES[scheme]
-    return () if row.largest_activation is None else METHODS if row.equal_steps else UNEQUAL_STEPS
-
-
-def default_calibrator(scheme: Scheme) -> Method:
-    """Returns the calibrator for activations with large channels; after smoothing there is no tail left to clip: minmax."""
-    return "percentile" if SCHEMES[scheme].equal_steps else "minmax"
 
 
 def weight_grids(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.core.config import Config
 from compress.core.engines import ENGINES
-from compress.schemes.int8 import weight_bits
 from compress.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
-from compress.stage.context import Context
 from compress.stage.stage import ModelStage, is_model
-from quantize.calibration import METHODS, Method
-from quantize.products import Switch
-from quantize.rounding.rounding import Method as Rounding
-from quantize.schemes import calibrators, default_calibrator
-from quantize.training.qat import Qat
+from quantize.choices import METHODS, Method, Qat, Rounding, Switch, calibrators, default_calibrator
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
 
 
 class Calibration(Config):
@@ -182,6 +179,8 @@ class QuantizeSettings(ModelStage):
         if self.weight_bits != "auto":
             return self.weight_bits
         floats = row.activations == "dynamic" and all(ENGINES[engine].float_tokens for engine in context.target.engines)
+        from compress.schemes.int8 import weight_bits
+
         return 8 if floats else weight_bits(context.target.device)
 
     @property

@@ -41,7 +41,8 @@ from quantize.awq import describe as describe_awq
 from quantize.batch_norm import fold_batch_norms
 from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
-from quantize.calibration import Histogram, Method, Observed, collect, threshold
+from quantize.calibration import Histogram, Observed, collect, threshold
+from quantize.choices import Method, calibrators, default_calibrator
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
 from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
@@ -51,7 +52,7 @@ from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
 from quantize.rounding.rounding import IntegerScales, round_layers
-from quantize.schemes import calibrators, default_calibrator, weight_grids
+from quantize.schemes import weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings

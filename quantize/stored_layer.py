@@ -39,13 +39,13 @@ from compress.schemes.int4 import Int4Scales, nearest
 from compress.schemes.scales import Grid
 from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
-from quantize.calibration import Histogram, Method, Observed, collect
+from quantize.calibration import Histogram, Observed, collect
+from quantize.choices import Method, Rounding
 from quantize.folding import Fold, find_folds, groups
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import eliminate, elimination
 from quantize.rounding.rounding import IntegerScales, better_rows, grid_of
-from quantize.rounding.rounding import Method as Rounding
 from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_grids
 from quantize.smoothquant import Channels, smooth
 

@@ -33,7 +33,7 @@ from compress.schemes.table import SCHEMES
 from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
-from quantize.calibration import Method
+from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.embeddings import rounded_table
 from quantize.ptq import UNREACHED, choose_layers, range_warnings

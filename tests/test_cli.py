@@ -41,6 +41,25 @@ def test_serving_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.parametrize("verb", ["plan", "run", "search"])
+def test_a_typo_is_reported_before_torch_is_loaded(verb: str) -> None:
+    heavy = "{'torch', 'transformers', 'onnx', 'openvino', 'scipy', 'pandas', 'pyarrow'}"
+    given = [verb, "sst2-minilm-distill", "--set", "stages.quantize.mdoe=ptq", "--set", "data.max_lenght=64"]
+    code = f"import sys; sys.argv[1:] = {given}\ntry:\n    import cli; cli.app()\nexcept SystemExit as ended:\n    status = ended.code\n"
+    code += f"assert status == 2, status\nassert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "mdoe" in ran.stderr
+    assert "max_lenght" in ran.stderr
+
+
+def test_all_shipped_recipes_are_read_without_torch() -> None:
+    code = "import sys; from pathlib import Path; from compress.recipe import read\n"
+    code += "for path in Path('recipes').glob('*.yaml'): read(path)\n"
+    code += "assert not {'torch', 'transformers', 'onnx', 'scipy'} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "generate", "serve", "verify", "clean", "list", "doctor"])
 def test_every_verb_explains_itself(verb: str) -> None:
     status, out, _ = compress(verb, "--help")

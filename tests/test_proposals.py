@@ -16,7 +16,7 @@ from compress.core.target import Target
 from compress.measure import proposals
 from compress.pipeline import Outcome, run
 from compress.stage.context import Context
-from export.generation.prompts import Generation
+from export.choices import Generation
 from export.generation.proposals import with_proposals
 from export.parity.parity import ParityError
 from tests import without_clocks

@@ -41,14 +41,9 @@ from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
 from compress.measure.metrics import metrics, num_predictions
-from compress.models.config import read_config
-from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
-from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.response import STRATEGIES
-from triton_repo.client import ServedWrong
-from triton_repo.config import MIN_BATCH, Scheduling
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
@@ -59,6 +54,7 @@ from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
+    from compress.stage.context import Context
     from triton_repo.layout import Served
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
@@ -216,6 +212,7 @@ class TritonRepo(Stage):
 
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
+        from triton_repo.config import Scheduling
         from triton_repo.layout import served_models, write_repository
         from triton_repo.tuning.tuning import tune_served
 
@@ -328,6 +325,7 @@ class TritonRepo(Stage):
 
     def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
         """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
+        from triton_repo.config import Scheduling
         from triton_repo.gpu.kernels import NOT_RUN as NOT_SERVED
         from triton_repo.gpu.kernels import write_kernel_repository
         from triton_repo.layout import EXPORTED
@@ -353,6 +351,7 @@ class TritonRepo(Stage):
 
     def _write_ranks(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
         """Writes the repository of a model that the export has divided; returns its entry, None without one; vLLM divides decoders."""
+        from triton_repo.config import Scheduling
         from triton_repo.divided import NOT_RUN as NOT_SERVED
         from triton_repo.divided import write_divided_repository
         from triton_repo.layout import EXPORTED
@@ -379,6 +378,8 @@ class TritonRepo(Stage):
         Raises:
             InputError: The export holds no weights that vLLM reads, or the settings do not fit the model.
         """
+        from compress.models.config import read_config
+        from compress.schemes.checkpoint import scheme_of
         from triton_repo.layout import EXPORTED
 
         assert self.vllm is not None, "asked for"
@@ -403,6 +404,8 @@ class TritonRepo(Stage):
 
     def _largest_batch(self, context: Context) -> int:
         """Returns the most rows of a request, and of merged requests."""
+        from triton_repo.config import MIN_BATCH
+
         return self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes)
 
     def _streams(self) -> list[int]:
@@ -456,6 +459,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
+    from triton_repo.client import ServedWrong
 
     wrong = answers.contradiction(model.prepared)
     if wrong is not None:

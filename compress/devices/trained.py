@@ -55,9 +55,10 @@ from compress.models.architecture.blocks import blocks_of
 from compress.models.architecture.stages import stages_of
 from compress.models.forward import without_cache
 from compress.models.library import sizes_config
+from compress.training.choices import OptimizerName
 from compress.training.division import ends_of
 from compress.training.lora import Lora
-from compress.training.optimizers import OptimizerName, moment_bytes
+from compress.training.optimizers import moment_bytes
 
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from compress.artifacts.safetensors import read_json
@@ -87,6 +86,8 @@ def brought(folder: Path, key: str) -> set[str]:
     Raises:
         InputError: The adapter's file is damaged, or one of its weights is not finite.
     """
+    import torch
+
     names: set[str] = set()
     try:
         with safe_open(folder / ADAPTER_WEIGHTS, "pt") as stored:

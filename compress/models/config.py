@@ -22,12 +22,8 @@ from compress.core.files import local
 from compress.core.forms.spans import NO_ANSWER
 from compress.core.shown import shown
 from compress.core.tasks import TASKS, Task, tasks_with
-from compress.models.adapters import Adapter, model_folder
-from compress.models.heads.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
-from compress.models.heads.reader import THRESHOLD_KEY
-from compress.models.heads.towers import check_towers
-from compress.models.heads.transcriber import vocabulary_of
-from compress.models.inputs.positions import first_position
+from compress.models.adapters import Adapter
+from compress.models.heads.embedding import EmbeddingConfig
 from compress.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
@@ -90,6 +86,9 @@ class ModelConfig(Config):
 
 def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     """Returns the model's class names, or None if the data determines them (new or random head, LABEL_0, regression)."""
+    from compress.models.adapters import model_folder
+    from compress.models.heads.transcriber import vocabulary_of
+
     if config.path is None or config.head == "new" or not TASKS[config.task].classifies:
         return None
     folder = model_folder(config.path, "model.path", config.adapter)
@@ -161,6 +160,8 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
     Raises:
         InputError: The model cannot do the task, or only with a new head.
     """
+    from compress.models.heads.towers import check_towers
+
     classes = task_classes(found, config.task)
     if not classes:
         raise InputError(
@@ -200,6 +201,8 @@ def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
     Raises:
         InputError: See `compress.models.heads.embedding.resolved`.
     """
+    from compress.models.heads.embedding import EMBEDDING_KEY, resolved
+
     if TASKS[config.task].embeds and not TASKS[config.task].two_towers:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
     return found
@@ -214,6 +217,8 @@ def check_length(config: Any, max_length: int) -> None:
 
 def most_tokens(config: Any) -> int | None:
     """Returns the most tokens that a text model reads; None where its positions have no limit."""
+    from compress.models.inputs.positions import first_position
+
     config = getattr(config, "text_config", config)  # of two towers that of texts
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
@@ -229,6 +234,8 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
+
+    from compress.models.heads.towers import check_towers
 
     raw = dict(config.config) if isinstance(config.config, dict) else read_json(local(str(config.config), "model.config"), "model.config")
     kind = raw.pop("model_type", None)
@@ -298,6 +305,8 @@ def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels, or the names of the outputs, the problem type and the threshold of no answer of a config, in place."""
+    from compress.models.heads.reader import THRESHOLD_KEY
+
     row = TASKS[task]
     if row.embeds:
         return

@@ -19,6 +19,8 @@ DECODER_DEPTHS = ("num_decoder_layers", "decoder_layers")
 
 T = TypeVar("T")
 _uninitialized, _inside, _entering = ExitStack(), 0, threading.Lock()
+SIDES = ("encoder", "decoder")
+"""The stacks of an encoder-decoder, in order."""
 
 
 def stock_auto(task: Task) -> Any:

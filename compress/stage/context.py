@@ -14,7 +14,6 @@ from compress.core.target import Parallel, Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
-from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
 
@@ -124,6 +123,8 @@ class Context:
         Raises:
             InputError: See `compress.models.inputs.preprocessor.preprocessor`.
         """
+        from compress.models.inputs.preprocessor import preprocessor
+
         key = checkpoint, self.max_length, self.target
         if key not in self.preprocessors:
             self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride, self.aggregate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,7 +17,9 @@ from compress.core.config import Config
 from compress.core.step_names import BASELINE
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
-from compress.stage.context import Context
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
 
 REUSED = "reused"
 """The figure of a stage that names what it took from earlier runs."""

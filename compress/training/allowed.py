@@ -17,8 +17,9 @@ from compress.models.architecture.stages import check_stages
 from compress.models.inputs.sounds import spectrogram_shape
 from compress.models.library import depths_of, with_class
 from compress.stage.context import Context
+from compress.training.choices import Optimizer
 from compress.training.lora import Lora, check_lora
-from compress.training.optimizers import Optimizer, check_optimizer
+from compress.training.optimizers import check_optimizer
 from compress.training.recompute import check_recomputed
 
 _NAMES = {2: "texts of a pair", 3: "texts of a triplet"}

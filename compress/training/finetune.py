@@ -12,7 +12,7 @@ with p = softmax of the logits z. The final weights are those with the best metr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -22,20 +22,13 @@ from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
-from compress.machine.device import computing_device
 from compress.machine.parallel import Team
-from compress.models.checkpoint import load, save
-from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training.allowed import check_training
+from compress.training.choices import Optimizer, OrderLoss, PairLoss
 from compress.training.lora import Lora
-from compress.training.losses.candidates import OrderLoss
-from compress.training.losses.vector import PairLoss, compares_vectors
-from compress.training.optimizers import Optimizer
-from compress.training.selection import selection_metric
-from compress.training.supervised import check_labelled, check_loss, supervised
-from compress.training.thresholds import fit_null_threshold, fit_thresholds
-from compress.training.train import TrainConfig, Training, train
+
+if TYPE_CHECKING:
+    from compress.stage.context import Context
 
 
 class Finetune(Stage):
@@ -90,6 +83,8 @@ class Finetune(Stage):
 
         Micro-batches whose rows are compared with each other run forward twice.
         """
+        from compress.training.losses.vector import compares_vectors
+
         parted = (self.micro_batch_size or self.batch_size) < self.batch_size
         again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
         return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
@@ -101,6 +96,9 @@ class Finetune(Stage):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
+        from compress.training.allowed import check_training
+        from compress.training.supervised import check_labelled, check_loss
+
         key = f"stages.{self.id or self.NAME}"
         if TASKS[context.task].two_towers:
             self._check_two_towers(config, key)
@@ -129,6 +127,13 @@ class Finetune(Stage):
         Raises:
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
+        from compress.machine.device import computing_device
+        from compress.models.checkpoint import load, save
+        from compress.training.selection import selection_metric
+        from compress.training.supervised import supervised
+        from compress.training.thresholds import fit_null_threshold, fit_thresholds
+        from compress.training.train import TrainConfig, Training, train
+
         device = computing_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
         prepared = context.preprocessor(parent.path)

@@ -18,15 +18,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from torch import nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.training.kept_zeros import block_linears, keeps_zeros
-from compress.training.state import seeded
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Lora(Config):
@@ -55,6 +55,8 @@ def adapted(model: nn.Module, lora: Lora | None, seed: int, label: str) -> Itera
     Raises:
         InputError: No layer matches a pattern, or the model keeps zeros, which adapters would fill.
     """
+    from compress.training.state import seeded
+
     if lora is None:
         yield
         return
@@ -116,6 +118,8 @@ def _head(model: nn.Module) -> list[nn.Parameter]:
 
 def _chosen(model: nn.Module, lora: Lora, label: str) -> list[str]:
     """Returns the names of the layers that get an adapter."""
+    from compress.training.kept_zeros import block_linears, keeps_zeros
+
     if keeps_zeros(model):
         raise InputError(f"{label}.lora: given for a model that keeps its zeros, which adapters would fill; leave lora out")
     layers = list(block_linears(model))

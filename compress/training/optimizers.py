@@ -21,31 +21,21 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.machine.parallel import Team
 from compress.machine.sharding import full
 from compress.training.adamw8bit import AdamW8bit, bytes_of
+from compress.training.choices import Optimizer, OptimizerName
 from compress.training.each_weight import EachWeight
 from compress.training.state import Entry
 
-OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lamb"]
 BETAS = 0.9, 0.999
 EPS = 1e-6
-
-
-class Optimizer(Config):
-    """The optimizer of a training."""
-
-    name: OptimizerName = "adamw"
-    """adamw: two moments for each weight; adamw8bit: the same in a quarter of the memory, with some rounding; adafactor: hardly any memory,
-    with a learning rate of 1e-3 to 1e-2 that is relative to the weights; lamb: for batches of thousands of rows, with a learning rate of
-    5e-4 to 5e-3 that grows with the root of the batch size."""
 
 
 class Lamb(EachWeight):

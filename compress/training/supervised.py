@@ -19,13 +19,13 @@ from compress.machine.parallel import ALONE, Team
 from compress.models.forward import forward
 from compress.models.heads.embedding import EMBEDDING_KEY
 from compress.stage.context import Context
+from compress.training.choices import OrderLoss, PairLoss
 from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss
-from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
 from compress.training.losses.margin_mse import LARGEST
 from compress.training.losses.table import loss_names, losses_of
-from compress.training.losses.vector import PairLoss, chosen, compares_rows
+from compress.training.losses.vector import chosen, compares_rows
 from compress.training.train import Batch, Objective
 
 

@@ -45,6 +45,7 @@ from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.allowed import check_together
+from compress.training.choices import Optimizer
 from compress.training.dealing import Dealing
 from compress.training.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
 from compress.training.engine import Engine
@@ -54,7 +55,7 @@ from compress.training.grad_cache import GradCache
 from compress.training.history import History
 from compress.training.kept_zeros import ZeroMasks
 from compress.training.lora import Lora, adapted
-from compress.training.optimizers import Optimizer, moments_of, optimizer_of
+from compress.training.optimizers import moments_of, optimizer_of
 from compress.training.pipeline import Pipeline, pipelined
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.recompute import recomputed

@@ -10,13 +10,15 @@ language modelling loss.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor, nn
-from torch.nn import functional
+from distill.losses.loss import Loss
 
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting, projection, row_mean, zero_padding
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class Cosine(Loss):
@@ -27,10 +29,14 @@ class Cosine(Loss):
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
         """The hidden states of both models."""
+        from distill.capture import Wanted
+
         return Wanted(hidden=True), Wanted(hidden=True)
 
     def build(self, setting: Setting) -> nn.Module | None:
         """The projection to the teacher's width."""
+        from distill.losses.loss import projection
+
         return projection(setting.student.hidden, setting.teacher.hidden)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
@@ -51,5 +57,9 @@ def cosine(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor) -> Tensor:
         teacher_bLD: Hidden states, float `[b, L, D]`.
         mask_bL: False for padding, bool `[b, L]`.
     """
+    from torch.nn import functional
+
+    from distill.losses.loss import row_mean, zero_padding
+
     student_bLD, teacher_bLD = zero_padding(student_bLD.float(), mask_bL), zero_padding(teacher_bLD.float(), mask_bL)
     return row_mean(1 - functional.cosine_similarity(student_bLD, teacher_bLD, dim=2), mask_bL)

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from compress.answers.table import answer_of
 from compress.core.errors import InputError
-from compress.training.losses.table import losses_of
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class GeneralizedJsd(Loss):
@@ -42,12 +44,16 @@ class GeneralizedJsd(Loss):
         Raises:
             InputError: The task is a regression, which has no probabilities.
         """
+        from distill.capture import Wanted
+
         if not answer_of(setting.task).PROBABILITIES:
             raise InputError(f"{setting.key}: generalized_jsd given; {setting.task} has no probabilities: give soft_target")
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `generalized_jsd`."""
+        from compress.training.losses.table import losses_of
+
         losses = losses_of(inputs.setting.task)
         student, teacher = (losses.choices(one.logits) for one in (inputs.student, inputs.teacher))
         apart = divergence(student, teacher, self.beta, inputs.temperature)
@@ -63,6 +69,8 @@ def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float
         beta: Weight of the teacher in the mixture m, between 0 and 1.
         temperature: T > 0.
     """
+    import torch
+
     log_q, log_p = (torch.log_softmax(logits / temperature, dim=-1) for logits in (student, teacher.detach()))
     log_m = torch.logaddexp(math.log(beta) + log_p, math.log1p(-beta) + log_q)
     from_teacher, from_student = ((logs.exp() * (logs - log_m)).sum(dim=-1) for logs in (log_p, log_q))

@@ -12,15 +12,16 @@ the source and the decoders on the target, each with a layer map of its own; the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from distill.choices import SearchedMap
+from distill.losses.loss import Loss
 
-from distill.capture import Captured, Wanted
-from distill.layer_maps import SearchedMap, pairs, searched
-from distill.losses.loss import Loss, LossInputs, Setting, check_first, projection, row_mean, zero_padding
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Captured, Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class Hidden(Loss):
@@ -44,6 +45,9 @@ class Hidden(Loss):
         Raises:
             InputError: The layers cannot be paired, or the first token cannot represent its row.
         """
+        from distill.capture import Wanted
+        from distill.losses.loss import check_first
+
         self._pairs(setting)
         if self.tokens == "first":
             check_first(setting, self.name)
@@ -51,6 +55,8 @@ class Hidden(Loss):
 
     def build(self, setting: Setting) -> nn.Module | None:
         """The projection to the teacher's width."""
+        from distill.losses.loss import projection
+
         return projection(setting.student.hidden, setting.teacher.hidden)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
@@ -62,6 +68,10 @@ class Hidden(Loss):
 
     def _of_stack(self, ours: Captured, theirs: Captured, layers: Sequence[tuple[int, int]], trained: nn.Module) -> Tensor:
         """Returns the loss of one stack of layers, float `[b]`."""
+        import torch
+
+        from distill.layer_maps import searched
+
         assert ours.mask is not None
         mask_bL = ours.mask[:, :1] if self.tokens == "first" else ours.mask
         length, student, teacher = mask_bL.shape[1], ours.hidden, theirs.hidden
@@ -79,6 +89,8 @@ class Hidden(Loss):
 
     def _pairs(self, setting: Setting) -> list[tuple[tuple[int, int], ...]]:
         """Returns the pairs of layers of each stack."""
+        from distill.layer_maps import pairs
+
         layers = "uniform" if self.layers == "searched" else self.layers  # a search too needs a teacher at least as deep as the student
         depths = zip(setting.student.depths, setting.teacher.depths, strict=False)  # `check_stacks` compares their number
         return [pairs(layers, *both, f"{setting.key}.layers") for both in depths]
@@ -93,6 +105,10 @@ def distance(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor, normaliz
         mask_bL: Tokens to compare, bool `[b, L]`.
         normalize: Whether to compare unit vectors; squared differences are then summed over the width instead of averaged.
     """
+    from torch.nn import functional
+
+    from distill.losses.loss import row_mean, zero_padding
+
     student_bLD, teacher_bLD = zero_padding(student_bLD.float(), mask_bL), zero_padding(teacher_bLD.float(), mask_bL)
     if normalize:
         student_bLD, teacher_bLD = functional.normalize(student_bLD, dim=2), functional.normalize(teacher_bLD, dim=2)

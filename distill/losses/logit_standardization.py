@@ -11,15 +11,17 @@ raise an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.training.losses.table import losses_of
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 EPSILON = 1e-7
 
@@ -40,6 +42,8 @@ class LogitStandardization(Loss):
         Raises:
             InputError: There are fewer than three classes, or several of them may hold.
         """
+        from distill.capture import Wanted
+
         if TASKS[setting.task].several:
             raise InputError(
                 f"{setting.key}: logit_standardization given; the labels of {setting.task} do not exclude each other: give soft_target"
@@ -53,6 +57,8 @@ class LogitStandardization(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `logit_standardization`."""
+        from compress.training.losses.table import losses_of
+
         return {
             "logit_standardization": losses_of(inputs.setting.task).taught(
                 standardized(inputs.student.logits), standardized(inputs.teacher.logits), inputs.batch.labels, inputs.temperature

@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.core.errors import InputError
@@ -26,11 +24,13 @@ from compress.machine.parallel import ALONE, Team
 from compress.models.heads.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
-from compress.training.train import Batch
-from distill.capture import Captured, Wanted
 from distill.schedules import Ramp, always_zero, smallest
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.training.train import Batch
+    from distill.capture import Captured, Wanted
     from distill.teacher import Pair
 
 
@@ -282,12 +282,16 @@ def check_first(setting: Setting, name: str) -> None:
 
 def projection(student: int, teacher: int) -> nn.Module:
     """Returns the projection from the student's to the teacher's width: a linear layer without bias, the identity for equal widths."""
+    from torch import nn
+
     return nn.Identity() if student == teacher else nn.Linear(student, teacher, bias=False)
 
 
 def zero_padding(hidden_bLD: Tensor, mask_bL: Tensor) -> Tensor:
     """Returns hidden states, float `[b, L, D]`, with padding set to 0; unlike a multiplication by 0, this keeps a NaN in padding out of the
     loss and its gradient."""
+    import torch
+
     return torch.where(mask_bL[:, :, None], hidden_bLD, torch.zeros((), dtype=hidden_bLD.dtype, device=hidden_bLD.device))
 
 
@@ -298,5 +302,7 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
         values: Float `[b, L]`; ignored where `mask` is False, but the gradient is finite only if the ignored values are finite.
         mask: Bool `[b, L]`.
     """
+    import torch
+
     masked = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
     return masked.sum(dim=1) / mask.sum(dim=1)

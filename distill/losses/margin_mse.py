@@ -19,18 +19,18 @@ different widths. Margins of a cross-encoder are a column of the data, and a los
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from compress.core.errors import InputError
 from compress.core.facts import Facts
 from compress.core.tasks import TASKS, tasks_with
-from compress.training.losses.margin_mse import margin_mse_of
-from compress.training.precision import in_float32
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class MarginMSE(Loss):
@@ -51,6 +51,8 @@ class MarginMSE(Loss):
         Raises:
             InputError: The task has neither candidates nor negatives.
         """
+        from distill.capture import Wanted
+
         if not _compares(TASKS[setting.task]):
             tasks = tasks_with(_compares)
             raise InputError(f"{setting.key}: {self.name} given for {setting.task}; it is for {tasks}: give another loss")
@@ -58,6 +60,8 @@ class MarginMSE(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `margin_mse`."""
+        from compress.training.losses.margin_mse import margin_mse_of
+
         student, teacher = inputs.student.logits, inputs.teacher.logits
         if TASKS[inputs.setting.task].embeds:
             return {"margin_mse": margin_mse_of(student, teacher, inputs.batch.labels)}
@@ -76,6 +80,10 @@ def margin_mse(student_b: Tensor, teacher_b: Tensor, numbers_b: Tensor) -> Tenso
         teacher_b: Scores, float32; takes no gradient.
         numbers_b: Number of the query of each candidate.
     """
+    import torch
+
+    from compress.training.precision import in_float32
+
     with in_float32(student_b):
         error_b = student_b.float() - teacher_b.float()
         same_bb = numbers_b[:, None] == numbers_b[None, :]

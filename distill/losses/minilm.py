@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
 
 from compress.core.errors import InputError
-from compress.training.precision import in_float32
-from distill.capture import Wanted, visible_in_both
-from distill.losses.loss import Loss, LossInputs, Setting, row_mean
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 MOST_RELATION_HEADS = 48
 MASKED_SCORE = -1e4  # exp underflows to exactly 0; -inf would turn queries that attend to nothing (padding) into NaN
@@ -43,6 +45,8 @@ class MiniLM(Loss):
         Raises:
             InputError: The models have different numbers of heads.
         """
+        from distill.capture import Wanted
+
         student, teacher = setting.student, setting.teacher
         if not setting.same_heads:
             raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which works with any numbers")
@@ -50,6 +54,8 @@ class MiniLM(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `attention_relation` and `value_relation`."""
+        from distill.capture import visible_in_both
+
         student = inputs.student.blocks[inputs.setting.student.layers - 1]
         teacher = inputs.teacher.blocks[inputs.setting.teacher.layers - 1]
         assert inputs.student.mask is not None
@@ -75,6 +81,8 @@ class MiniLMv2(Loss):
         Raises:
             InputError: The teacher has no such layer, or the heads do not divide the widths.
         """
+        from distill.capture import Wanted
+
         student, teacher = setting.student, setting.teacher
         if self.teacher_layer is not None and self.teacher_layer > teacher.layers:
             raise InputError(f"{setting.key}.teacher_layer: {self.teacher_layer} given; the teacher has {teacher.layers} layers")
@@ -88,6 +96,8 @@ class MiniLMv2(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `query_relation`, `key_relation` and `value_relation`."""
+        from distill.capture import visible_in_both
+
         student = inputs.student.blocks[inputs.setting.student.layers - 1]
         teacher = inputs.teacher.blocks[self._layer(inputs.setting)]
         assert inputs.student.mask is not None
@@ -117,6 +127,8 @@ def relation_heads(x_bhLd: Tensor, heads: int) -> Tensor:
 
 def scaled_products(x_bhLd: Tensor) -> Tensor:
     """Returns X X^T / sqrt(d), float32 `[b, h, L, L]`."""
+    from compress.training.precision import in_float32
+
     with in_float32(x_bhLd):
         x_bhLd = x_bhLd.float()
         return x_bhLd @ x_bhLd.mT / math.sqrt(x_bhLd.shape[-1])
@@ -131,6 +143,10 @@ def relation_divergence(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL:
         allowed_bLL: Keys each query may attend to, bool `[b, 1, queries, keys]`.
         mask_bL: False for padding, bool `[b, L]`.
     """
+    from torch.nn import functional
+
+    from distill.losses.loss import row_mean
+
     masked_bLL = ~(allowed_bLL & mask_bL[:, None, :, None])
     log_q, log_p = (
         functional.log_softmax(scores.float().masked_fill(masked_bLL, MASKED_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)

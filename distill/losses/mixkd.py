@@ -17,23 +17,24 @@ where either row has no label. Not supported: back-translation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.models.forward import device_of, on_device
-from compress.training.losses.table import losses_of
-from compress.training.rows import ByLength, Rows
-from distill.capture import Capture, Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+from distill.losses.loss import Loss
 from distill.masking import Masking
-from distill.teacher import Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.training.rows import ByLength, Rows
+    from distill.capture import Capture, Wanted
+    from distill.losses.loss import LossInputs, Setting
+    from distill.teacher import Pair
 
 NEIGHBOURS = 256
 """How far away in the rows sorted by length a partner may be, to either side."""
@@ -69,6 +70,8 @@ class MixKD(Loss):
         Raises:
             InputError: The rows are candidates of queries.
         """
+        from distill.capture import Wanted
+
         if TASKS[setting.task].orders:
             raise InputError(
                 f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
@@ -81,6 +84,11 @@ class MixKD(Loss):
         Raises:
             InputError: One does not, such as a decoder that finds the end of a text by its padding token.
         """
+        import torch
+
+        from compress.models.forward import device_of, on_device
+        from distill.capture import Wanted
+
         indices = np.arange(min(PROBED_ROWS, len(pair.labels)))
         for capture, rows in ((pair.student, pair.rows), (pair.teacher.capture, pair.teacher.rows)):
             features = on_device(rows.batch(indices), device_of(capture.model))
@@ -96,6 +104,10 @@ class MixKD(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `mixed_labels` and `mixed_answers`, omitting those of weight 0."""
+        import torch
+
+        from compress.training.losses.table import losses_of
+
         pair, batch = inputs.pair, inputs.batch
         device, losses = batch.labels.device, losses_of(inputs.setting.task)
         originals = None if pair.masking is None else pair.masking.originals
@@ -118,6 +130,9 @@ class MixKD(Loss):
 
     def _mixed_logits(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
         """Returns the logits for mixtures of the first half of the rows with the second half."""
+        from compress.models.forward import device_of, on_device
+        from distill.capture import Wanted
+
         half, device = len(share_b), device_of(capture.model)
         first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))
         return capture(mixture(capture.model, first, second, share_b), Wanted(logits=True)).logits
@@ -138,6 +153,8 @@ def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, 
         second: Features of rows x_j, of the same shapes.
         share_b: l of each row, float32 `[b]`.
     """
+    import torch
+
     numbers = [name for name in first if first[name].is_floating_point()]
     if numbers:  # pixels, samples or energies
         share = share_b.reshape(-1, *[1] * (first[numbers[0]].dim() - 1))

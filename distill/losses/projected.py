@@ -15,50 +15,16 @@ student of this width."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from compress.core.errors import InputError
-from compress.models.forward import device_of, on_device
-from compress.training.precision import in_float32
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
-from distill.teacher import Pair
+from distill.losses.loss import Loss
 
-MOST_ROWS = 10_000
-"""Rows that the directions are computed from."""
-BATCH_SIZE = 64
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-
-class Directions(nn.Module):
-    """The directions that vectors are projected to.
-
-    Args:
-        ours: Width of the student's vectors.
-        theirs: Width of the teacher's.
-    """
-
-    basis: Tensor
-    fitted: Tensor
-
-    def __init__(self, ours: int, theirs: int) -> None:
-        super().__init__()
-        self.register_buffer("basis", torch.zeros(ours, theirs))
-        self.register_buffer("fitted", torch.tensor(False))
-
-    def forward(self, vectors_bD: Tensor) -> Tensor:
-        """Returns B v of each vector, float32 `[b, D_s]`."""
-        with in_float32(vectors_bD):
-            return vectors_bD.float() @ self.basis.T
-
-    def fit(self, vectors_nD: Tensor) -> None:
-        """Computes the directions of some vectors, float32 `[n, D_t]`, once."""
-        self.basis.copy_(directions(vectors_nD, len(self.basis)))
-        self.fitted.fill_(True)
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class Projected(Loss):
@@ -82,6 +48,8 @@ class Projected(Loss):
         Raises:
             InputError: The student's vectors are no narrower than the teacher's.
         """
+        from distill.capture import Wanted
+
         ours, theirs = setting.student.classes, setting.teacher.classes
         if ours >= theirs:
             raise InputError(
@@ -91,11 +59,18 @@ class Projected(Loss):
 
     def build(self, setting: Setting) -> nn.Module:
         """Returns the directions, or the layer that is trained."""
+        from torch import nn
+
+        from distill.losses.directions import Directions
+
         ours, theirs = setting.student.classes, setting.teacher.classes
         return Directions(ours, theirs) if self.projection == "pca" else nn.Linear(ours, theirs, bias=False)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `projected`."""
+        from compress.training.precision import in_float32
+        from distill.losses.directions import Directions, teacher_vectors
+
         student, teacher = inputs.student.logits, inputs.teacher.logits
         if isinstance(trained, Directions):
             if not trained.fitted:
@@ -109,37 +84,10 @@ class Projected(Loss):
 
 def distance(one_bD: Tensor, other_bD: Tensor) -> Tensor:
     """Returns 2 - 2 cos of each pair of vectors, float32 `[b]`; of a vector of zeros it is 1."""
+    from torch.nn import functional
+
+    from compress.training.precision import in_float32
+
     with in_float32(one_bD):
         ours, theirs = (functional.normalize(vectors.float(), dim=1) for vectors in (one_bD, other_bD))
         return (ours - theirs).square().sum(dim=1)
-
-
-def directions(vectors_nD: Tensor, count: int) -> Tensor:
-    """Returns the `count` directions in which vectors differ most, the first one first, float32 `[count, D]`, orthonormal.
-
-    Args:
-        vectors_nD: Vectors, float32.
-        count: How many, at most D. Beyond the rank of the centred vectors any orthonormal directions follow.
-    """
-    centred = vectors_nD.double() - vectors_nD.double().mean(dim=0)
-    covariance_DD = centred.T @ centred  # of as many rows as there are it takes no more than D^2
-    _, found_DD = torch.linalg.eigh(covariance_DD)
-    basis = found_DD.flip(1)[:, :count].T
-    largest = basis.gather(1, basis.abs().argmax(dim=1, keepdim=True))
-    signed: Tensor = (basis * largest.sign()).float()
-    return signed
-
-
-@torch.no_grad()
-def teacher_vectors(pair: Pair) -> Tensor:
-    """Returns the teacher's vectors of training rows, evenly spread, float32 `[n, D_t]`."""
-    teacher, total = pair.teacher, len(pair.rows.by_length.order)
-    count = min(total, MOST_ROWS)
-    chosen = np.arange(count) * total // count
-    if teacher.logits is not None:
-        return teacher.logits[torch.from_numpy(chosen)].float()
-    parts = []
-    for start in range(0, count, BATCH_SIZE):
-        features = on_device(teacher.rows.batch(chosen[start : start + BATCH_SIZE]), device_of(teacher.capture.model))
-        parts.append(teacher.capture(features, Wanted(logits=True)).logits.float().cpu())
-    return torch.cat(parts)

@@ -15,17 +15,17 @@ with all, and the mean distance is that of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
-from torch.nn import functional
 
-from compress.training.gathered import gathered
-from compress.training.precision import in_float32
-from distill.capture import Captured, Wanted
-from distill.losses.loss import Loss, LossInputs, Setting, check_first
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Captured, Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 SHORTEST = 1e-12
 
@@ -58,12 +58,17 @@ class Relational(Loss):
         Raises:
             InputError: The first token cannot represent its row.
         """
+        from distill.capture import Wanted
+        from distill.losses.loss import check_first
+
         if self.tokens == "first":
             check_first(setting, self.name)
         return Wanted(hidden=True), Wanted(hidden=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `distance` and `angle`, omitting those of weight 0."""
+        from compress.training.gathered import gathered
+
         student_bD, teacher_bE, team = self._vectors(inputs.student), self._vectors(inputs.teacher), inputs.setting.team
         if team.data_size == 1:
             return self._compared(student_bD, teacher_bE)
@@ -82,6 +87,8 @@ class Relational(Loss):
         return parts
 
     def _vectors(self, captured: Captured) -> Tensor:
+        import torch
+
         assert captured.last is not None
         assert captured.mask is not None
         last_bLD, mask_bL = captured.last.float(), captured.mask
@@ -102,6 +109,9 @@ def distance_loss(
         own_b: The rows whose loss is asked for, bool; others get 0. None: all.
         total: Given the sums of the distances of these rows (student, teacher), `[2]`, returns those of all rows. None: all are asked for.
     """
+    import torch
+    from torch.nn import functional
+
     rows = len(student_bD)
     if rows < 2:
         return student_bD.sum(dim=1) * 0
@@ -120,6 +130,8 @@ def angle_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = No
         teacher_bD: One vector per row, float32 `[b, D_t]`; detached.
         own_b: The rows whose loss is asked for, bool; others get 0. None: all.
     """
+    from torch.nn import functional
+
     rows = len(student_bD)
     if rows < 3:
         return student_bD.sum(dim=1) * 0
@@ -132,6 +144,8 @@ def angle_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = No
 
 def _cosines(vectors_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
     """Returns A as `[j, i, k]`, of the asked rows j."""
+    from compress.training.precision import in_float32
+
     differences_mbD = vectors_bD - _chosen(vectors_bD, own_b)[:, None]  # [j, i]: from e_j to e_i
     units_mbD = differences_mbD / _lengths(differences_mbD)[:, :, None].clamp(min=SHORTEST)
     with in_float32(units_mbD):
@@ -145,6 +159,8 @@ def _chosen(vectors_bD: Tensor, own_b: Tensor | None) -> Tensor:
 
 def _placed(losses_m: Tensor, own_b: Tensor | None) -> Tensor:
     """Returns the losses of the asked rows at their places in the batch, `[b]`; 0 elsewhere."""
+    import torch
+
     if own_b is None:
         return losses_m
     return losses_m.new_zeros(len(own_b)).index_add(0, torch.nonzero(own_b)[:, 0], losses_m)
@@ -152,6 +168,8 @@ def _placed(losses_m: Tensor, own_b: Tensor | None) -> Tensor:
 
 def _lengths(vectors: Tensor) -> Tensor:
     """Returns the L2 norms over the last axis, with a gradient of 0 where the norm is 0."""
+    import torch
+
     squared = vectors.square().sum(dim=-1)
     positive = squared > 0
     return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)

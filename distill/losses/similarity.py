@@ -12,16 +12,15 @@ vectors of a batch (`compress.training.gathered`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from distill.losses.loss import Loss
 
-from compress.training.gathered import gathered
-from compress.training.precision import in_float32
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class Similarity(Loss):
@@ -40,10 +39,14 @@ class Similarity(Loss):
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
         """The vectors of both models."""
+        from distill.capture import Wanted
+
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `similarity`."""
+        from compress.training.gathered import gathered
+
         student_bD, teacher_bE, team = inputs.student.logits, inputs.teacher.logits, inputs.setting.team
         if team.data_size == 1:
             return {"similarity": similarity_loss(student_bD, teacher_bE)}
@@ -59,6 +62,11 @@ def similarity_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None
         teacher_bD: Vectors, float32 `[b, D_t]`; detached.
         own_b: The rows whose loss is asked for, bool; others get 0. None: all.
     """
+    import torch
+    from torch.nn import functional
+
+    from compress.training.precision import in_float32
+
     rows = len(student_bD)
     if rows < 2:
         return student_bD.sum(dim=1) * 0

@@ -11,15 +11,17 @@ Vectors: loss_b = |v_s - v_t|^2 / |v_t|^2, which is 2 - 2 cos(v_s, v_t) for vect
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.training.losses.table import losses_of
-from distill.capture import Wanted
-from distill.losses.loss import Loss, LossInputs, Setting
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class SoftTarget(Loss):
@@ -38,6 +40,8 @@ class SoftTarget(Loss):
         Raises:
             InputError: They answer with vectors of different widths.
         """
+        from distill.capture import Wanted
+
         ours, theirs = setting.student.classes, setting.teacher.classes
         if TASKS[setting.task].embeds and ours != theirs:
             raise InputError(
@@ -48,5 +52,7 @@ class SoftTarget(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
+        from compress.training.losses.table import losses_of
+
         losses = losses_of(inputs.setting.task)
         return {"soft_target": losses.taught(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}

@@ -13,16 +13,17 @@ augmentation. Unlike the official code, which compares padding as zeros and so g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal
 
 from compress.core.errors import InputError
-from distill.capture import Wanted, visible_in_both
-from distill.layer_maps import LayerMap, pairs
-from distill.losses.hidden import distance
-from distill.losses.loss import Loss, LossInputs, Setting, projection
+from distill.choices import LayerMap
+from distill.losses.loss import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distill.capture import Wanted
+    from distill.losses.loss import LossInputs, Setting
 
 
 class TinyBert(Loss):
@@ -40,6 +41,8 @@ class TinyBert(Loss):
         Raises:
             InputError: The layers cannot be paired, or the numbers of heads differ.
         """
+        from distill.capture import Wanted
+
         if not setting.same_heads:
             raise InputError(f"{setting.key}: tinybert given; {setting.heads}: equal numbers are needed; choose another loss")
         ours, theirs = zip(*self._pairs(setting), strict=True)
@@ -50,11 +53,21 @@ class TinyBert(Loss):
 
     def build(self, setting: Setting) -> nn.Module | None:
         """The projections W_e and W_h."""
+        from torch import nn
+
+        from distill.losses.loss import projection
+
         widths = setting.student.hidden, setting.teacher.hidden
         return nn.ModuleList([projection(*widths), projection(*widths)])
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `embedding`, `attention` and `hidden`."""
+        import torch
+        from torch import nn
+
+        from distill.capture import visible_in_both
+        from distill.losses.hidden import distance
+
         assert isinstance(trained, nn.ModuleList)
         student, teacher, mask_bL = inputs.student, inputs.teacher, inputs.student.mask
         assert mask_bL is not None
@@ -68,6 +81,8 @@ class TinyBert(Loss):
         return {"embedding": embedding, "attention": torch.stack(attention).sum(dim=0), "hidden": torch.stack(hidden).sum(dim=0)}
 
     def _pairs(self, setting: Setting) -> tuple[tuple[int, int], ...]:
+        from distill.layer_maps import pairs
+
         return pairs(self.layers, setting.student.layers, setting.teacher.layers, f"{setting.key}.layers")
 
 
@@ -79,6 +94,8 @@ def score_distance(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL: Tens
         teacher_bhLL: Scores before the softmax, float `[b, h, queries, keys]`; detached.
         allowed_bLL: Pairs to compare, bool `[b, 1, queries, keys]`.
     """
+    import torch
+
     difference_bhLL = student_bhLL.float() - teacher_bhLL.float()
     masked_bhLL = torch.where(allowed_bLL, difference_bhLL, torch.zeros((), device=difference_bhLL.device))
     return masked_bhLL.square().mean(dim=1).sum(dim=(1, 2)) / allowed_bLL.sum(dim=(1, 2, 3))

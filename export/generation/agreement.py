@@ -26,7 +26,8 @@ from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
 from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
-from export.generation.prompts import Generation, Prompts, Tokens, greedy
+from export.choices import Generation
+from export.generation.prompts import Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.generation.rereading import original_positions
 from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks

@@ -20,8 +20,8 @@ from compress.measure.proposals import accepted
 from compress.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
 from compress.models.inputs.vocabulary import other_tokens
 from compress.stage.context import Context
+from export.choices import Generation
 from export.engines.spec import proposed_to, spec_of
-from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 
 Entry = dict[str, Any]

@@ -13,20 +13,22 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from torch import nn
 
 from compress.artifacts.artifact import digest, write_json, writing
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.machine.environment import cache_folder
 from compress.measure.latency import Shape
-from compress.models.architecture.blocks import with_layers
-from compress.models.architecture.structure import Sizes
 from compress.stage.context import Context, TimedPrecision
-from prune.latency.table import LatencyTable, grid, points
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compress.models.architecture.structure import Sizes
+    from prune.latency.table import LatencyTable
 
 
 class LatencyTarget(Config):
@@ -89,6 +91,8 @@ class Timing:
         Raises:
             InputError: The latency of the blocks cannot be told from noise.
         """
+        from prune.latency.table import LatencyTable, grid, points
+
         heads, ffn = grid(max(sizes.key_value_heads), 1), grid(max(sizes.ffn), step)
         wanted = points(heads, ffn)
         largest = self._config(sizes, *wanted[0], key)  # it and the points tell all others, which take a second to make
@@ -114,6 +118,7 @@ class Timing:
 
     def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> Any:
         """Returns the config of a model of `depth` blocks, equal but for the last."""
+        from compress.models.architecture.blocks import with_layers
         from compress.models.architecture.shapes import with_sizes
 
         group = sizes.heads[0] // sizes.key_value_heads[0]
@@ -167,6 +172,8 @@ def table_folder() -> Path:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    from prune.latency.table import LatencyTable
+
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         LatencyTable.read(found["table"])

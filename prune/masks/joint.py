@@ -26,15 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from compress.core.config import Config
 from compress.machine.parallel import ALONE, Team
 from compress.training.train import Batch, Objective
+from prune.choices import Learn
 from prune.cost import Component, CostModel, count_of
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks.masks import Gate
@@ -48,23 +46,6 @@ DECIDED = 0.25
 UNDECIDED = -1.0
 SEED_BITS = 24
 """Steps of one seed, before the next one would repeat their gates, as a power of 2."""
-
-
-class Learn(Config):
-    """Training of the masks of joint and movement; `recover` defines the loss."""
-
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 2
-    """Passes over the train split; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
-    """Peak learning rate of the weights."""
-    mask_learning_rate: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Learning rate of the masks; absent: 0.01, or more in short trainings, so that a mask can open and close four times."""
-    warmup: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Fraction of the steps over which the sparsity rises to its target: linearly for joint, cubically for movement."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, if a whole batch does not fit."""
 
 
 def mask_rate(settings: Learn, num_steps: int) -> float:

@@ -29,11 +29,12 @@ from compress.stage.distillation import DistillationSettings
 from compress.training.layer_share import LayerShare
 from compress.training.schedule import steps_in
 from compress.training.train import Objective
+from prune.choices import Learn, Recover
 from prune.cost import CostModel
-from prune.masks.joint import Joint, Learn, Shared, mask_rate
+from prune.masks.joint import Joint, Shared, mask_rate
 from prune.masks.masks import fold, masked
 from prune.masks.movement import StructuredMovement
-from prune.recovery import Recover, RecoveryJob, recover
+from prune.recovery import RecoveryJob, recover
 from prune.selection import Incoming, Limits, Scores
 
 

@@ -41,7 +41,6 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,10 +49,10 @@ from torch.nn import functional
 from compress.machine.parallel import ALONE, Team
 from compress.training.schedule import steps_in
 from compress.training.train import Batch, Objective
+from prune.choices import Groups
 from prune.sparsify.curvature import Curvature, in_metric, metrics
 from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread
 
-Groups = Literal["rows", "columns", "both"]
 EPSILON = 1e-3
 PENALIZED = 0.9
 """Share of the steps in which `auto` takes the groups to zero; what is left lets the other weights settle."""

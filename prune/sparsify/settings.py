@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from compress.core.config import Config
 from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from prune.recovery import Recover
-from prune.sparsify.lasso import Groups
-from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured
+from prune.choices import Groups, Recover
+
+if TYPE_CHECKING:
+    from prune.sparsify.patterns import Pattern
 
 Threshold = Literal["layer", "balanced", "model"]
 N_OF_M = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
@@ -124,6 +125,8 @@ class SparsifySettings(ModelStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        from prune.sparsify.patterns import NM, Blocks
+
         pattern = self.zeros
         for name, settings in (("learning", self.learning), ("recover", self.recover)):
             if settings is not None and settings.lora is not None:
@@ -150,6 +153,8 @@ class SparsifySettings(ModelStage):
     @property
     def zeros(self) -> Pattern:
         """The sparsity pattern."""
+        from prune.sparsify.patterns import NM, Blocks, Unstructured
+
         if isinstance(self.pattern, BlockPattern):
             return Blocks(*self.pattern.block)
         found = N_OF_M.fullmatch(self.pattern)
@@ -158,6 +163,8 @@ class SparsifySettings(ModelStage):
     @property
     def target(self) -> float:
         """Target sparsity: the share of each layer's weights to set to 0."""
+        from prune.sparsify.patterns import NM
+
         pattern = self.zeros
         if isinstance(pattern, NM):
             return 1 - pattern.kept / pattern.group

@@ -30,27 +30,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compress.artifacts.artifact import Artifact, write_json, writing
 from compress.machine.parallel import ALONE, Team
 from compress.models.architecture.origin import Origin
-from compress.stage.context import Context
 from compress.training.history import History
-from compress.training.kept_zeros import keep_zeros
-from compress.training.train import Objective
-from prune.calibration import calibration_batches
-from prune.forward_order import Features
-from prune.recovery import Recover, RecoveryJob, check_recovery, recover
-from prune.sparsify.curvature import Curvature, curvatures, in_metric, metrics
-from prune.sparsify.figures import layer_figures, unread_figures
-from prune.sparsify.lasso import QUANTILES, Lasso, Penalty, balanced_mask, layer_mask, model_masks, pieces, quantiles, strengths
-from prune.sparsify.movement import Movement, extract, insert
-from prune.sparsify.one_shot import zero_gone, zero_weights
-from prune.sparsify.patterns import NM, Blocks
-from prune.sparsify.settings import LEARNING, RECOVERY, SparsifySettings
-from prune.sparsify.target_layers import check_reachable, target_layers, warn_of_dense_weights
-from prune.together import Cut, hand_out, received
+from prune.sparsify.settings import SparsifySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from compress.data.splits import Data
+    from compress.stage.context import Context
+    from compress.training.train import Objective
+    from prune.choices import Recover
+    from prune.forward_order import Features
+    from prune.sparsify.curvature import Curvature
+    from prune.sparsify.lasso import Penalty
+    from prune.sparsify.patterns import Blocks
 
 ZEROED, FIGURES = "zeroed", "zeroed.json"
 NO_SPEED = "engines multiply zeros like any other number: no speed is claimed"
@@ -76,6 +69,9 @@ class Sparsify(SparsifySettings):
                 teacher does not fit.
         """
         from compress.models.architecture.shapes import on_meta
+        from prune.recovery import check_recovery
+        from prune.sparsify.settings import LEARNING, RECOVERY
+        from prune.sparsify.target_layers import check_reachable, target_layers
 
         check_reachable(self, target_layers(self, on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
@@ -102,6 +98,11 @@ class Sparsify(SparsifySettings):
                 training failed.
         """
         from compress.models.checkpoint import save
+        from prune.sparsify.figures import layer_figures, unread_figures
+        from prune.sparsify.patterns import NM
+        from prune.sparsify.settings import RECOVERY
+        from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
+        from prune.together import Cut, hand_out
 
         if not context.team.is_first:
             self._take_part(context)
@@ -134,6 +135,9 @@ class Sparsify(SparsifySettings):
 
     def _take_part(self, context: Context) -> None:
         """Learns and fine-tunes with the first process, which chooses the zeros."""
+        from prune.sparsify.settings import RECOVERY
+        from prune.together import received
+
         if self.learns and (dense := received(context.team)) is not None:
             self._learn(dense.model, dense.source, context)
         if self.recover is not None and (sparse := received(context.team)) is not None:
@@ -142,6 +146,9 @@ class Sparsify(SparsifySettings):
     def _zeroed(self, source: Path, context: Context) -> tuple[nn.Module, dict[str, Any]]:
         """Returns the sparse model before its fine-tuning, and its figures; a finished one is loaded from the scratch folder."""
         from compress.models.checkpoint import load, save
+        from compress.training.kept_zeros import keep_zeros
+        from prune.sparsify.target_layers import check_reachable, target_layers
+        from prune.together import Cut, hand_out
 
         folder = context.scratch / ZEROED
         if (folder / FIGURES).is_file():
@@ -166,6 +173,9 @@ class Sparsify(SparsifySettings):
     def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Chooses zeros by a method that does not train."""
         from compress.machine.device import computing_device
+        from prune.calibration import calibration_batches
+        from prune.sparsify.one_shot import zero_weights
+        from prune.sparsify.target_layers import target_layers
 
         assert not self.learns, self.method
         layers = target_layers(self, model.to(computing_device()))
@@ -184,12 +194,19 @@ class Sparsify(SparsifySettings):
 
     def _by_movement(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Learns the zeros together with the weights."""
+        from prune.sparsify.movement import extract
+
         history = self._learn(model, source, context)
         extract(model, self.target)
         return {"unreached": [], "learning": _history_figures(history)}
 
     def _by_lasso(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Trains with the penalty, then zeroes the smallest groups."""
+        from prune.sparsify.lasso import QUANTILES, balanced_mask, layer_mask, model_masks, pieces, quantiles
+        from prune.sparsify.one_shot import zero_gone
+        from prune.sparsify.patterns import Blocks
+        from prune.sparsify.target_layers import target_layers
+
         blocks, settings = self.zeros, self.lasso
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
@@ -212,6 +229,12 @@ class Sparsify(SparsifySettings):
 
     def _learn(self, model: nn.Module, source: Path, context: Context) -> History:
         """Trains the model in place, with all processes: with scores for its weights (movement), or with the penalty (lasso)."""
+        from prune.sparsify.lasso import Lasso, pieces
+        from prune.sparsify.movement import Movement, insert
+        from prune.sparsify.patterns import NM, Blocks
+        from prune.sparsify.settings import LEARNING
+        from prune.sparsify.target_layers import target_layers
+
         context = replace(context, team=Team(context.team.rank, context.team.size))
         layers, pattern = target_layers(self, model), self.zeros
         wrap_objective: Callable[[Objective], Objective]
@@ -232,6 +255,8 @@ class Sparsify(SparsifySettings):
         measure: Callable[[nn.Module], Mapping[str, Curvature]] | None,
     ) -> Penalty:
         """Returns the settings of the penalty on some layers."""
+        from prune.sparsify.lasso import Penalty, strengths
+
         settings = self.lasso
         usual = None if settings.strength == "auto" else settings.strength
         return Penalty(
@@ -252,6 +277,9 @@ class Sparsify(SparsifySettings):
 
     def _curvature(self, model: nn.Module, layers: Mapping[str, nn.Linear], source: Path, context: Context) -> dict[str, Curvature]:
         """Returns the curvature of the layers on calibration rows."""
+        from prune.calibration import calibration_batches
+        from prune.sparsify.curvature import curvatures
+
         return curvatures(model, layers, calibration_batches(model, source, self.rows, context, ""), context.task, context.seed)
 
     @staticmethod
@@ -259,6 +287,8 @@ class Sparsify(SparsifySettings):
         model: nn.Module, layers: Mapping[str, nn.Linear], measure: Callable[[nn.Module], Mapping[str, Curvature]] | None
     ) -> dict[str, Tensor]:
         """Returns the weights of the layers in the metric of the penalty, float32 `[O, I]` each."""
+        from prune.sparsify.curvature import in_metric, metrics
+
         weights = {name: layer.weight.detach() for name, layer in layers.items()}
         if measure is None:
             return weights
@@ -281,6 +311,8 @@ class Sparsify(SparsifySettings):
         wrap_objective: Callable[[Objective], Objective] = lambda objective: objective,
     ) -> History:
         """Trains the model in place, with checkpoints in a subfolder of the scratch folder; leaves it on the CPU."""
+        from prune.recovery import RecoveryJob, recover
+
         config: Any = model.config
         assert context.teacher is not None, "the pipeline provides the teacher"
         job = RecoveryJob(

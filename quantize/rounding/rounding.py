@@ -20,7 +20,7 @@ Tensor names carry their shapes: I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,11 @@ from compress.measure.closeness import place
 from compress.schemes.int4 import Bound, Int4Scales, nearest
 from compress.schemes.int8 import DynamicScales, LayerScales, levels
 from compress.schemes.int8_weights import LARGEST, WeightScales
+from quantize.choices import Rounding
 from quantize.moments import observe, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
 
-Method = Literal["nearest", "gptq", "adaround"]
 IntegerScales = LayerScales | DynamicScales | WeightScales | Int4Scales
 
 
@@ -41,7 +41,7 @@ def round_layers(
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
     scales: Mapping[str, IntegerScales],
-    method: Method,
+    method: Rounding,
     units: Sequence[Sequence[str]],
     batches: Callable[[], Iterable[Mapping[str, Tensor]]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
@@ -106,7 +106,7 @@ def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequen
     return list(found.values())
 
 
-def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Method) -> tuple[Tensor, dict[str, float]]:
+def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Rounding) -> tuple[Tensor, dict[str, float]]:
     """Rounds one weight.
 
     Args:

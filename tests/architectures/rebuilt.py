@@ -17,7 +17,8 @@ from compress.models.architecture.structure import Structure
 from compress.models.checkpoint import load, save
 from compress.models.inputs.images import image_shape
 from compress.models.library import quiet
-from distill.student import Student, take_layers
+from distill.choices import Student
+from distill.student import take_layers
 from prune.surgery import KeptUnits, shrink
 from tests.architectures.table import VOCABULARY, Architecture
 

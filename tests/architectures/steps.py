@@ -261,7 +261,7 @@ def export(bench: Bench) -> None:
     quantized = quantize(bench)
     context = replace(bench.context, checkpoints={"quantize": quantized})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.export.planned", lambda given, variants, draft: [_build(quantized)])
+        patch.setattr("export.builds.planned", lambda given, variants, draft: [_build(quantized)])
         Export(float_precision="fp32").run(quantized, context, bench.out("export"))
 
 

@@ -14,7 +14,8 @@ from compress.models.architecture.blocks import with_layers
 from compress.models.config import ModelConfig, check_length, check_task
 from compress.models.inputs.images import image_shape
 from compress.models.library import sizes_config
-from distill.student import Student, student_config, take_layers
+from distill.choices import Student
+from distill.student import student_config, take_layers
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 

@@ -23,9 +23,9 @@ from compress.models.inputs.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.training.train import Batch
 from distill import objective
+from distill.choices import Student
 from distill.distill import Distill
 from distill.rows import chosen_rows
-from distill.student import Student
 from distill.teacher import match_inputs
 from tests.distill.conftest import WORDS
 from tests.tiny_recipes import tiny_vit

@@ -16,11 +16,12 @@ from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import answered
 from compress.models.inputs.padding import read_by_decoder
 from distill.capture import Capture, Wanted
+from distill.choices import Student
 from distill.distill import Distill
 from distill.layer_maps import pairs
 from distill.losses.hidden import Hidden, distance
 from distill.losses.loss import LossInputs, Setting, Shape
-from distill.student import Student, build, student_config, take_layers
+from distill.student import build, student_config, take_layers
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, PAD, checkpoint, context, preprocessor, sources
 from tests.prune.test_encoder_decoder import features, logits, without_layers
 

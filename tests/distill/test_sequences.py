@@ -86,7 +86,7 @@ def test_answers_that_are_there_are_not_found_again(tmp_path: Path, monkeypatch:
         asked.append(len(given))
         return [source[:1] for source in given]
 
-    monkeypatch.setattr(sequences, "answered", answer)
+    monkeypatch.setattr("compress.models.encoder_decoder.answered", answer)
     teacher, given = torch.nn.Linear(1, 1), split(11)
     with pytest.raises(KeyboardInterrupt):
         with_answers(given, teacher, Sequences(), LENGTH, tmp_path, "a", PROGRESS)

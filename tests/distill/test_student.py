@@ -17,7 +17,8 @@ from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.size import count
 from compress.stage.context import Context
-from distill.student import Student, build, chosen_layers, student_config, take_layers
+from distill.choices import Student, chosen_layers
+from distill.student import build, student_config, take_layers
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 TASK = {kind: "image-classification" if kind == "vit" else "text-classification" for kind in KINDS}

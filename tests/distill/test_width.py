@@ -16,7 +16,8 @@ from compress.models.architecture.axes import axes_of
 from compress.models.config import read_config
 from compress.models.size import count
 from compress.stage.context import Context
-from distill.student import Student, build, student_config
+from distill.choices import Student
+from distill.student import build, student_config
 from distill.width import narrow, top, with_widths
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -27,7 +27,7 @@ def test_engines_agree_with_torch_and_run_every_quantized_layer_in_int8(name: st
     bench = Bench.of(ARCHITECTURES[name], tmp_path)
     quantized = quantize(bench)
     context = replace(bench.context, target=TARGET, checkpoints={"quantize": quantized})
-    monkeypatch.setattr("export.export.planned", lambda *_: [Build("quantize", quantized.path, "int8", "quantize")])
+    monkeypatch.setattr("export.builds.planned", lambda *_: [Build("quantize", quantized.path, "int8", "quantize")])
     out = bench.out("export")
     Export(float_precision="fp32").run(quantized, context, out)
     (build,) = json.loads((out / "export.json").read_text())["builds"]

@@ -20,12 +20,12 @@ from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from export.builds import planned
+from export.choices import Generation
 from export.engines import openvino
 from export.engines.spec import spec_of
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 from tests.engines_inside import inside
 from tests.export import sentiment

@@ -15,10 +15,10 @@ from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.stage.context import Context
 from export.builds import Build
+from export.choices import Generation
 from export.engines.spec import engine_entry
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 from export.parity.rows import GATE_ROWS, gate_rows
 from tests.export import sentiment

@@ -17,11 +17,11 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.stage.context import Context
 from export.builds import Build, planned, rivals
+from export.choices import Generation
 from export.engines import tensorrt
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
 from export.graph.halves import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
 from tests.export import half_graphs, sentiment

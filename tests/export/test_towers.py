@@ -25,12 +25,12 @@ from compress.schemes.checkpoint import load_quantization
 from compress.schemes.sites import load_sites
 from compress.stage.context import Context
 from export.builds import Build
+from export.choices import Generation
 from export.engines.spec import EngineSpec
 from export.engines.towers import Towers
 from export.export import Export
 from export.exporter import MODEL
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
 from export.graph.onnx import export_float
 from export.towers import TowersExporter, checkpoint_of_tower
 from quantize.quantize import Quantize
@@ -144,7 +144,7 @@ def test_padding_behind_a_text_is_not_observed(data: Data, tmp_path: Path) -> No
 
 
 def test_both_towers_are_built_counted_and_evaluated(quantized: Path, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.export.planned", lambda context, *_: [Build("quantize", quantized, "int8", "model")])
+    monkeypatch.setattr("export.builds.planned", lambda context, *_: [Build("quantize", quantized, "int8", "model")])
     context = context_of(data, quantized.parent / "model", tmp_path, quantized)
     (tmp_path / "out").mkdir()
     summary = Export(id="export").run(context.checkpoints["quantize"], context, tmp_path / "out")

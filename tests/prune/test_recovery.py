@@ -21,7 +21,8 @@ from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.losses.table import losses_of
 from compress.training.train import Batch
-from prune.recovery import Recover, RecoveryObjective, check_hidden, hidden_loss, part_of
+from prune.choices import Recover
+from prune.recovery import RecoveryObjective, check_hidden, hidden_loss, part_of
 from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"

@@ -26,8 +26,8 @@ from compress.training.distilled import distillation_objective
 from compress.training.train import Batch
 from distill.injected import Injected
 from distill.presets import PRESETS
+from prune.choices import Recover
 from prune.prune import Prune
-from prune.recovery import Recover
 from prune.sparsify.sparsify import Sparsify
 from prune.surgery import KeptUnits, shrink
 from tests.prune.conftest import WORDS, write_tokenizer

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from compress.core.errors import InputError
 from compress.models.architecture.structure import Structure
 from prune.allocation import by_worth, uniform
+from prune.choices import Granularity
 from prune.cost import ShapeCost, count_of
 from prune.prune import Prune
-from prune.selection import Granularity, Incoming, Limits, Scores, lowest_share, select
+from prune.selection import Incoming, Limits, Scores, lowest_share, select
 
 KEY = "stages.prune"
 

@@ -20,9 +20,7 @@ from quantize.calibration import (
     BINS,
     ENTROPY_BINS,
     ENTROPY_LEVELS,
-    METHODS,
     Histogram,
-    Method,
     clipped_share,
     collect,
     divergences,
@@ -36,6 +34,7 @@ from quantize.calibration import (
     signal,
     threshold,
 )
+from quantize.choices import METHODS, Method
 
 FLOATS = st.floats(min_value=-(2.0**120), max_value=2.0**120, width=32)
 ARRAYS = hnp.arrays(np.float32, st.integers(1, 60), elements=FLOATS)

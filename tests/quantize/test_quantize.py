@@ -25,7 +25,7 @@ from compress.models.inputs.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear, weight_bits
 from compress.stage.context import Context
-from quantize.calibration import METHODS
+from quantize.choices import METHODS
 from quantize.ptq import HEAD
 from quantize.quantize import Quantize
 from quantize.settings import SmoothQuant
@@ -213,7 +213,7 @@ def test_auto_bits_follow_the_target(context: Context) -> None:
 def test_a_bit_is_spared_only_where_integers_are_summed(
     scheme: Any, engines: tuple[Any, ...], bits: int, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantize.settings.weight_bits", lambda device: 7)  # a CPU without VNNI
+    monkeypatch.setattr("compress.schemes.int8.weight_bits", lambda device: 7)  # a CPU without VNNI
     assert Quantize(scheme=scheme).bits(replace(context, target=Target(engines=engines))) == bits
 
 

@@ -14,11 +14,11 @@ from compress.stage.context import Context
 from compress.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
-from triton_repo.client import Answers
+from triton_repo.client import Answers, ServedWrong
 from triton_repo.gpu.plan_files import SCHEMA
 from triton_repo.gpu.settings import Gpu
 from triton_repo.serving import server_of
-from triton_repo.triton_repo import ServedWrong, TritonRepo, compare
+from triton_repo.triton_repo import TritonRepo, compare
 
 
 class Silent:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.layers.conv1d import with_linears
-from compress.models.library import DECODER_DEPTHS, depths_of, quiet, sizes_config, uninitialized
+from compress.models.library import DECODER_DEPTHS, SIDES, depths_of, quiet, sizes_config, uninitialized
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 
@@ -41,8 +41,6 @@ OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out
     f"{part}_{size}" for part in ("conv", "tdnn") for size in ("dim", "kernel", "stride", "dilation")
 )
 """Config keys whose lists are unrelated to layers, whatever their length; keys that end in `_token_id` are too."""
-SIDES = ("encoder", "decoder")
-"""The stacks of an encoder-decoder, in order."""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,9 @@ from __future__ import annotations
 import functools
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import MOST_JSON, parse_json, read_json
@@ -47,6 +44,9 @@ from compress.core.shown import reason, shown
 from compress.models.files import fetched
 from compress.models.library import in_place_of
 from compress.models.own_shape import SHAPE_KEY
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING_KEY = "sentence_embedding"
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -283,6 +283,7 @@ def write_files(config: Any, out: Path) -> None:
 
 def _write_dense(folder: Path, width: int, dimensions: int) -> None:
     """Writes a `Dense` module that keeps the first numbers of a vector."""
+    import torch
     from safetensors.torch import save_file
 
     settings = {"in_features": width, "out_features": dimensions, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
@@ -303,6 +304,8 @@ def pooled(hidden_BSH: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
         mask: 1 for tokens and 0 for padding, int `[B, S]`; or what is added to scores, float `[B, 1, Q, S]`; None: there is no padding.
         pooling: How.
     """
+    import torch
+
     if pooling == "cls":
         return hidden_BSH[:, 0]
     if mask is None:
@@ -322,6 +325,8 @@ def embedding_class(stock: Any) -> Any:
 
     It has to be a class because Transformers calls the constructor itself when it loads weights.
     """
+    from torch.nn import functional
+
     plain = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(stock.__init__).parameters else {}
 
     class Embedding(stock):  # type: ignore[misc]

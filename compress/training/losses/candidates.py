@@ -13,10 +13,10 @@ change nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from torch import Tensor
 
+from compress.training.choices import OrderLoss
 from compress.training.losses.lambdarank import lambdarank
 from compress.training.losses.listwise import listwise
 from compress.training.losses.pointwise import pointwise
@@ -24,7 +24,6 @@ from compress.training.losses.ranknet import ranknet
 from compress.training.losses.value import ValueLoss
 from compress.training.precision import in_float32
 
-OrderLoss = Literal["listwise", "ranknet", "lambdarank", "pointwise"]
 USUAL: OrderLoss = "listwise"
 OVER_LISTS: Mapping[OrderLoss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "listwise": listwise,

@@ -6,8 +6,9 @@ from typing import cast, get_args
 
 from compress.core.tasks import TASKS, Task
 from compress.machine.parallel import ALONE, Team
+from compress.training.choices import OrderLoss, PairLoss
 from compress.training.losses.answer_loss import AnswerLoss
-from compress.training.losses.candidates import CandidateLoss, OrderLoss
+from compress.training.losses.candidates import CandidateLoss
 from compress.training.losses.classes import ClassLoss
 from compress.training.losses.sets import SetLoss
 from compress.training.losses.spans import SpanLoss
@@ -15,7 +16,7 @@ from compress.training.losses.tags import TagLoss
 from compress.training.losses.tokens import TokenLoss
 from compress.training.losses.transcripts import TranscriptLoss
 from compress.training.losses.value import ValueLoss
-from compress.training.losses.vector import PairLoss, VectorLoss
+from compress.training.losses.vector import VectorLoss
 
 
 def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> AnswerLoss:

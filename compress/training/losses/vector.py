@@ -19,7 +19,7 @@ these two compare (`compress.training.gathered`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -29,13 +29,13 @@ from torch.nn import functional
 from compress.core.forms.text_groups import WITH_MARGINS, are_groups, num_judged
 from compress.core.forms.vectors import are_pairs
 from compress.machine.parallel import ALONE, Team
+from compress.training.choices import PairLoss
 from compress.training.gathered import gathered
 from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
 from compress.training.losses.margin_mse import margin_mse
 from compress.training.losses.text_groups import MARGIN, SCALE, group_loss
 from compress.training.precision import in_float32
 
-PairLoss = Literal["cosine", "ranking", "triplet", "margin_mse"]
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""
 SCORED = 2

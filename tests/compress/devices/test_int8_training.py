@@ -21,8 +21,9 @@ from compress.training.distilled import Distilled
 from compress.training.lora import Lora
 from compress.training.losses.table import losses_of
 from compress.training.train import Batch
+from quantize.choices import Qat
 from quantize.training.planned import int8_layers
-from quantize.training.qat import Qat, WithoutDropout
+from quantize.training.qat import WithoutDropout
 from tests.training_memory import KINDS, Alive
 
 LENGTH, ROWS = 96, 8

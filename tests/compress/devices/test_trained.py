@@ -19,9 +19,10 @@ from compress.devices.trained import Needed, Plan, Training, needed, plans, prop
 from compress.models.architecture.shapes import auto_class
 from compress.models.library import with_class
 from compress.models.size import inputs_of
+from compress.training.choices import Optimizer, OptimizerName
 from compress.training.lora import Lora, attached
 from compress.training.losses.table import losses_of
-from compress.training.optimizers import Optimizer, OptimizerName, optimizer_of
+from compress.training.optimizers import optimizer_of
 from compress.training.recompute import recomputed
 from tests.training_memory import KINDS, SIZES, Alive
 

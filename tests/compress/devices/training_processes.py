@@ -21,10 +21,11 @@ from compress.models.architecture.shapes import auto_class
 from compress.models.layers.own_answers import answering
 from compress.models.library import with_class
 from compress.models.size import inputs_of
+from compress.training.choices import Optimizer
 from compress.training.division import divided, sharers_of
 from compress.training.engine import Engine
 from compress.training.losses.table import losses_of
-from compress.training.optimizers import Optimizer, optimizer_of
+from compress.training.optimizers import optimizer_of
 from compress.training.pipeline import pipelined
 from compress.training.train import Batch
 from tests.training_memory import KINDS, Alive

@@ -18,7 +18,8 @@ from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, label_names
 from compress.models.forward import forward
 from compress.models.importing import check_model, import_model
-from distill.student import Student, student_config
+from distill.choices import Student
+from distill.student import student_config
 from tests.compress import tiny_gpt
 from tests.compress.model_folders import LABELS, named, refused
 

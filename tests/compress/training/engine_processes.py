@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from compress.machine.parallel import Team, joined, leave
 from compress.machine.sharding import full, shard
 from compress.training import engine as module
+from compress.training.choices import Optimizer
 from compress.training.engine import Engine
-from compress.training.optimizers import Optimizer, optimizer_of
+from compress.training.optimizers import optimizer_of
 
 ROWS, PARTS = 8, 2
 """Rows of a step; micro-batches of each process."""

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from compress.training import adamw8bit
 from compress.training.adamw8bit import AdamW8bit, bytes_of, levels, restored, rounded
-from compress.training.optimizers import Optimizer, moment_bytes, optimizer_of
+from compress.training.choices import Optimizer
+from compress.training.optimizers import moment_bytes, optimizer_of
 from tests.compress.training.test_train import learns_and_continues
 
 

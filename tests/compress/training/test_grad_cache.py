@@ -18,10 +18,10 @@ from torch.nn import functional
 from compress.core.errors import InputError
 from compress.core.forms import text_groups, vectors
 from compress.machine.parallel import ALONE
+from compress.training.choices import PairLoss
 from compress.training.engine import Engine
 from compress.training.grad_cache import GradCache
 from compress.training.losses.table import losses_of
-from compress.training.losses.vector import PairLoss
 from compress.training.supervised import Supervised, supervised
 from compress.training.train import Batch
 

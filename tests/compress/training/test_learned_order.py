@@ -24,9 +24,9 @@ from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.stage.context import Context
+from compress.training.choices import OrderLoss
 from compress.training.dealing import Dealing
 from compress.training.finetune import Finetune
-from compress.training.losses.candidates import OrderLoss
 from compress.training.losses.table import loss_names
 from compress.training.rows import Rows
 from compress.training.supervised import supervised

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.machine.parallel import ALONE, Team
+from compress.training.choices import Optimizer, OptimizerName
 from compress.training.finetune import Finetune
-from compress.training.optimizers import Lamb, Optimizer, OptimizerName, check_optimizer, optimizer_of
-from prune.recovery import Recover
-from quantize.training.qat import Qat
+from compress.training.optimizers import Lamb, check_optimizer, optimizer_of
+from prune.choices import Recover
+from quantize.choices import Qat
 from tests.compress.training.test_train import learns_and_continues
 
 NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb")

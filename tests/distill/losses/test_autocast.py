@@ -13,9 +13,10 @@ from torch import Tensor
 from compress.core.forms import candidates, text_groups
 from compress.core.tasks import Task
 from distill.capture import Captured, Heads
+from distill.losses.directions import Directions
 from distill.losses.loss import Loss, LossInputs, Setting, Shape
 from distill.losses.margin_mse import MarginMSE
-from distill.losses.projected import Directions, Projected
+from distill.losses.projected import Projected
 from distill.losses.relational import Relational
 from distill.presets import AnyLoss
 

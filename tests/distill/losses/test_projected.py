@@ -16,7 +16,8 @@ from compress.core.progress import ConsoleProgress
 from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check
-from distill.losses.projected import Directions, directions, distance
+from distill.losses.directions import Directions, directions
+from distill.losses.projected import distance
 from tests import tiny_embedding
 
 

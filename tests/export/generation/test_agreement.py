@@ -26,10 +26,11 @@ from compress.models.checkpoint import load_float
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Build, computes_bf16
+from export.choices import Generation
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation, Prompts, greedy
+from export.generation.prompts import Prompts, greedy
 from export.parity.parity import ParityError
 from tests.compress import tiny_gpt
 from tests.export.generation.genai_checkpoints import checkpoint

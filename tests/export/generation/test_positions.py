@@ -18,13 +18,14 @@ from compress.core.decoding import Decoding
 from compress.core.errors import InputError
 from compress.measure.tokens import compare_tokens
 from compress.standalone.stretches import FILE, stretches
+from export.choices import Generation
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, properties
 from export.engines.spec import EngineSpec
 from export.generation.cached_graph import cached_graph
 from export.generation.decoder_parts import parts_of
 from export.generation.genai_folder import MODEL, paged_obstacle, write_genai_folder
 from export.generation.positions import looks_ahead
-from export.generation.prompts import Generation, Prompts, greedy
+from export.generation.prompts import Prompts, greedy
 from export.generation.rereading import original_positions, read_again_at
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights

@@ -17,8 +17,9 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.measure.tokens import ENDED, load_answers, save_answers
 from compress.models.checkpoint import load_float
+from export.choices import Generation
 from export.export import Export
-from export.generation.prompts import Generation, Prompts, greedy
+from export.generation.prompts import Prompts, greedy
 from export.generation.questions import MOST_BYTES, asked, prompts_of, read_questions
 from export.generation.text_files import of_transformers
 from tests.compress import tiny_gpt

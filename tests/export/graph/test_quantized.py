@@ -26,6 +26,7 @@ from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.schemes.int8_weights import WeightScales
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Build
+from export.choices import Generation
 from export.engines import openvino
 from export.engines.openvino import GROUP, runtime_options
 from export.engines.registry import engine_module, open_engine
@@ -34,7 +35,6 @@ from export.engines.tensorrt import NO_DYNAMIC, NO_ZERO_POINTS
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
-from export.generation.prompts import Generation
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq_schemes import insert_dynamic

@@ -12,12 +12,13 @@ import torch
 
 from compress.models.architecture.structure import Structure
 from compress.training.train import Batch
+from prune.choices import Granularity, Learn
 from prune.cost import ShapeCost
 from prune.latency.cost import LatencyCost
 from prune.latency.table import Curve, LatencyTable
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
-from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, Shared, mask_rate
-from prune.selection import Granularity, Incoming, Limits
+from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Scaled, Shared, mask_rate
+from prune.selection import Incoming, Limits
 from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole

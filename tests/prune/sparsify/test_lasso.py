@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.training.train import Batch
+from prune.choices import Groups
 from prune.sparsify.curvature import Curvature
 from prune.sparsify.lasso import (
     EPSILON,
     QUANTILES,
-    Groups,
     Lasso,
     Penalty,
     balanced_mask,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from compress.schemes.int8_weights import WeightScales
+from quantize.choices import Rounding
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
-from quantize.rounding.rounding import IntegerScales, Method, blocks, round_layers, round_weight, with_weight
+from quantize.rounding.rounding import IntegerScales, blocks, round_layers, round_weight, with_weight
 
 pytestmark = pytest.mark.whole
 
@@ -122,7 +123,7 @@ class Blocks(nn.Module):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.sampled_from(["gptq", "adaround"]))
-def test_every_block_is_rounded_for_what_the_rounded_blocks_before_it_give(seed: int, depth: int, method: Method) -> None:
+def test_every_block_is_rounded_for_what_the_rounded_blocks_before_it_give(seed: int, depth: int, method: Rounding) -> None:
     """Against the same written out: all inputs of a block by its float weights, then its rounded weights for the next one."""
     net, x = Blocks(seed, depth).requires_grad_(False), torch.randn(40, 8, generator=torch.Generator().manual_seed(seed))
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}

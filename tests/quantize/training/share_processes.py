@@ -14,8 +14,9 @@ from compress.machine.sharding import full
 from compress.schemes.int8 import LayerScales, levels, weight_scale
 from compress.training.layer_share import LayerShare
 from compress.training.lora import Lora
+from quantize.choices import Learned
 from quantize.training.low_rank import changed_by_low_rank
-from quantize.training.qat import Learned, insert
+from quantize.training.qat import insert
 
 CASES: dict[str, dict[str, Any]] = {
     "lsq": {},

@@ -15,9 +15,10 @@ from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.stage.context import Context
 from compress.training.lora import Lora
+from quantize.choices import Qat
 from quantize.training.linear import QatLinear
 from quantize.training.low_rank import changed_by_low_rank
-from quantize.training.qat import Qat, extract, insert, learn
+from quantize.training.qat import extract, insert, learn
 from tests.quantize.training.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole

@@ -17,8 +17,9 @@ from compress.schemes.int8 import Int8Linear, LayerScales, int8_linear, levels, 
 from compress.schemes.scales import SMALLEST_SCALE
 from compress.training.optimizers import parameter_groups
 from quantize.calibration import Histogram, collect
+from quantize.choices import Qat
 from quantize.training.linear import QatLinear
-from quantize.training.qat import Qat, extract, insert
+from quantize.training.qat import extract, insert
 from quantize.training.straight_through import Scale, codes_and_slope
 
 

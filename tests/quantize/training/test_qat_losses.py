@@ -28,11 +28,12 @@ from compress.stage.distillation import Distillation, LossName
 from compress.training.distilled import distillation_objective
 from compress.training.train import Batch
 from distill.injected import Injected
+from quantize.choices import Qat
 from quantize.in_memory import quantize_in_memory
 from quantize.quantize import Quantize
 from quantize.steps import Steps
 from quantize.training.linear import QatLinear
-from quantize.training.qat import Qat, insert, learn, setting_keys
+from quantize.training.qat import insert, learn, setting_keys
 from tests.quantize.training.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole

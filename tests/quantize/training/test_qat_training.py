@@ -26,8 +26,9 @@ from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.losses.table import losses_of
 from compress.training.train import Batch, TrainConfig, Training, train
+from quantize.choices import Qat
 from quantize.training.linear import QatLinear
-from quantize.training.qat import Qat, extract, insert, learn
+from quantize.training.qat import extract, insert, learn
 from quantize.training.straight_through import Scale
 
 pytestmark = pytest.mark.whole

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from compress.core.forms import candidates
 from compress.core.forms.ranking import figures
-from compress.training.losses.candidates import OVER_LISTS, USUAL, CandidateLoss, OrderLoss
+from compress.training.choices import OrderLoss
+from compress.training.losses.candidates import OVER_LISTS, USUAL, CandidateLoss
 from compress.training.losses.lambdarank import lambdarank, places
 from compress.training.losses.listwise import listwise
 from compress.training.losses.ranknet import ranknet
