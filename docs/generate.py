@@ -20,6 +20,7 @@ import typer
 import cli
 from compress.commands.exit_status import STATUSES
 from compress.commands.list import reference, schema_text
+from compress.report.glossary import GROUPS
 from compress.report.keys import KEYS, Key
 from compress.search.keys import KEYS as SEARCH_KEYS
 
@@ -139,7 +140,7 @@ def _default(parameter: Any) -> str:
 
 def report_page() -> str:
     """Returns every key of report.json, a section for each map."""
-    body = _maps(KEYS, "The report")
+    body = _maps(KEYS, "The report") + "\n" + "\n".join(_terms())
     return f"""{NOTICE}
 # report.json
 
@@ -149,6 +150,14 @@ def report_page() -> str:
 library. A figure that was not measured is null or has a `reason` beside it; it is never 0.
 
 {body}"""
+
+
+def _terms() -> Iterator[str]:
+    """Yields what the figures mean, a table for each group: the explanations that the page shows."""
+    yield "## What the figures mean\n\nThe page shows these explanations at every figure: with the mouse, the keyboard and by touch.\n"
+    for title, terms in GROUPS.items():
+        rows = "\n".join(f"| {_escaped(term.name)} | {_escaped(term.meaning)} |" for term in terms)
+        yield f"### {title}\n\n| figure | meaning |\n| --- | --- |\n{rows}\n"
 
 
 def search_page() -> str:

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from compress.core.tasks import TASKS
 from compress.report import goals, phrases
+from compress.report.labelled import labelled
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
 from compress.report.sections.choice import choice
@@ -44,7 +45,7 @@ def render(report: Report) -> str:
         One self-contained HTML document.
     """
     whole = complete(report)
-    return template("report.html.j2").render(
+    page = template("report.html.j2").render(
         name=whole.get("name") or "unnamed run",
         facts=_facts(whole),
         verdict=phrases.verdict(whole),
@@ -80,6 +81,7 @@ def render(report: Report) -> str:
         commands=whole["commands"],
         anchor=(whole.get("integrity") or {}).get("anchor"),
     )
+    return labelled(page)
 
 
 def complete(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from compress.report import phrases
 from compress.report.charts import scatter
+from compress.report.labelled import labelled
 from compress.report.page import template
 from compress.report.view import View
 from compress.search.space import words
@@ -24,7 +25,7 @@ def render(contents: Contents) -> str:
         One self-contained HTML document.
     """
     metric = contents["metric"]["name"]
-    return template("search.html.j2").render(
+    page = template("search.html.j2").render(
         name=contents["name"],
         facts=[contents["task"], contents["environment"].get("cpu")],
         verdict=_verdict(contents),
@@ -45,6 +46,7 @@ def render(contents: Contents) -> str:
         environment=[(key, str(value)) for key, value in contents["environment"]["versions"].items()],
         meets=contents["meets_goals"],
     )
+    return labelled(page)
 
 
 def _verdict(contents: Contents) -> list[tuple[str, bool]]:
@@ -110,7 +112,7 @@ def _plots(contents: Contents) -> View | None:
     engines = sorted({point.engine for point in points})
     return {
         "wide": scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher),
-        "narrow": scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher),
+        "narrow": scatter.scatter(points, 360, 340, tick, all_labels=True, higher_is_better=higher),
         "legend": [{"name": phrases.engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines],
     }
 

@@ -1,7 +1,7 @@
 """Layout of the scatter plot: positions of points, whiskers, ticks and labels in pixels. The template draws them as SVG.
 
 The latency axis is logarithmic, because ratios matter. A label takes the one of 32 places around its point that overlaps least with
-markers, whiskers and the labels placed before it.
+markers, whiskers and the labels placed before it. A point whose name has no room gets a number, and its name stands in the key below.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from compress.core.engines import ENGINES
 
 RADIUS = 5.5
 SMALLEST_STEP = 1e-300  # of an axis; rounding fails below it
-MAX_LABELS = 26
+NARROW = 500
+"""Pixels of width below which labels leave out what the shape of the marker says."""
+FREE = 30.0
+"""Square pixels of other labels and markers that a name may cover."""
 CHARACTER, BOLD, LINE = 7.0, 8.0, 15.0  # pixels: letter width (regular, bold) and line height of 12 px text in a wide system font
 DIRECTIONS = ((1, 0), (-1, 0), (0.75, -0.75), (0.75, 0.75), (-0.75, -0.75), (-0.75, 0.75), (0, -1), (0, 1))
 
@@ -36,6 +39,8 @@ class Point:
     """`served`, `reference` or `other`; sets the colour."""
     series: int = 0
     """Number of the run that it is of, from 1, where a plot shows several; 0 elsewhere. It sets the colour, and each run has a front."""
+    short: str = ""
+    """The label on a narrow plot; empty: the same one."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class Plot(Axes):
     """SVG path of the Pareto front; None for fewer than two points."""
     fronts: list[tuple[int, str]]
     """The front of each series, where there are several."""
+    key: list[tuple[int, str]]
+    """The points that have a number as their label: the number and the title of the point."""
 
 
 Box = tuple[float, float, float, float]
@@ -111,7 +118,8 @@ def scatter(
         width: Pixels.
         height: Pixels.
         tick: Formats a tick of the metric axis.
-        all_labels: Label every point (up to 26), or only the Pareto front, the served model and the reference.
+        all_labels: Name every point that has room for its name, or only the Pareto front, the served model and the reference. All others
+            get numbers.
         higher_is_better: Direction of the metric; the better value is drawn higher either way.
 
     Returns:
@@ -120,7 +128,7 @@ def scatter(
     if not points:
         return None
     frame, best = _Frame.of(points, width, height, higher_is_better), pareto(points, higher_is_better)
-    labels = _labels(points, best, frame, all_labels)
+    labels, numbered = _labels(points, best, frame, all_labels, narrow=width < NARROW)
     marks = [
         Mark(
             frame.x(p.x),
@@ -141,11 +149,12 @@ def scatter(
         frame.right,
         frame.top,
         frame.bottom,
-        [(frame.x(value), f"{value:g}") for value in log_ticks(frame.x_low, frame.x_high, 8 if width > 500 else 5)],
+        [(frame.x(value), f"{value:g}") for value in log_ticks(frame.x_low, frame.x_high, 5 if width < NARROW else 8)],
         [(frame.y(value), tick(value)) for value in linear_ticks(frame.low, frame.high, 6)],
         marks,
         front,
         [(number, _stairs(pareto(own, higher_is_better), frame)) for number, own in _by_series(points).items()],
+        [(number, point.title) for number, point in enumerate(numbered, 1)],
     )
 
 
@@ -187,15 +196,30 @@ class _Frame:
         return self.bottom - (self.bottom - self.top) * (share if self.higher_is_better else 1 - share)
 
 
-def _labels(points: Sequence[Point], best: Sequence[Point], frame: _Frame, all_labels: bool) -> dict[int, Label | None]:
-    """Returns the labels by the id of their point, placed so that none covers a marker, a whisker or another label."""
-    named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
+def _labels(
+    points: Sequence[Point], best: Sequence[Point], frame: _Frame, all_labels: bool, *, narrow: bool
+) -> tuple[dict[int, Label], list[Point]]:
+    """Returns the labels by the id of their point, placed so that they cover as little as possible, and the points that have a number, in
+    the order of these."""
     occupied = _Occupied((frame.left + 2, frame.top, frame.right, frame.bottom))
     occupied.markers = [_around(frame.x(p.x), frame.y(p.y), RADIUS + 1) for p in points]
     ends = [sorted((frame.y(_high(p)), frame.y(_low(p)))) for p in points]
     occupied.whiskers = [(frame.x(p.x) - 1, upper, frame.x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
-    order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
-    return {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, frame.x(p.x), frame.y(p.y), occupied) for p in order}
+    labels: dict[int, Label] = {}
+    numbered = []
+    for p in sorted(points, key=lambda p: (p.role == "other", p not in best, p.x)):
+        text, letter = (p.short or p.label) if narrow else p.label, CHARACTER if p.role == "other" else BOLD
+        label, box, covered = _label(text, letter, frame.x(p.x), frame.y(p.y), occupied)
+        if p.role == "other" and (covered > FREE or not (all_labels or p in best)):
+            numbered.append(p)
+        else:
+            labels[id(p)] = label
+            occupied.labels.append(box)
+    numbered.sort(key=lambda p: (p.x, -p.y))
+    for number, p in enumerate(numbered, 1):
+        labels[id(p)], box, _ = _label(str(number), CHARACTER, frame.x(p.x), frame.y(p.y), occupied)
+        occupied.labels.append(box)
+    return labels, numbered
 
 
 def pareto(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
@@ -260,18 +284,19 @@ def _around(x: float, y: float, radius: float) -> Box:
     return x - radius, y - radius, x + radius, y + radius
 
 
-def _label(text: str, letter: float, x: float, y: float, occupied: _Occupied) -> Label:
+def _label(text: str, letter: float, x: float, y: float, occupied: _Occupied) -> tuple[Label, Box, float]:
+    """Returns the label of a point where it covers least, its box, and how much it covers."""
     width, choices = len(text) * letter, []
     for ring, distance in enumerate((11.0, 24.0, 40.0, 58.0)):
         for turn, (dx, dy) in enumerate(DIRECTIONS):
             near_x, near_y = x + dx * distance, y + dy * (distance + LINE / 3)
             left = near_x if dx > 0 else near_x - width if dx < 0 else near_x - width / 2
             box = (left, near_y - LINE / 2, left + width, near_y + LINE / 2)
-            choices.append((_cost(box, occupied) + 40 * ring + turn, ring, box, (near_x, near_y)))
-    _, ring, box, near = min(choices, key=lambda choice: choice[:2])
-    occupied.labels.append(box)
+            covered = _cost(box, occupied)
+            choices.append((covered + 40 * ring + turn, ring, box, (near_x, near_y), covered))
+    _, ring, box, near, covered = min(choices, key=lambda choice: choice[:2])
     leader = f"M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}" if ring else None
-    return Label(box[0], (box[1] + box[3]) / 2 + 4, text, leader)
+    return Label(box[0], (box[1] + box[3]) / 2 + 4, text, leader), box, covered
 
 
 def _cost(box: Box, occupied: _Occupied) -> float:

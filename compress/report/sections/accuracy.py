@@ -33,7 +33,7 @@ def plots(report: Report) -> list[View]:
             tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
             wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
-            narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
+            narrow = scatter.scatter(points, 360, 340, tick, all_labels=True, higher_is_better=higher)
             engines = [engine for engine in BACKENDS if any(point.engine == engine for point in points)]
             legend = [{"name": engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines]
             views.append({"title": phrases.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
@@ -81,7 +81,9 @@ def point_of(report: Report, variant: Report, row: Report, cell: Report) -> scat
     reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == (REFERENCE, "fp32")
     role = "served" if served else "reference" if reference else "other"
     label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
-    return scatter.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
+    short = f"{_short(str(variant.get('id')), 12)} {row.get('precision') or ''}".strip()  # the marker tells the engine
+    low, high, engine = cell.get("low"), cell.get("high"), str(row.get("engine"))
+    return scatter.Point(row["p50_ms"], cell["value"], low, high, label, title, engine, role, short=short)
 
 
 def _short(name: str, most: int = 18) -> str:

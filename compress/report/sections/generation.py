@@ -149,7 +149,7 @@ def _load(engines: Sequence[tuple[Report, Report]], length: int) -> View:
         "tokens": length,
         "rows": rows,
         "wide": plot(1040, 380, True),
-        "narrow": plot(360, 320, False),
+        "narrow": plot(360, 320, True),
         "throughput": line_chart("tokens per second", "streams", series),
     }
 

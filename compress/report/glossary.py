@@ -1,0 +1,336 @@
+"""What every figure of the report means: one table, from which the explanations on the page and a section of the reference are made.
+
+`term_of` finds the entry of a label, such as the name of a column. Labels that vary from run to run name their entry in the template:
+`data-term="KEY"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from compress.core.engines import ENGINES
+
+
+class Term(NamedTuple):
+    """One entry."""
+
+    key: str
+    """What templates and anchors call it by."""
+    name: str
+    """Its title."""
+    meaning: str
+    """Plain sentences, no markup."""
+    labels: tuple[str, ...] = ()
+    """Labels on the page that mean exactly this, as they are written there; the title is one anyway."""
+
+
+GROUPS: Mapping[str, tuple[Term, ...]] = {
+    "Accuracy": (
+        Term("metric", "Metric", "The primary metric of the task on the evaluation rows, which no stage has seen.", ("Measured",)),
+        Term(
+            "interval",
+            "95 % interval",
+            "Where the value would lie in 95 of 100 cases if other rows of the same kind were drawn: how sure it is. It is drawn from the "
+            "evaluation rows by the bootstrap, or by the jackknife where rows share texts. More rows make it narrower.",
+            ("interval",),
+        ),
+        Term(
+            "paired",
+            "Paired interval",
+            "The interval of a difference between two models on the same rows. It is much narrower than those of both values, since what "
+            "makes a row hard is hard for both.",
+            ("change, 95 % interval", "paired 95 % bootstrap interval"),
+        ),
+        Term("n", "n", "How many rows (tokens, for language models) or timed samples a figure is made of."),
+        Term(
+            "change",
+            "Change",
+            "The value minus that of the baseline in torch, on the same rows. Points (pt) are differences of percentages: from 91 % to "
+            "90 % is -1 pt. For perplexity it is relative, in percent.",
+            ("Difference",),
+        ),
+        Term(
+            "lost",
+            "Lost and gained",
+            "Rows that are right in the baseline and wrong here are lost; the reverse are gained.",
+            ("lost", "gained"),
+        ),
+        Term(
+            "backend",
+            "Backend",
+            "What computed the answers: torch, an engine in a process of its own, or the real Triton server. A cell holds the metric "
+            "in it, its interval, and the change against the baseline in torch.",
+            ("Triton", *(facts.title for facts in ENGINES.values())),
+        ),
+        Term("accuracy", "accuracy", "Share of the rows (tokens, images) whose answer is right."),
+        Term("top_5", "top_5", "Share of the rows whose true class is among the five likeliest ones."),
+        Term(
+            "f1",
+            "f1",
+            "Harmonic mean of precision and recall: of class 1 where there are two classes, else the plain mean over all classes.",
+            ("F1",),
+        ),
+        Term("precision_of_class", "Precision", "Of the rows that were given this class, the share that belongs to it."),
+        Term("recall_of_class", "Recall", "Of the rows that belong to this class, the share that was given it."),
+        Term(
+            "matthews",
+            "matthews",
+            "Matthews correlation between answers and labels: 1 is perfect, 0 is no better than chance, also where one class is rare.",
+        ),
+        Term("micro_f1", "micro_f1", "F1 over all pairs of a row and a label together: frequent labels count most."),
+        Term("macro_f1", "macro_f1", "Plain mean of the F1 of every label: rare labels count as much as frequent ones."),
+        Term("exact_match", "exact_match", "Share of the rows whose labels are all right, and no other."),
+        Term("entity_f1", "entity_f1", "F1 of whole entities: type, first and last word all have to be right."),
+        Term("entity_precision", "entity_precision", "Of the entities that were found, the share that is right."),
+        Term("entity_recall", "entity_recall", "Of the true entities, the share that was found."),
+        Term("answer_f1", "answer_f1", "Mean F1 of the words of an answer and of the nearest true answer, as SQuAD counts it."),
+        Term("answer_exact_match", "answer_exact_match", "Share of the questions with a true answer, apart from articles and signs."),
+        Term("has_answer_f1", "has_answer_f1", "answer_f1 of the questions that have an answer."),
+        Term("no_answer_f1", "no_answer_f1", "Share of the questions without an answer that were given none."),
+        Term("wer", "wer", "Word error rate: words to replace, insert or delete, divided by the words that were spoken. Less is better."),
+        Term("cer", "cer", "Character error rate: the same for characters."),
+        Term("pearson", "pearson", "Linear correlation of predicted and true values; 1 is perfect."),
+        Term("spearman", "spearman", "Correlation of the ranks of predicted and true values: whether the order is right."),
+        Term(
+            "perplexity",
+            "perplexity",
+            "Exponential of the mean loss of the next token: among how many equally likely tokens the model would choose. Less is better.",
+        ),
+        Term("ndcg", "NDCG@10", "Whether relevant documents come first among the first ten; 1 is the best order there is.", ("ndcg@10",)),
+        Term("mrr", "MRR@10", "Mean of 1 / place of the first relevant document, among the first ten.", ("mrr@10", "map")),
+        Term("recall_at", "recall@k", "Share of what is relevant that stands among the first k results."),
+        Term(
+            "chance",
+            "Majority baseline",
+            "What a model gets that always gives the most frequent class, or otherwise knows nothing. A model that is no better than this "
+            "has learned nothing that the metric shows.",
+        ),
+        Term("support", "Rows", "How many evaluation rows belong to the class.", ("Entities",)),
+        Term("other_metric", "Other metrics", "Every metric of the task in every backend; goals refer to the primary one."),
+        Term(
+            "first_ten",
+            "First 10 in common",
+            "Share of the ten nearest texts or documents that the float vectors of the baseline find too.",
+        ),
+        Term("stored", "Stored as", "How an index keeps the numbers of a vector: float32, a byte each (int8), or a bit each (binary)."),
+        Term("vector_bytes", "Bytes", "Bytes of one stored vector."),
+        Term(
+            "flip",
+            "Flipped rows",
+            "Rows whose answer is another one than in the step before: right to wrong, wrong to right, or wrong to wrong.",
+        ),
+    ),
+    "Data": (
+        Term("split_train", "Train", "Rows that weights are trained on, and that quantization is calibrated on.", ("train",)),
+        Term(
+            "split_selection",
+            "Selection",
+            "Rows for every decision on the way: which epoch, threshold or scheme is kept. Never trained on.",
+            ("selection",),
+        ),
+        Term("split_evaluation", "Evaluation", "Rows for the figures of this report only; no decision depends on them.", ("evaluation",)),
+        Term("split_rows", "Rows of a split", "How many rows the split holds after those were left out that it shares with another split."),
+        Term(
+            "truncated",
+            "Truncated",
+            "Rows that are longer than data.max_length: the model does not see their end. Give a larger max_length, or data.windows.",
+        ),
+        Term("longest", "Longest", "Tokens of the longest row, special tokens included."),
+    ),
+    "Speed": (
+        Term(
+            "p50",
+            "p50",
+            "Median: half of the samples are faster. Milliseconds of one call of the engine with the whole batch.",
+            ("p50 ms",),
+        ),
+        Term("p90", "p90", "90 of 100 samples are at least as fast.", ("p90 ms",)),
+        Term("p99", "p99", "99 of 100 samples are at least as fast: the slow tail. It needs 200 samples.", ("p99 ms",)),
+        Term(
+            "speedup",
+            "Speed-up",
+            "p50 of the baseline in torch (fp32, eager) divided by the p50 here, same shape, device and threads. The headline is the worst "
+            "of the target shapes.",
+        ),
+        Term("throughput", "Rows/s", "Rows per second: batch size times samples, divided by their total time."),
+        Term("samples", "Samples / median", "Spread of the samples around their median: thin line 5 to 95 %, thick line 25 to 75 %."),
+        Term("shape_time", "Time, ms", "Geometric mean of the p50 over the target shapes, or the figure that the goals limit."),
+        Term("concurrency", "Concurrency", "Requests that are under way at the same time; each holds one row.", ("Requests under way",)),
+        Term("processes", "Processes", "Processes of the model in the server, each with its own copy of the weights."),
+        Term("threads", "Threads of each", "Threads that each process computes with."),
+        Term("largest_batch", "Largest batch", "Most rows that the server merges into one call of the engine."),
+        Term("waits", "Waits, ms", "How long a request may wait for others to form a batch with."),
+        Term("against_recipe", "against the recipe", "Rows per second divided by those with the settings of the recipe."),
+        Term("rounds", "Rounds", "Rounds of the search that the settings survived; each round measures three times as long."),
+        Term("goals_missed", "Goals missed", "Goals of the recipe that this configuration would miss."),
+    ),
+    "Answers of language models": (
+        Term("streams", "Streams", "Prompts that are answered at the same time."),
+        Term(
+            "first_token",
+            "First token",
+            "Time from the request to the first token of the answer: the whole prompt is read in it.",
+            ("First token ms, p50", "First token ms, p90", "First token ms, p99"),
+        ),
+        Term(
+            "per_token",
+            "Per token",
+            "Time between two tokens of one stream.",
+            ("Per token ms, p50", "Per token ms, p90", "Per token ms, p99"),
+        ),
+        Term(
+            "tokens_per_s", "Tokens/s", "Tokens per second of all streams together.", ("Tokens/s without", "Tokens/s with", "Engine alone")
+        ),
+        Term("engine_share", "Server / engine", "Tokens per second of the server divided by those of the engine alone."),
+        Term(
+            "bandwidth",
+            "Bandwidth",
+            "Share of the speed at which this machine reads memory that one stream uses. Near 100 % memory is the limit, and only fewer "
+            "bytes make it faster.",
+        ),
+        Term("weight_bytes", "Weights", "Bytes of weights that are read for each token."),
+        Term("cache_bytes", "Cache per token", "Bytes of the keys and values that each token adds to the cache."),
+        Term(
+            "equal_tokens",
+            "Tokens of the baseline",
+            "Share of the greedy tokens that are those of the float baseline, up to the first other one.",
+        ),
+        Term(
+            "own_tokens",
+            "Tokens of torch",
+            "The same, compared with the same checkpoint in torch: what the engine alone changed.",
+            ("Same tokens",),
+        ),
+        Term("same_answer", "Same answer", "Answers that are the same to the last token."),
+        Term("first_other", "First other token", "At which token an answer begins to differ: the median of the answers that do."),
+        Term("bleu", "BLEU", "Overlap of runs of one to four words with the reference translations, 0 to 100."),
+        Term("chrf", "chrF", "Overlap of runs of characters with the reference translations, 0 to 100."),
+        Term("accepted", "Accepted", "Proposed tokens that the model would have chosen itself."),
+        Term("tokens_per_step", "Tokens per step", "Tokens that one pass of the model yields; 1 without proposals."),
+        Term(
+            "cache_cost",
+            "Cost of the cache",
+            "The metric with keys and values in float, and in the precision that is served.",
+            ("with its own",),
+        ),
+    ),
+    "Size and memory": (
+        Term("deployed", "Deployed", "Bytes of the files that the engine loads, without the tokenizer.", ("Deployed size", "Size")),
+        Term("checkpoint", "Checkpoint", "Bytes of the checkpoint that the stage wrote, in float."),
+        Term("parameters", "Parameters", "Numbers that the model has learned."),
+        Term(
+            "macs",
+            "MACs",
+            "Multiply-accumulates: one multiplication and one addition, the unit in which matrix products are counted. Half the FLOPs.",
+            ("MACs per row",),
+        ),
+        Term(
+            "memory",
+            "Memory",
+            "Most resident memory of the process, with its libraries; of a server that of all its processes together.",
+            ("Peak memory", "Memory of the engine", "Memory of the server"),
+        ),
+        Term("stage_time", "Time", "Wall time of the step in the run that made it.", ("Took",)),
+    ),
+    "Integers": (
+        Term(
+            "int8_share",
+            "int8 share",
+            "Share of the multiply-accumulates of matrix products with weights that the engine runs in int8, as its own execution graph "
+            "says. Products of attention have no weights and are counted apart.",
+        ),
+        Term("integer_weights", "Integer weights", "Share of the weights that the files of the engine hold as integers."),
+        Term(
+            "gemm", "GEMM", "A matrix product: nearly all of the time of a Transformer. The bar is its share of all multiply-accumulates."
+        ),
+        Term(
+            "sqnr",
+            "Signal-to-quantization-noise ratio",
+            "Power of the values divided by the power of their rounding errors, in decibels. 6 dB more are one bit more; low ones hurt.",
+        ),
+        Term(
+            "sensitivity",
+            "Sensitivity",
+            "How much the answers move when one layer or block alone is changed, on rows of the selection split.",
+        ),
+        Term(
+            "distance",
+            "Distance",
+            "How far two answers are apart: KL divergence of the predicted probabilities in nats, or the squared error of the output. 0 is "
+            "the same answer.",
+            ("Error",),
+        ),
+        Term("parity", "Parity", "Whether the engine computes what torch computes: answers, logits and integer codes of every layer."),
+        Term(
+            "disagreements",
+            "Predictions that differ",
+            "Selection rows for which engine and torch give another answer, and how many are allowed.",
+        ),
+        Term("median_difference", "Median difference", "Median absolute difference of a logit (loss of a token) between engine and torch."),
+        Term("largest_difference", "Largest", "Largest absolute difference; reported, not judged."),
+        Term(
+            "codes",
+            "Int8 codes by layer",
+            "Integers that the engine computed and that torch predicts bit by bit; a few may differ by one where a value lies between two.",
+        ),
+    ),
+    "Pruning and sparsity": (
+        Term("kept_units", "Kept", "Heads, neurons or experts of each block that are left, of those before."),
+        Term("predicted_ms", "Predicted ms", "Latency that the table of measured blocks predicts."),
+        Term("measured_ms", "Measured ms", "Median latency that was measured."),
+        Term("prediction_error", "Prediction error", "Predicted divided by measured latency, minus one."),
+        Term("against_target", "Against target", "Measured latency divided by the target, minus one."),
+        Term("cost_kept", "Cost kept", "Share of the multiply-accumulates (parameters, milliseconds) that is left after the step."),
+        Term("steps", "Steps", "Updates of the weights."),
+        Term("loss_by_epoch", "Loss by epoch", "Mean training loss of each epoch."),
+        Term("loss_terms", "Loss terms, last epoch", "The parts that the loss is a weighted sum of."),
+        Term("selection_score", "Selection score", "The primary metric on the selection rows, by which the best epoch was kept."),
+        Term("expert_load", "Expert load", "Share of the tokens of a block that are routed to each expert."),
+        Term("zero_weights", "Zero weights", "Share of the weights of the layer that are exactly zero."),
+        Term("zero_blocks", "All-zero blocks", "Share of the blocks of weights that are zero throughout."),
+        Term("zero_outputs", "All-zero outputs", "Outputs of the layer without a nonzero weight: they can be removed."),
+        Term("group_quantile", "Quantile", "Root mean square of the weights of a group; the median group stands at 50 %."),
+        Term("zero_inputs", "All-zero inputs", "Inputs of the layer without a nonzero weight."),
+    ),
+    "Training profiles": (
+        Term("step", "Step", "Time of one update of the weights, with the next batch."),
+        Term("rows_per_second", "Rows per second", "Rows that the training reads a second, all processes together."),
+        Term("tokens_per_second", "Tokens per second", "Tokens that the training reads a second, without padding."),
+        Term("padding", "Padding", "Share of the tokens that only fill rows up to the length of the batch."),
+        Term(
+            "utilisation",
+            "Model FLOPs utilisation",
+            "Operations that the model needs, divided by those that the device could have done in that time in one large product.",
+        ),
+        Term("communication", "Communication", "Share of a step that processes spend exchanging gradients and weights."),
+    ),
+    "Search": (
+        Term("rows_searched", "Candidates", "Settings that came to this step of the search."),
+        Term("dropped", "Dropped", "Candidates that went no further: others were better in every objective."),
+        Term("importance", "Importance", "Share of the differences between candidates that the knob explains (fANOVA)."),
+    ),
+}
+TERMS: Mapping[str, Term] = {term.key: term for terms in GROUPS.values() for term in terms}
+
+
+def _plain(label: str) -> str:
+    return " ".join(label.replace("\u00a0", " ").split()).casefold()
+
+
+_BY_LABEL: Mapping[str, Term] = {_plain(label): term for term in TERMS.values() for label in (term.name, *term.labels)}
+
+
+_BY_START: Mapping[str, str] = {"recall@": "recall_at"}
+_BY_END: Mapping[str, str] = {" change": "change", " with a float cache": "cache_cost", " kept": "kept_units"}
+
+
+def term_of(label: str) -> Term | None:
+    """Returns the entry that a label on the page means; None if it has none. Labels such as `Accuracy change` are found by their end."""
+    plain = _plain(label)
+    if plain in _BY_LABEL:
+        return _BY_LABEL[plain]
+    keys = [key for start, key in _BY_START.items() if plain.startswith(start)] + [
+        key for end, key in _BY_END.items() if plain.endswith(end)
+    ]
+    return TERMS[keys[0]] if keys else None
