@@ -115,8 +115,7 @@ def run(
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team, judge)
-        for warning in filter(None, (UNSEEN if judge == "selection" else None, trained_on(context.data), unlike(context.data))):
-            progress.warn(warning)
+        _warn_of_what_was_given(recipe, context, judge)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state, baseline = RunState(), next(step.id for step in steps if isinstance(step, Evaluate))
         for step in steps:
@@ -132,6 +131,13 @@ def run(
             contents = finish(folder, context.data, progress.warnings)
             end_list(folder)
         return Outcome(folder, team.broadcast(contents))
+
+
+def _warn_of_what_was_given(recipe: Recipe, context: Context, judge: Judge) -> None:
+    """Warns of data and goals that are allowed but probably not what was meant."""
+    seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), unlike(context.data))
+    for warning in filter(None, (*seen, *recipe.goals.questions())):
+        context.progress.warn(warning)
 
 
 def _warn_of_nothing(is_baseline: bool, made: Artifact, context: Context) -> None:

@@ -40,7 +40,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))
-    notes = noted(recipe, planned[0].config, context)
+    notes = [*recipe.goals.questions(), *noted(recipe, planned[0].config, context)]
     data = context.data
     unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].generates else "rows"
     lines = [

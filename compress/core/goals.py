@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from compress.core.config import Config
+
+SUSPICIOUS = 0.2
+"""From here on a fraction looks like points or percent."""
 
 
 class LatencyGoal(Config):
@@ -14,10 +17,11 @@ class LatencyGoal(Config):
 
     percentile: Literal[50, 90, 99] = 50
     """Percentile of the latency samples."""
-    batch: Annotated[int, Field(ge=1)] = 1
-    """Batch size, one of `target.batch_sizes`."""
-    sequence: Annotated[int, Field(ge=1)] | None = None
-    """Sequence length in tokens, one of the measured lengths. Omit for images."""
+    batch: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Batch size. One that is not in `target.batch_sizes` is measured too."""
+    sequence: Annotated[int, Field(ge=2)] | None = None
+    """Sequence length in tokens, at most data.max_length; one that is not in `target.sequence_lengths` is measured too. Needed for texts.
+    For waveforms in samples, one of the measured lengths. Omit for rows of one size, such as images."""
     value: Annotated[float, Field(gt=0)]
     """Upper bound in milliseconds."""
 
@@ -25,7 +29,7 @@ class LatencyGoal(Config):
 class Goals(Config):
     """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
-    max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
     """Maximum drop of the primary metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
     engine, else torch). For perplexity, the maximum relative increase: served / baseline - 1."""
     min_speedup: Annotated[float, Field(gt=0)] | None = None
@@ -39,6 +43,21 @@ class Goals(Config):
     max_bleu_drop: Annotated[float, Field(ge=0, le=100)] | None = None
     """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus those of the last variant
     in the engine that answers."""
-    int8_faster: bool = True
+    int8_faster: bool | None = None
     """Whether the fastest int8 engine of the last variant must be faster than the fastest float engine of the model it was made of, at the
-    largest shape, whichever of them is served."""
+    largest shape, whichever of them is served. null: the report says so as a finding, and no goal is missed. false: it says nothing."""
+
+    @field_validator("max_drop")
+    @classmethod
+    def _is_a_fraction(cls, given: float | None) -> float | None:
+        if given is not None and given > 1:
+            raise ValueError(f"a fraction of 0 to 1 is allowed: give {given / 100:.4g} for {given:g} points or percent")
+        return given
+
+    def questions(self) -> list[str]:
+        """Returns one line for each goal that is allowed but probably not what was meant."""
+        if self.max_drop is None or self.max_drop < SUSPICIOUS:
+            return []
+        points, meant = f"{100 * self.max_drop:.4g} points (percent for perplexity)", f"{self.max_drop / 100:.4g}"
+        much = "every model meets it" if self.max_drop == 1 else "this lets the model get far worse"
+        return [f"goals.max_drop: {self.max_drop:g} is a fraction, a drop of {points}: {much}; give {meant} for {self.max_drop:g} points"]

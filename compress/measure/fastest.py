@@ -3,8 +3,9 @@
 A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Those of the last variant compete with those
 of the float model that it was made of, so that int8 is served where it wins and float where it does not.
 
-    time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles;
-             with goals.min_throughput and no limit on latency the time for a row at the best shape
+    time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles,
+             or of the highest lower one that all candidates have (a p99 needs 200 samples); with goals.min_throughput and no limit on
+             latency the time for a row at the best shape
     served   the fewest goals missed, then the least time; what is within `CLOSE` of the least is equally fast, and the smallest files win
 
 The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns
@@ -24,7 +25,7 @@ from typing import Any
 
 from compress.artifacts.artifact import read_json
 from compress.core.engines import REFERENCE, served_on
-from compress.core.goals import Goals
+from compress.core.goals import Goals, LatencyGoal
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import METRICS
@@ -33,6 +34,8 @@ EXPORTED, LATENCY = "export.json", "latency.json"
 CLOSE = 0.02
 """Times that differ by less are taken for equal: medians of one run repeat to about this much."""
 EXACT = 1e-9
+PERCENTILES = (99, 90, 50)
+"""Those of a latency row, the highest first."""
 Row = Mapping[str, Any]
 Shape = tuple[int, int | None]
 NAMES = ("variant", "precision", "float_precision", "engine", "mode")
@@ -167,7 +170,9 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
         goals: Those of the recipe.
         scale: The baseline.
     """
-    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals)) for one in found]
+    found = list(found)
+    cells = limited(found, goals)
+    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals, cells)) for one in found]
     ranked.sort(key=lambda one: (len(one.missed), one.time_ms))
     close = [one for one in ranked if len(one.missed) == len(ranked[0].missed) and one.time_ms <= (1 + CLOSE) * ranked[0].time_ms]
     first = min(close, key=lambda one: one.candidate.size_bytes, default=None)
@@ -185,20 +190,42 @@ def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
         "min_throughput": lambda limit: max(row["throughput_per_s"] for row in rows.values()) < limit - EXACT,
     }
     found = [name for name, misses in judged.items() if (limit := getattr(goals, name)) is not None and misses(limit)]
-    slow = any(_percentile(rows, goal) > goal.value + EXACT for goal in goals.max_latency_ms)
+    slow = any(_exceeds(rows, goal) for goal in goals.max_latency_ms)
     return (*found, *(["max_latency_ms"] if slow else []))
 
 
-def time_ms(candidate: Candidate, goals: Goals) -> float:
-    """Returns the time that candidates are ordered by; see above."""
-    rows = candidate.rows.values()
+def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, str]]:
+    """Returns the cells that `goals.max_latency_ms` orders candidates by: a shape and the percentile's key in its row, for each limit.
+
+    A percentile that one of the candidates lacks is replaced by the next lower one, so that all are ordered by the same. A limit at a shape
+    that was not measured, as in runs of earlier versions, orders nothing.
+    """
+    cells = []
+    for goal in goals.max_latency_ms:
+        shape = goal.batch, goal.sequence
+        keys = [f"p{percentile}_ms" for percentile in PERCENTILES if percentile <= goal.percentile]
+        known = (key for key in keys if found and all(one.rows.get(shape, {}).get(key) is not None for one in found))
+        cells += [(shape, key) for key in list(known)[:1]]
+    return cells
+
+
+def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, str]] | None = None) -> float:
+    """Returns the time that candidates are ordered by; see above.
+
+    Args:
+        candidate: A configuration.
+        goals: Those of the recipe.
+        cells: What `limited` returns of all candidates; None: of this one alone.
+    """
+    rows, cells = candidate.rows, limited([candidate], goals) if cells is None else cells
     if not goals.max_latency_ms and goals.min_throughput is not None:
-        return 1e3 / max(float(row["throughput_per_s"]) for row in rows)
-    times = [_percentile(candidate.rows, goal) for goal in goals.max_latency_ms] or [float(row["p50_ms"]) for row in rows]
+        return 1e3 / max(float(row["throughput_per_s"]) for row in rows.values())
+    times = [float(rows[shape][key]) for shape, key in cells] or [float(row["p50_ms"]) for row in rows.values()]
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
-def _percentile(rows: Mapping[Shape, Row], goal: Any) -> float:
-    """Returns the latency that a goal limits; infinite where it was not measured."""
-    value = rows.get((goal.batch, goal.sequence), {}).get(f"p{goal.percentile}_ms")
-    return math.inf if value is None else float(value)
+def _exceeds(rows: Mapping[Shape, Row], goal: LatencyGoal) -> bool:
+    """Whether the latency that a goal limits is above it; a percentile is, if a lower one is."""
+    row = rows.get((goal.batch, goal.sequence), {})
+    values = [row.get(f"p{percentile}_ms") for percentile in PERCENTILES if percentile <= goal.percentile]
+    return any(value is not None and value > goal.value + EXACT for value in values)

@@ -16,8 +16,9 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`compress.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
-                  served. The float model is the one that was quantized, so both have the same layer shapes. On a GPU its engines count
-                  in fp16 and bf16, and torch too, eager and compiled: all of these are timed there. Not judged for w4a16 and fp8
+                  served: as a goal where the recipe sets it, else it is a finding, which nothing misses. The float model is the one that
+                  was quantized, so both have the same layer shapes. On a GPU its engines count in fp16 and bf16, and torch too, eager and
+                  compiled: all of these are timed there. Not judged for w4a16 and fp8
 """
 
 from __future__ import annotations
@@ -78,9 +79,20 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
             "max_bleu_drop", goals.get("max_bleu_drop"), _telling(bleu_drop(report), goals.get("max_bleu_drop"), *chance_bleu(report))
         ),
     ]
-    if goals.get("int8_faster", True) is not False and is_int8(last_variant(report)):
-        judged.append(_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit))
+    if goals.get("int8_faster") is True:
+        judged += _int8_faster(report)
     return [goal for goal in judged if goal["limit"] is not None]
+
+
+def findings(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what the report shows in the form of goals although the recipe sets none: `int8_faster`, where the recipe does not say."""
+    return _int8_faster(report) if (goals or {}).get("int8_faster") is None else []
+
+
+def _int8_faster(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not is_int8(last_variant(report)):
+        return []
+    return [_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit)]
 
 
 def missed(report: Mapping[str, Any]) -> list[str]:

@@ -75,7 +75,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("served.ranking[].mode", "text", "The mode of its engine."),
         ("served.ranking[].metric", "number", "The primary metric in its engine."),
         ("served.ranking[].size_bytes", "integer", "What the engine loads, bytes."),
-        ("served.ranking[].time_ms", "number", "What it was ordered by, ms: see `target.serve`."),
+        ("served.ranking[].time_ms", "number", "What it was ordered by, ms: see `target.serve`; null where that was not measured."),
         ("served.ranking[].missed[]", "text", "Goals that it misses."),
         ("target.batch_sizes[]", "integer", "`target.batch_sizes`."),
         ("target.sequence_lengths[]", "integer", "`target.sequence_lengths`, tokens."),
@@ -411,5 +411,10 @@ KEYS: tuple[Key, ...] = tuple(
         ("goals[].high", "number", "Its upper end."),
         ("goals[].reason", "text", "Why a goal was missed or not judged."),
         ("goals[].busy", "boolean", "Only where it is true: not judged, because the machine was busy (exit status 4)."),
+        (
+            "findings[].*",
+            "map",
+            "What is judged although the recipe sets no such goal, with the keys of `goals[]`: `int8_faster`. No goal is missed by it.",
+        ),
     )
 )

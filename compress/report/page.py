@@ -31,7 +31,10 @@ from compress.report.sections.sparsify import sparsity
 from compress.report.sections.tuned import tuned
 from compress.report.view import Report, View, plain
 
-LISTS = ("variants", "latency", "goals", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus", "cpu_features")
+LISTS = (
+    *("variants", "latency", "goals", "findings", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus"),
+    "cpu_features",
+)
 MAPS = ("environment", "metric", "metrics", "accuracy", "drops", "triton", "versions", "target")
 
 
@@ -53,6 +56,7 @@ def render(report: Report) -> str:
         state=_state(whole["goals"]),
         figures=_figures(whole),
         goals=[_goal(goal, _metric(whole)) for goal in whole["goals"]],
+        findings=[_goal(found, _metric(whole)) for found in whole["findings"]],
         warnings=whole["warnings"],
         metric=_metric(whole),
         lower_is_better=whole["metric"].get("higher_is_better") is False,
@@ -87,7 +91,7 @@ def render(report: Report) -> str:
 def complete(value: Any) -> Any:
     """Returns a copy of a report with empty lists and maps in place of missing or null ones; values are unchanged."""
     report = _fill(value)
-    for key in ("variants", "goals", "stages", "warnings", "commands"):
+    for key in ("variants", "goals", "findings", "stages", "warnings", "commands"):
         report.setdefault(key, [])
     for key in ("environment", "metric", "triton", "target"):
         report.setdefault(key, {})

@@ -118,6 +118,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         report["windows"] = windows
     report["served"] = served(run, evaluated[0])
     report["goals"] = goals.judge(run.recipe["goals"], report)
+    report["findings"] = goals.findings(run.recipe["goals"], report)
     return report
 
 

@@ -26,7 +26,7 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
 
     Returns:
         One line each for the primary metric, speed and size, and what is served, one for the goals if there are any, one for every goal
-        that was missed or not judged, and the path of the HTML page.
+        that was missed or not judged, one for every finding that does not hold, and the path of the HTML page.
     """
     metric = (report.get("metric") or {}).get("name")
     lines = [
@@ -39,6 +39,7 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
     if judged:
         lines.append(_line("goals", phrases.goals_sentence(judged).lower()))
     lines += [_line("", text) for text in _open_goals(judged, metric)]
+    lines += [_line("finding", _unmet(found, metric)) for found in report.get("findings") or () if found.get("met") is False]
     return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
 
 
@@ -91,5 +92,11 @@ def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator
         if goal.get("met") is None:
             yield f"not judged: {name}: {reason or phrases.NO_REASON}"
             continue
-        where = f" ({phrases.place(goal.get('at'))})" if goal.get("at") else ""
-        yield f"missed: {name}; measured {phrases.goal_value(goal, metric)}{where}{f'; {reason}' if reason else ''}"
+        yield f"missed: {_unmet(goal, metric)}"
+
+
+def _unmet(goal: Mapping[str, Any], metric: str | None) -> str:
+    """Returns what was measured of a goal or finding that does not hold, and why."""
+    where, reason = f" ({phrases.place(goal.get('at'))})" if goal.get("at") else "", goal.get("reason")
+    measured = f"measured {phrases.goal_value(goal, metric)}{where}"
+    return f"{phrases.goal_name(goal, metric)}; {measured}{f'; {reason}' if reason else ''}"

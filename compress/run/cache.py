@@ -32,7 +32,7 @@ def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[s
     """Returns everything that the output of a step depends on: JSON types.
 
     Checkpoints depend on the inputs of training; everything that is built or measured also depends on the target, the library versions
-    and the hardware. The name of the run and the goals are not part of the key.
+    and the hardware. The name of the run and the goals are not part of the key, apart from shapes that goals add to the target.
     """
     contents: dict[str, Any] = {
         "stage": step.NAME,

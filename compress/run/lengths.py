@@ -1,6 +1,8 @@
 """Lengths of sounds: seconds of the recipe become samples, which is what every later length of a waveform counts.
 
 Those of texts beside images: towers read few tokens, so that the usual lengths are cut to theirs.
+
+What `goals.max_latency_ms` limits has to be measured: its batch sizes and lengths join the shapes of the target.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ from compress.recipe import Recipe
 
 
 def in_samples(recipe: Recipe) -> Recipe:
-    """Returns a recipe whose `data.max_length` and `target.sequence_lengths` are right for its task.
+    """Returns a recipe whose `data.max_length`, `target.sequence_lengths` and `target.batch_sizes` are right for its task and goals.
 
     Of models that read waveforms they are samples: `data.max_seconds` times the sampling rate, and the lengths that the recipe gives, or
     that one alone where it gives none. Spectrograms have one size, so that there are no lengths. Other tasks keep theirs.
+
+    Shapes that `goals.max_latency_ms` limits are added to the target, so that they are measured.
 
     Args:
         recipe: A checked recipe.
 
     Raises:
-        InputError: `data.max_seconds` is given for another task, or missing, or too short; or the model reads no sounds.
+        InputError: `data.max_seconds` is given for another task, or missing, or too short; or the model reads no sounds; or a goal limits
+            the latency of a shape that cannot be measured.
     """
+    return _with_limited_shapes(_of_task(recipe))
+
+
+def _of_task(recipe: Recipe) -> Recipe:
     seconds = recipe.data.max_seconds
     if TASKS[recipe.model.task].two_towers and seconds is None:
         return _of_towers(recipe)
@@ -51,6 +60,38 @@ def in_samples(recipe: Recipe) -> Recipe:
         allowed = f"{steps['least']} to {longest} samples, at {steps['sampling_rate']} a second, are allowed"
         raise InputError(f"target.sequence_lengths, data.max_seconds: {wrong[0]} samples given; {allowed}")
     return _with(recipe, longest, given)
+
+
+def _with_limited_shapes(recipe: Recipe) -> Recipe:
+    """Returns a recipe whose target has the shapes of `goals.max_latency_ms`."""
+    limits, target = recipe.goals.max_latency_ms, recipe.target
+    problems = [
+        f"goals.max_latency_ms[{number}].sequence: {problem}"
+        for number, limit in enumerate(limits)
+        if (problem := _unmeasurable(limit.sequence, recipe)) is not None
+    ]
+    if problems:
+        raise InputError(*problems)
+    sizes = {limit.batch: None for limit in limits if limit.batch not in target.batch_sizes}
+    lengths = {limit.sequence: None for limit in limits if limit.sequence not in (None, *target.sequence_lengths)}
+    if not sizes and not lengths:
+        return recipe
+    shapes = {"batch_sizes": (*target.batch_sizes, *sizes), "sequence_lengths": (*target.sequence_lengths, *lengths)}
+    return recipe.model_copy(update={"target": target.model_copy(update=shapes)})
+
+
+def _unmeasurable(sequence: int | None, recipe: Recipe) -> str | None:
+    """Returns why the latency at a length cannot be measured; None where it can."""
+    task, longest, target = recipe.model.task, recipe.data.max_length, recipe.target
+    if not target.has_lengths(task):
+        return None if sequence is None else f"{sequence} given; rows of {task} have one size: leave it out"
+    if sequence is None:
+        return None if TASKS[task].two_towers else f"missing; give the length that is limited, such as {longest}, as rows of {task} differ"
+    if TASKS[task].modality != "text":  # whose models read few lengths
+        allowed = ", ".join(map(str, sorted(target.sequence_lengths)))
+        more = "or add it to target.sequence_lengths"
+        return None if sequence in target.sequence_lengths else f"{sequence} given; {allowed} is measured: give one of these, {more}"
+    return None if sequence <= longest else f"{sequence} given; at most {longest} is allowed, the longest row (data.max_length)"
 
 
 def _config(recipe: Recipe) -> tuple[Any, Path | None]:

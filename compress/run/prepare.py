@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE, judge: Judge = "evaluation") -> Context:
     """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
+    in_samples(recipe)  # before the data, which may take long to load
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     return context_of(recipe, data.judged_on(judge), folder, progress, team)
 

@@ -1,7 +1,6 @@
 """The choice of what is served, against a written-out search and by its properties."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,26 @@ def test_a_limit_on_latency_is_what_the_time_is_of() -> None:
     assert missed(candidate((1.0, 9.5)), goals, scale()) == ("max_latency_ms",)
 
 
-def test_a_percentile_that_was_not_measured_is_not_met() -> None:
+def test_a_percentile_that_was_not_measured_is_missed_only_where_a_lower_one_exceeds_its_limit() -> None:
     goals = Goals.model_validate({"max_latency_ms": [{"percentile": 99, "sequence": 32, "value": 9}]})
-    assert missed(candidate((1.0, 1.0)), goals, scale()) == ("max_latency_ms",)
-    assert time_ms(candidate((1.0, 1.0)), goals) == math.inf
+    assert missed(candidate((8.0, 1.0)), goals, scale()) == ()
+    assert missed(candidate((9.5, 1.0)), goals, scale()) == ("max_latency_ms",)
+
+
+def test_all_are_ordered_by_the_highest_percentile_that_all_have() -> None:
+    slow, fast = candidate((8.0, 1.0), name="slow"), candidate((7.0, 1.0), name="fast")
+    fast.rows[1, 32]["p99_ms"] = 8.5  # type: ignore[index]
+    goals = Goals.model_validate({"max_latency_ms": [{"percentile": 99, "sequence": 32, "value": 9}]})
+    assert [(one.candidate.key[0], one.time_ms) for one in ranking([slow, fast], goals, scale())] == [
+        ("fast", pytest.approx(7.0)),
+        ("slow", pytest.approx(8.0)),
+    ]
+
+
+def test_a_limit_on_a_shape_that_was_not_measured_orders_nothing() -> None:
+    goals = Goals.model_validate({"max_latency_ms": [{"value": 9}]})  # as in a run of an earlier version
+    ranked = ranking([candidate((8.0, 2.0)), candidate((1.0, 4.0))], goals, scale())
+    assert [(one.time_ms, one.missed) for one in ranked] == [(pytest.approx(2.0), ()), (pytest.approx(4.0), ())]
 
 
 def test_a_goal_of_throughput_orders_by_throughput() -> None:

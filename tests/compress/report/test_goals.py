@@ -54,7 +54,7 @@ def make_report(**more: Any) -> dict[str, Any]:
 
 
 def judged(config: dict[str, Any], report: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(goal for goal in goals.judge(config, report) if goal["goal"] == name)
+    return next(goal for goal in [*goals.judge(config, report), *goals.findings(config, report)] if goal["goal"] == name)
 
 
 def test_drop_is_the_baseline_in_torch_minus_triton() -> None:
@@ -204,11 +204,19 @@ def test_on_a_cpu_torch_is_no_rival() -> None:
     assert judged({}, report, "int8_faster") == before
 
 
-def test_int8_faster_is_listed_after_quantize_alone_and_can_be_left_out() -> None:
-    assert [goal["goal"] for goal in goals.judge({"int8_faster": False}, make_report())] == []
+def test_int8_that_is_not_faster_is_a_missed_goal_only_where_the_recipe_asks_for_it() -> None:
     report = make_report()
-    report["variants"].pop()
-    assert goals.judge({}, report) == []
+    report["variants"][1]["latency"][1]["p50_ms"] = 50.0
+    for config in ({}, {"int8_faster": None}):
+        assert goals.judge(config, report) == []
+        [found] = goals.findings(config, report)
+        assert (found["goal"], found["met"], found["value"]) == ("int8_faster", False, 40.0 / 50.0)
+        assert "b (20.0 % of MACs)" in found["reason"]
+    assert goals.findings({"int8_faster": True}, report) == goals.findings({"int8_faster": False}, report) == []
+    assert [goal["met"] for goal in goals.judge({"int8_faster": True}, report)] == [False]
+    assert goals.judge({"int8_faster": False}, report) == []
+    report["variants"].pop()  # nothing was quantized
+    assert goals.findings({}, report) == goals.judge({"int8_faster": True}, report) == []
 
 
 @pytest.mark.parametrize(
@@ -226,7 +234,7 @@ def test_nothing_measured_is_neither_met_nor_missed(report: dict[str, Any]) -> N
 def test_int8_faster_is_not_asked_of_what_is_no_int8(precision: str) -> None:
     report = make_report()
     report["variants"][-1]["latency"] = [row("openvino", precision, 500.0, 8, 128)]
-    assert [goal["goal"] for goal in goals.judge({}, report)] == []
+    assert goals.findings({}, report) == []
 
 
 def served(**names: Any) -> dict[str, Any]:
@@ -288,7 +296,12 @@ def test_a_bleu_that_cannot_fall_is_not_judged(before: float, floor: float, met:
     assert (met is None) == ("do not depend on their source" in found.get("reason", ""))
 
 
-BUSY_GOALS = {"min_speedup": 5.0, "max_latency_ms": [{"percentile": 50, "batch": 8, "sequence": 128, "value": 30}], "min_throughput": 10}
+BUSY_GOALS = {
+    "int8_faster": True,
+    "min_speedup": 5.0,
+    "max_latency_ms": [{"percentile": 50, "batch": 8, "sequence": 128, "value": 30}],
+    "min_throughput": 10,
+}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ FOLDER = Path("runs/tiny")
 
 def judged(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     report = make_report(**changes)
-    return {**report, "schema": 1, "name": "tiny", "task": "text-classification", "warnings": ["w"], "goals": goals.judge(config, report)}
+    made = {"goals": goals.judge(config, report), "findings": goals.findings(config, report)}
+    return {**report, "schema": 1, "name": "tiny", "task": "text-classification", "warnings": ["w"], **made}
 
 
 def test_the_three_figures_and_the_path() -> None:
@@ -26,7 +27,7 @@ def test_the_three_figures_and_the_path() -> None:
         "accuracy    90.00 % in torch -> 89.30 % in Triton (n = 1000; change -0.70 pt, 95 % interval -1.50 to +0.10)",
         "speed       8.00x faster than torch fp32 at the worst shape (OpenVINO, batch 8 x 128 tokens)",
         "size        90.0 MB -> 24.0 MB deployed (3.75x smaller)",
-        "goals       all 3 goals met",
+        "goals       all 2 goals met",
         "report      runs/tiny/report.html",
     ]
 
@@ -34,11 +35,21 @@ def test_the_three_figures_and_the_path() -> None:
 def test_every_missed_goal_has_a_line_that_says_what_was_measured_where() -> None:
     lines = summary(judged({"max_drop": 0.001, "min_speedup": 9.0, "max_size_mb": 24.0}), FOLDER)
     assert lines[3:] == [
-        "goals       2 of 4 goals missed, 2 met",
+        "goals       2 of 3 goals missed, 1 met",
         "            missed: Accuracy drop of at most 0.10 points; measured -0.70 pt (Triton)",
         "            missed: Speed-up over torch of at least 9.00x; measured 8.00x (OpenVINO, batch 8 x 128 tokens)",
         "report      runs/tiny/report.html",
     ]
+
+
+def test_int8_that_is_not_faster_is_a_finding() -> None:
+    report = judged({})
+    report["variants"][1]["latency"][1]["p50_ms"] = 80.0
+    report["findings"] = goals.findings({}, report)
+    lines = summary(report, FOLDER)
+    assert not any(line.startswith("goals") for line in lines)
+    [finding] = [line for line in lines if line.startswith("finding")]
+    assert all(words in finding for words in ("int8 faster", "0.50x", "b (20.0 % of MACs)"))
 
 
 def test_what_was_not_measured_has_its_reason() -> None:
@@ -95,7 +106,7 @@ def test_a_report_has_typed_values(report: Report) -> None:
     assert report.speedup == 8.0
     assert report.drop == pytest.approx(0.007)
     assert [goal.goal for goal in report.missed] == ["max_drop"]
-    assert [goal.met for goal in report.goals] == [False, True, True]
+    assert [goal.met for goal in report.goals] == [False, True]
     assert (report.warnings, report.html) == (("w",), report.folder / "report.html")
 
 

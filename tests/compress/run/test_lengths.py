@@ -1,0 +1,70 @@
+"""Shapes that goals limit are measured, or refused in one line before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from compress.core.errors import InputError
+from compress.core.goals import Goals
+from compress.core.progress import ConsoleProgress
+from compress.recipe import Recipe, check
+from compress.run.implicit import shapes
+from compress.run.lengths import in_samples
+from compress.run.prepare import prepare
+from tests.tiny_recipes import tiny_vit
+
+TEXT = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}
+
+
+def recipe(base: dict[str, Any], limits: list[dict[str, Any]], **target: Any) -> Recipe:
+    goals = {"max_latency_ms": [{"value": 2.0, **limit} for limit in limits]}
+    return check({**base, "goals": goals, "target": {"batch_sizes": [1], **target}, "stages": [{"finetune": {}}, {"export": {}}]})
+
+
+def test_shapes_that_goals_limit_join_those_of_the_target() -> None:
+    made = in_samples(recipe(TEXT, [{"sequence": 48}, {"batch": 3, "sequence": 64}], sequence_lengths=[32]))
+    timed = shapes("text-classification", made.target)
+    assert {(1, 32), (1, 48), (3, 64)} <= set(timed)
+    assert in_samples(made) == made
+    images = in_samples(recipe(tiny_vit("x"), [{"batch": 5}])).target
+    assert shapes("image-classification", images) == [(1, None), (5, None)]
+
+
+def test_a_target_that_has_them_stays_as_it_is() -> None:
+    given = recipe(TEXT, [{"sequence": 32}], sequence_lengths=[32])
+    assert in_samples(given) is given
+
+
+@pytest.mark.parametrize(
+    ("base", "limit", "words"),
+    [
+        (TEXT, {"batch": 1}, ["sequence: missing", "such as 64"]),
+        (TEXT, {"sequence": 65}, ["65 given", "at most 64", "data.max_length"]),
+        (tiny_vit("x"), {"sequence": 32}, ["32 given", "leave it out"]),
+    ],
+)
+def test_shapes_that_cannot_be_measured_are_refused_before_the_data_are_read(
+    base: dict[str, Any], limit: dict[str, Any], words: list[str], tmp_path: Any
+) -> None:
+    for refused in (in_samples, lambda given: prepare(given, tmp_path, ConsoleProgress("silent"))):
+        with pytest.raises(InputError) as caught:
+            refused(recipe(base, [{"sequence": 32} if base is TEXT else {}, limit]))
+        [problem] = caught.value.problems
+        assert problem.startswith("goals.max_latency_ms[1].sequence: ")
+        assert all(word in problem for word in words)
+
+
+@pytest.mark.parametrize(("given", "asks"), [(0.01, False), (0.1, False), (0.5, True), (1, True)])
+def test_a_drop_that_looks_like_points_is_questioned(given: float, asks: bool) -> None:
+    questions = Goals(max_drop=given).questions()
+    assert len(questions) == asks
+    assert all("goals.max_drop" in line and f"{given / 100:g}" in line for line in questions)
+
+
+@pytest.mark.parametrize("given", [1.5, 2, 50])
+def test_a_drop_above_one_is_no_fraction(given: float) -> None:
+    with pytest.raises(InputError) as caught:
+        check({**TEXT, "goals": {"max_drop": given}, "stages": [{"quantize": {}}]})
+    [problem] = caught.value.problems
+    assert problem.startswith("goals.max_drop: ")
+    assert f"give {given / 100:g}" in problem
