@@ -97,8 +97,8 @@ class TrainConfig(Config):
     """The optimizer."""
     look_first: bool = False
     """Whether the initial weights count as a candidate for the best: for models that are already good."""
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
-    """Seconds between two checkpoints within the stage, the most that a kill costs. 0: after every step."""
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Most seconds of training that a kill costs: a checkpoint is written before another step would exceed them. 0: after every step."""
 
     @classmethod
     def of(cls, settings: Config, **changes: Any) -> TrainConfig:
@@ -283,7 +283,7 @@ class _Loop:
         with progress.bar(self.label, self.num_steps) as advance:
             advance(self.history.steps)
             while self.history.steps < self.num_steps:
-                epoch, position = divmod(self.history.steps, self.epoch_steps)
+                begun, (epoch, position) = time.monotonic(), divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
                     batches = self.dealing.batches(self.rows.lengths, self.seed, epoch)
                 with profiler.step(self.rows.lengths[batches[position]].tolist()) if profiler else nullcontext():
@@ -292,7 +292,7 @@ class _Loop:
                 advance(1)
                 now = time.monotonic()
                 self.history.seconds, last = self.history.seconds + now - last, now
-                if self.team.broadcast(now - saved >= self.config.checkpoint_seconds):
+                if self.team.broadcast(now - saved + now - begun >= self.config.checkpoint_seconds):
                     self._save(write)
                     saved = time.monotonic()
 
