@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt triton_repo/server-requirements.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "packages       from the index, in the versions of constraints.txt; takes minutes the first time"
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	@$(BIN)/compress doctor --fix | grep '^triton server'
+	@$(BIN)/compress doctor --fix 2>&1 | grep -E '^(triton server|server environment)'
 	@$(if $(CUDA),$(BIN)/python -c "$$CUDA_CHECK")
 	@touch $@
 

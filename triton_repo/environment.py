@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,15 @@ REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")
 MARKER = "compress-server.txt"
 FIX = "run `compress doctor --fix`"
 MAX_SECONDS = 1800.0
+_OFFLINE = re.compile(
+    "Failed to establish a new connection|NameResolutionError|Temporary failure in name resolution|Cannot connect to proxy"
+)
+_REMEDIES = {
+    "no connection to the package index": f"connect this machine, or set $PIP_INDEX_URL to a mirror or ${VARIABLE} to an environment",
+    "No space left on device|Disk quota exceeded": "it takes 1 GB: free some space, or set $XDG_CACHE_HOME to another disk",
+    "Permission denied|Read-only file system": "make that folder writable, or set $XDG_CACHE_HOME to one that is",
+}
+"""What to do about a failed build, by words of its cause."""
 
 # Runs in the interpreter of the environment: imports what the served models import, and prints the paths of the server's files.
 _LOOK = """
@@ -171,10 +181,18 @@ def _install(path: Path) -> None:
         write_text(path / MARKER, lock_digest() + "\n")
     except (_Broken, OSError) as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise InputError(
-            f"server environment: {path} cannot be built: {error}; it needs a package index, Python 3.11 or 3.12 with venv, "
-            f"and 1 GB of disk (set $XDG_CACHE_HOME to move it, or ${VARIABLE} to use an existing one)"
-        ) from error
+        raise InputError(f"server environment: {path} cannot be built: {error}; {_remedy(str(error))}") from error
+
+
+def _remedy(cause: str) -> str:
+    """Returns what to do about a failed build."""
+    known = next((remedy for words, remedy in _REMEDIES.items() if re.search(words, cause)), None)
+    if known is not None:
+        return known
+    return (
+        "it needs a package index, Python 3.11 or 3.12 with venv, and 1 GB of disk "
+        f"(set $XDG_CACHE_HOME to move it, or ${VARIABLE} to use an existing one)"
+    )
 
 
 def _is_whole(path: Path) -> bool:
@@ -206,6 +224,8 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
         raise _Broken(f"{command[0]}: {error.strerror}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        if any(_OFFLINE.search(line) for line in lines):  # pip then says that there is no such package
+            raise _Broken("no connection to the package index")
         errors = [line for line in lines if line.startswith("ERROR")]
         raise _Broken((errors or lines or [f"{command[0]} exited with status {done.returncode}"])[-1][:300])
     return done.stdout

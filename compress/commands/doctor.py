@@ -10,7 +10,11 @@ from compress.machine import environment
 
 
 def examine(fix: bool = False) -> Iterator[str]:
-    """Yields one line for each component that a run may need; with `fix`, builds the server environment if it is missing."""
+    """Yields one line for each component that a run may need; with `fix`, builds the server environment if it is missing.
+
+    Raises:
+        InputError: With `fix`, the server environment cannot be built.
+    """
     machine = environment.hardware()
     yield f"processor      {machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
     yield f"features       {', '.join(machine['cpu_features']) or 'none of AVX2, AVX-512, VNNI and AMX'}"
@@ -49,4 +53,6 @@ def _server(fix: bool) -> Iterator[str]:
         found = server.check()
         yield f"triton server  {found.path}, {', '.join(f'{name} {version}' for name, version in found.versions.items())}"
     except InputError as error:
+        if fix:
+            raise
         yield f"triton server  {error.problems[0]}"

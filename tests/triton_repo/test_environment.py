@@ -1,9 +1,12 @@
 import hashlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from cli import app
 from compress.core.errors import InputError
 from triton_repo import environment
 
@@ -106,3 +109,49 @@ def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"is not writable .*XDG_CACHE_HOME"):
         environment.build()
+
+
+def test_fix_that_cannot_write_fails_with_one_line(cache, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 0
+    assert "triton server  server environment: " in shown.stdout
+    fixed = CliRunner().invoke(app, ["doctor", "--fix"])
+    assert fixed.exit_code == 2
+    [line] = fixed.stderr.splitlines()
+    assert line.startswith("server environment: ")
+    assert "is not writable" in line
+
+
+OFFLINE = """\
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(': Failed to establish a new connection: [Errno -3]')': /simple/
+ERROR: Could not find a version that satisfies the requirement nvidia-pytriton==0.7.0 (from versions: none)
+ERROR: No matching distribution found for nvidia-pytriton==0.7.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "cause", "remedy"),
+    [
+        (
+            "install",
+            "ERROR: Could not install packages: [Errno 28] No space left on device",
+            "No space left",
+            "free some space",
+        ),
+        ("venv", "Error: [Errno 13] Permission denied: '/cache/server'", "Permission denied", "make that folder writable"),
+        ("install", OFFLINE, "no connection to the package index", "PIP_INDEX_URL"),
+    ],
+)
+def test_a_failed_fix_says_what_to_do(step, said, cause, remedy, cache, monkeypatch):
+    def failing(command, **options):
+        return SimpleNamespace(returncode=int(step in command), stdout="", stderr=said)
+
+    monkeypatch.setattr(environment.subprocess, "run", failing)
+    fixed = CliRunner().invoke(app, ["doctor", "--fix"])
+    assert fixed.exit_code == 2
+    [line] = fixed.stderr.splitlines()
+    assert cause in line
+    assert remedy in line
+    assert not cache.exists()
