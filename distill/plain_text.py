@@ -104,7 +104,7 @@ def _rows_of(path: Path, config: PlainText) -> Iterator[Row]:
         return _texts(((number, (line,)) for number, line in enumerate(tables.read_document(path).split("\n"), 1)), f"{path} line")
     quoting = config.quoting if tables.suffix(path) == ".tsv" else None  # the folder may hold files of other formats
     remedy = "give quoting: minimal, or quoting: none if the quotes are part of the text"
-    table = tables.Table(path, _columns(config), config.header, quoting=quoting, remedy=remedy)
+    table = tables.Table(path, _columns(config), config.header, quoting=quoting, remedy=remedy, key="text", header_key="header")
     return _texts(tables.read_table(table), f"{path} {table.unit}")
 
 

@@ -67,6 +67,7 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
             f"data.path: {config.path} given; {task} reads a local folder with {CORPUS}, {QUERIES} and {QRELS}/test.tsv: give one"
         )
     given = {"files": config.files is not None, "columns": config.columns != Columns(), "subset": config.subset is not None}
+    given |= {"header": not config.header, "quoting": config.quoting is not None}
     problems = [
         f"data.{key}: given; {task} reads the files and columns of BEIR's layout: leave it out" for key, one in given.items() if one
     ]

@@ -101,11 +101,10 @@ class FileConfig(Config):
     file: Annotated[str, Field(min_length=1)]
     """Path of the file, relative to `data.path`; of two line-aligned files what their names have in common: `train` of train.en and
     train.de."""
-    header: bool = True
-    """Whether the first line names the columns (tsv and csv)."""
+    header: bool | None = None
+    """Whether the first line names the columns (tsv and csv). Default: `data.header`."""
     quoting: Quoting | None = None
-    """Of tsv: minimal, if fields that contain tabs, line ends or quotes stand in quotes, as pandas and csv writers write them; none, if
-    quotes are part of the text. Default: none, and files that look like minimal are refused."""
+    """Of tsv, how quotes are read. Default: `data.quoting`."""
     columns: Columns = Columns()
     """Columns of this file; missing ones are taken from `data.columns`."""
 
@@ -176,6 +175,13 @@ class DataConfig(Config):
     columns: Columns = Columns()
     """Columns of text, text pair, negative, margin, tokens, question, context, source, target, image, audio and
     label."""
+    header: bool = True
+    """Whether the first line of tsv and csv files names the columns. false: `columns` are positions, counted from 0; single files may say
+    otherwise in `files`."""
+    quoting: Quoting | None = None
+    """Of tsv files: minimal, if fields that contain tabs, line ends or quotes stand in quotes, with quotes inside doubled, as pandas and
+    csv writers write them; none, if quotes are part of the text. Default: none, and files that look like minimal are refused. csv files
+    always have quotes, as in RFC 4180."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""

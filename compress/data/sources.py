@@ -33,6 +33,8 @@ from compress.standalone.preprocess import Row
 
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
+HEADED, QUOTED = (".csv", ".tsv", ".txt"), (".tsv", ".txt")
+"""Files whose first line names the columns, and those in which quotes may be part of the text."""
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
@@ -91,11 +93,14 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
     if config.path == DIGITS or where.exists():
         if config.subset is not None:
             log(f"data: subset {config.subset!r} is ignored; only Hub data sets have subsets, and {config.path} is local")
+        if config.path == DIGITS:
+            check_table_keys(config)
         return _read_digits(task) if config.path == DIGITS else _read_local(where, config, task, log)
     if config.files is not None or not _HUB_ID.fullmatch(config.path) or tables.suffix(where) in tables.TABLES:
         siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
         allowed = f"a file, a folder, a Hub id (owner/name) or {DIGITS} is allowed"
         raise InputError(f"data.path: {config.path}: no such file or folder; {allowed}{nearest(where.name, siblings)}")
+    check_table_keys(config)
     return _read_hub(config, task, log)
 
 
@@ -122,9 +127,11 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
         }
         log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
     elif is_archive(where):
+        check_table_keys(config)
         return _read_files(where, config, task)
     else:
         found = {"train": [(where, FileConfig(file=where.name))]}
+    check_table_keys(config, (path for files in found.values() for path, _ in files))
     return _read_all(found, config, task)
 
 
@@ -205,8 +212,7 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _one_split(_read_files(path, config, task), path, split)
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
-    remedy = f"give data.files: {{{split}: {{file: {entry.file}, quoting: minimal}}}}, or quoting: none if the quotes are part of the text"
-    table = Table(path, columns, entry.header, _limit(config), quoting=entry.quoting, remedy=remedy)
+    table = _table(path, columns, entry, config)
     if TASKS[task].needs_pairs:
         named = scored_or_not(given, task, split, partial(tables.column_names, table))
         return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)
@@ -216,6 +222,28 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
     names = label_names_of(table, columns[-1]) if TASKS[task].classifies else ()
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
+
+
+def _table(path: Path, columns: tuple[Column, ...], entry: FileConfig, config: DataConfig) -> Table:
+    """Returns how a file is read: what it does not say itself, `data` says, which is of its files with headers or quotes alone."""
+    ending = tables.suffix(path)
+    header = entry.header if entry.header is not None else config.header or ending not in HEADED
+    quoting = entry.quoting if entry.quoting is not None or ending not in QUOTED else config.quoting
+    remedy = "set data.quoting: minimal to read such fields without their quotes, or data.quoting: none if the quotes are part of the text"
+    return Table(path, columns, header, _limit(config), quoting=quoting, remedy=remedy, header_key="data.header")
+
+
+def check_table_keys(config: DataConfig, files: Iterable[Path] = ()) -> None:
+    """Raises if `data.header` or `data.quoting` is given and no file reads it."""
+    endings = {tables.suffix(path) for path in files}
+    given = (("header: false", not config.header, HEADED), (f"quoting: {config.quoting}", config.quoting is not None, QUOTED))
+    problems = [
+        f"data.{key} given, but {config.path} has no {' and no '.join(read)} file; leave it out"
+        for key, set_, read in given
+        if set_ and not endings & set(read)
+    ]
+    if problems:
+        raise InputError(*problems)
 
 
 def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:

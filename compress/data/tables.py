@@ -2,7 +2,8 @@
 
 Each reader yields the wanted columns row by row, with the line or row number for error messages, and holds one row at a time (parquet: one
 batch; json: the whole file). tsv (also .txt) has no quoting unless `quoting` says so: a row is a line, and tabs separate the fields. A file
-that a writer with quotes wrote is refused (`compress.data.quoting`). csv follows RFC 4180. Both are UTF-8, with or without a byte-order
+that a writer with quotes wrote is refused (`compress.data.quoting`). csv follows RFC 4180: a field with a comma, a quote or a line end
+stands in quotes, and quotes in it are doubled. Both are UTF-8, with or without a byte-order
 mark. Lines end with a line feed, or carriage return and line feed; other Unicode line breaks do not end a line. A text file can also be
 read as a single document.
 
@@ -36,6 +37,8 @@ Quoting = Literal["none", "minimal"]
 NAME_LINES = "for one object per line, name the file .jsonl"
 TABLES = (".tsv", ".txt", ".csv", ".jsonl", ".json", ".parquet")
 MAX_FIELD_CHARACTERS = 2**28
+_QUOTES = 'csv is read as in RFC 4180: put a field with quotes into quotes, and double those in it: "a ""fine"" film"'
+_COMMAS = 'a field with commas stands in quotes: "well, fine"'
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Table:
     """Of tsv, whether fields may stand in quotes; None: they do not, and files in which they do are refused."""
     remedy: str = "save it as csv"
     """What the user can do about such a file, for messages."""
+    header_key: str = ""
+    """Where the user says that a file has no header, for messages; empty: nowhere."""
 
     @property
     def unit(self) -> str:
@@ -205,9 +210,10 @@ def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str
             yield start, record
             start = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(
-            f"{table.place(start)}: {error}; RFC 4180 is required: quote a field that contains quotes, and double the quotes in it"
-        ) from error
+        where, what = table.place(start), str(error)
+        if "unexpected end of data" in what:
+            what = "a field begins with a quote that is never closed"
+        raise InputError(f"{where}: {what}; {_QUOTES}") from error
 
 
 def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, Cells]]:
@@ -226,7 +232,8 @@ def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[
             raise InputError(f"{table.place(blank)}: a blank line between rows; blank lines are allowed at the end only")
         if len(fields) != width if table.header else len(fields) < needed:
             expected = f"{width}, as in the header," if table.header else f"at least {needed}"
-            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are needed")
+            comma = f"; {_COMMAS}" if suffix(table.path) == ".csv" and len(fields) > width and table.header else ""
+            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are needed{comma}")
         yield number, tuple([fields[position] for position in positions])
 
 
@@ -248,12 +255,14 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
             if header is not None and column >= len(header):
                 problems.append(f"{table.path}: no column {column}; allowed: 0 to {len(header) - 1}")
         elif header is None and not table.header:
-            problems.append(f"{table.path}: column {column!r} given with header: false; positions counted from 0 are allowed")
+            problems.append(
+                f"{table.path}: column {column!r} given with header: false; positions counted from 0 are allowed: set {table.key}"
+            )
         elif header is not None:
             if header.count(column) > 1:
                 problems.append(f"{table.path}: {header.count(column)} columns are named {column!r}; give the position, counted from 0")
             elif column not in header:
-                problems.append(missing_column(str(table.path), column, header, table.key))
+                problems.append(missing_column(str(table.path), column, header, table.key) + _without_header(table, column, header))
             else:
                 positions.append(header.index(column))
     if problems:
@@ -266,6 +275,13 @@ def missing_column(where: str, column: Column, available: Iterable[str], key: st
     names = [str(name) for name in available]
     listed = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
     return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set {key}"
+
+
+def _without_header(table: Table, column: str, header: Sequence[str]) -> str:
+    """Returns what to do where the first line may be a row; empty where the name of a column looks misspelt."""
+    if not table.header_key or nearest(column, header):
+        return ""
+    return f"; if the first line is a row, set {table.header_key}: false, and columns to positions counted from 0"
 
 
 def names_of(table: Table) -> list[str]:

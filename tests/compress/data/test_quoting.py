@@ -87,13 +87,23 @@ def test_a_quote_that_closes_rows_later_is_two_texts_where_every_row_is_whole() 
     assert seen('text\tlabel\n"He said\nnothing\nat all."\t1\n') == 2
 
 
-def test_the_key_stands_at_a_file_and_the_refusal_names_it(tmp_path: Path) -> None:
+def test_the_key_stands_at_data_or_a_file_and_the_refusal_names_it(tmp_path: Path) -> None:
     for split in ("train", "test"):
         frame = pandas.DataFrame({"text": [f'{split} "{number}"' for number in range(10)], "label": [0, 1] * 5})
         frame.to_csv(tmp_path / f"{split}.tsv", sep="\t", index=False)
-    with pytest.raises(InputError, match=r"train.tsv line 2: .*data.files: \{train: \{file: train.tsv, quoting: minimal\}\}"):
+    with pytest.raises(InputError, match=r"train.tsv line 2: .*data.quoting: minimal .*data.quoting: none"):
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, lambda _: None)
-    files: Any = {split: {"file": f"{split}.tsv", "quoting": "minimal"} for split in ("train", "test")}
+    whole = DataConfig.model_validate({"path": str(tmp_path), "quoting": "minimal"})
+    assert load_data(whole, "text-classification", None, lambda _: None).evaluation.rows[0] == 'test "0"'
+    files: Any = {"train": "train.tsv", "test": {"file": "test.tsv", "quoting": "none"}}
+    data = load_data(
+        DataConfig.model_validate({"path": str(tmp_path), "quoting": "minimal", "files": files}), "text-classification", None, print
+    )
+    assert (set(data.train.rows) <= {f'train "{number}"' for number in range(10)}, data.evaluation.rows[0]) == (
+        True,
+        '"test ""0"""',
+    )  # a file says otherwise
+    files = {split: {"file": f"{split}.tsv", "quoting": "minimal"} for split in ("train", "test")}
     data = load_data(DataConfig(path=str(tmp_path), files=files), "text-classification", None, lambda _: None)
     assert data.evaluation.rows[0] == 'test "0"'
     files = {split: {"file": f"{split}.tsv", "quoting": "none"} for split in ("train", "test")}

@@ -171,7 +171,10 @@ TEXT_FILES: list[tuple[str, bytes, str]] = [
     ("train.tsv.gz", gzip.compress(GOOD)[:-9], "cannot be read"),
     ("train.tsv.gz", GOOD, "cannot be read (Not a gzipped file"),
     ("train.tsv.gz", gzip.compress(GOOD)[:20] + b"\xff" * 30, "cannot be read"),
-    ("train.csv", b'text,label\n"a,0\nb,1\n', "line 2: unexpected end of data"),
+    ("train.csv", b'text,label\n"a,0\nb,1\n', "line 2: a field begins with a quote that is never closed; csv is read as in RFC 4180"),
+    ("train.csv", b'text,label\n"a "b" c",0\n', 'double those in it: "a ""fine"" film"'),
+    ("train.csv", b"text,label\na, b,0\n", 'a field with commas stands in quotes: "well, fine"'),
+    (TSV, b"0\ta fine film\n", "set data.header: false, and columns to positions counted from 0"),
     ("train.csv", b'text,label\n"a"b,0\n', "line 2: ',' expected after"),
     ("train.csv", b"text,label\na, b,0\n", "line 2: 3 comma-separated fields; 2"),
     ("train.csv", b"text,label\ra,0\rb,1\r", "line 1: new-line character seen in unquoted field"),
@@ -293,6 +296,37 @@ def test_names_need_a_header_and_positions_a_place(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl", b"{}\n")
     with pytest.raises(InputError, match=r"column 0 given; a .jsonl file has column names"):
         read(tmp_path / "train.jsonl", (0, 1))
+
+
+def test_the_key_header_stands_at_data_too(tmp_path: Path) -> None:
+    for name in ("train.csv", "test.csv"):
+        write(tmp_path, name, "".join(f"{split},{name} {split}\n" for split in (0, 1) * 5).encode())
+    given: dict[str, Any] = {"path": str(tmp_path), "header": False, "columns": {"text": 1, "label": 0}}
+    data = load_data(DataConfig.model_validate(given), "text-classification", None, print)
+    assert (len(data.evaluation), data.evaluation.rows[0]) == (10, "test.csv 0")  # the first line is a row
+    write(tmp_path, "test.csv", b"label,text\n0,a\n1,b\n")
+    files = {"train": "train.csv", "test": {"file": "test.csv", "header": True}}
+    data = load_data(DataConfig.model_validate({**given, "files": files}), "text-classification", None, print)
+    assert list(data.evaluation.rows) == ["a", "b"]  # a file says otherwise
+    with pytest.raises(InputError) as caught:
+        load_data(DataConfig.model_validate({"path": str(tmp_path), "header": False}), "text-classification", None, print)
+    assert all("column" in line and "set data.columns" in line for line in caught.value.problems)
+
+
+@pytest.mark.parametrize(("key", "value"), [("header", False), ("quoting", "minimal")])
+def test_keys_of_tables_that_no_file_reads_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", b'{"text": "a", "label": 0}\n')
+    for path in (str(tmp_path), "owner/name", "sklearn:digits"):
+        task: Any = "image-classification" if ":" in path else "text-classification"
+        with pytest.raises(InputError, match=f"data.{key}: .* given, but {path} has no .*tsv"):
+            load_data(DataConfig.model_validate({"path": path, key: value}), task, None, print)
+
+
+def test_a_misspelt_column_is_no_missing_header(tmp_path: Path) -> None:
+    write(tmp_path, "train.tsv", b"Text\tlabel\na\t0\n")
+    with pytest.raises(InputError) as caught:
+        load_data(DataConfig(path=str(tmp_path)), "text-classification", None, print)
+    assert "header" not in caught.value.problems[0]
 
 
 @pytest.mark.parametrize("ends", ["\n", ""])
