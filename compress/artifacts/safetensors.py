@@ -13,12 +13,12 @@ from typing import Any
 
 from compress.core.errors import InputError
 from compress.core.files import read_plain
-from compress.core.shown import reason
+from compress.core.shown import pasted, reason
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "flax_model.msgpack")
 CONVERT = (
-    'python -c "from transformers import AutoModelForSequenceClassification as M, AutoTokenizer as T; '
-    "M.from_pretrained('{0}').save_pretrained('{0}-safetensors'); T.from_pretrained('{0}').save_pretrained('{0}-safetensors')\""
+    "from transformers import AutoModelForSequenceClassification as M, AutoTokenizer as T; "
+    "M.from_pretrained({0!r}).save_pretrained({1!r}); T.from_pretrained({0!r}).save_pretrained({1!r})"
 )
 FLOATS = {"F64", "F32", "F16", "BF16"}
 MOST_JSON = 2**28
@@ -70,7 +70,7 @@ def weight_files(folder: Path, key: str) -> list[Path]:
     if not index.is_file():
         pickles = sorted(name for name in PICKLES if (folder / name).exists())
         if pickles:
-            how = CONVERT.format(folder)
+            how = pasted("python", "-c", CONVERT.format(str(folder), f"{folder}-safetensors"))
             raise InputError(f"{key}: {folder} has its weights in {pickles[0]}, which can run code when loaded; convert it first: {how}")
         raise InputError(f"{key}: {folder} has no weights; model.safetensors is needed (save_pretrained writes it)")
     shards = read_json(index, key).get("weight_map")

@@ -9,12 +9,13 @@ from compress.commands.recipes import copy_of
 from compress.core.engines import served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
+from compress.core.shown import pasted
 from compress.core.tasks import TASKS
 from compress.measure.metrics import primary
 
 HEAD = """\
 # {about}
-# compress run {file}
+# {command}
 name: {name}
 seed: 0
 """
@@ -161,7 +162,7 @@ def template(task: str, file: str) -> str:
     if task not in TASKS:
         raise InputError(f"--task {task}: unknown; allowed: {', '.join(TASKS)}{nearest(task, TASKS)}")
     row = TASKS[task]
-    values = {**asdict(row.example), "task": task, "file": file}
+    values = {**asdict(row.example), "task": task, "command": pasted("compress", "run", file)}
     generates = row.generates
     values["lengths"] = LENGTHS["questions" if row.finds_spans else "towers" if row.two_towers else row.modality]
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"

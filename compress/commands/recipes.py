@@ -10,6 +10,7 @@ from pathlib import Path
 
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
+from compress.core.shown import pasted
 
 SUFFIX = ".yaml"
 
@@ -62,7 +63,7 @@ def copy_of(name: str, output: str) -> str:
     ]  # the path of the schema is only valid next to the shipped recipe
     if any(line.startswith("extends:") for line in body):
         body = _resolved(known[name])
-    return "\n".join([first, command.replace(f"recipes/{known[name].name}", output), *body]) + "\n"
+    return "\n".join([first, command.replace(f"recipes/{known[name].name}", pasted(output)), *body]) + "\n"
 
 
 def _resolved(path: Path) -> list[str]:

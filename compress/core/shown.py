@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -31,6 +32,11 @@ def reason(error: BaseException, limit: int = 160) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     line = " ".join(_ADDRESS.sub("", str(text)[: 20 * limit]).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def pasted(*words: object) -> str:
+    """Returns a command that can be pasted into a shell, whatever characters its paths have."""
+    return shlex.join(str(word) for word in words)
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from compress.core.errors import InputError
 from compress.core.files import local, read_plain
-from compress.core.shown import reason, shown
+from compress.core.shown import pasted, reason, shown
 from compress.report import goals, phrases
 from compress.report.summary import plain_text, summary
 
@@ -164,7 +164,9 @@ class Report:
         except OSError as error:
             raise InputError(f"{file}: no report ({error.strerror}); give a run folder that `compress run` has finished") from error
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{file}: damaged ({reason(error)}); write it again with `compress report {file.parent}`") from error
+            raise InputError(
+                f"{file}: damaged ({reason(error)}); write it again with `{pasted('compress', 'report', file.parent)}`"
+            ) from error
         given = data.get("schema") if isinstance(data, dict) else None
         if given != SCHEMA:
             raise InputError(f"{file}: schema {shown(given)} given; {SCHEMA} is allowed; give a {FILE} written by this version")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.forms import vectors
 from compress.core.forms.table import form_of
-from compress.core.shown import reason
+from compress.core.shown import pasted, reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure import stored_vectors
@@ -69,7 +68,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
 
 def forgeries(run: Run) -> list[str]:
     """Returns one line for each part of `report.json` and `report.html` that does not follow from the files of the run."""
-    cure = f"`compress report {shlex.quote(str(run.folder))}` writes it again"
+    cure = f"`{pasted('compress', 'report', run.folder)}` writes it again"
     try:
         found = artifact.read_json(run.folder / FILE)
         told = {key: value for key, value in found.items() if key not in UNCHECKED}
@@ -272,12 +271,11 @@ def _stage(run: Run, stage: Any) -> dict[str, Any]:
 
 
 def _commands(run: Run) -> list[str]:
-    folder = shlex.quote(str(run.folder))  # commands are there to be pasted into a shell
     return [
-        f"compress run {shlex.quote(str(run.folder / LOCK_FILE))} --out {folder}",
-        f"compress verify {folder} --live",
-        f"compress bench {folder}",
-        f"compress serve {folder}",
+        pasted("compress", "run", run.folder / LOCK_FILE, "--out", run.folder),
+        pasted("compress", "verify", run.folder, "--live"),
+        pasted("compress", "bench", run.folder),
+        pasted("compress", "serve", run.folder),
     ]
 
 

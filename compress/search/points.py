@@ -17,6 +17,7 @@ import yaml
 
 from compress.artifacts.artifact import read_json, write_text
 from compress.artifacts.store import claimed, share
+from compress.core.shown import pasted
 from compress.pipeline import run
 from compress.recipe import Recipe, check
 from compress.report.report import FILE
@@ -75,7 +76,7 @@ def write_recipe(candidate: Candidate, setup: Setup) -> Recipe:
     path, name = recipe_file(candidate, setup), name_of(candidate, setup)
     plain = plain_of(setup.base, candidate.values, name)
     recipe = check(plain)
-    head = f"# A point of the front of the search {setup.recipe.name}: {words(candidate.values)}.\n# compress run {path}\n"
+    head = f"# A point of the front of the search {setup.recipe.name}: {words(candidate.values)}.\n# {pasted('compress', 'run', path)}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))
     return recipe

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compress.core.shown import pasted
 from compress.report import phrases
 from compress.report.summary import plain_text
 from compress.search.space import words
@@ -40,7 +41,7 @@ def _lines(contents: Mapping[str, Any], folder: Path) -> Iterator[str]:
     chosen = contents["recommended"]
     if chosen is not None:
         yield f"recommended: {chosen['name']}, {chosen['reason']}"
-        yield f"run it: compress run {folder / chosen['recipe']}"
+        yield f"run it: {pasted('compress', 'run', folder / chosen['recipe'])}"
     else:
         yield "recommended: none, as no candidate has finished"
     yield f"report: {folder / 'search.html'}"
