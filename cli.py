@@ -15,9 +15,11 @@ from compress.commands import launch
 from compress.commands.exit_status import finish
 from compress.core.errors import InputError
 from compress.core.named import one_of
+from compress.core.shown import pasted
 from compress.core.tasks import TASKS
 from compress.machine.parallel import is_launched, joined
 from triton_repo.load.settings import Load
+from triton_repo.ports import FIXED
 
 app = typer.Typer(
     name="compress",
@@ -69,7 +71,7 @@ def init(
         if (task is None) == (recipe is None):
             raise InputError("init: give either --task TASK or --recipe NAME; `compress list tasks` and `compress list recipes` show them")
         written = write_copy(recipe, output) if recipe else write_template(str(task), output)
-        typer.echo(f"{written}: edit it, then run: compress plan {output}")
+        typer.echo(f"{written}: edit it, then run: {pasted('compress', 'plan', output)}")
 
     finish(work)
 
@@ -313,9 +315,9 @@ def generate(
 @app.command()
 def serve(
     folder: RunFolder,
-    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = 0,
-    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = 0,
-    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = 0,
+    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = FIXED[0],
+    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = FIXED[1],
+    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = FIXED[2],
     everything: Annotated[bool, typer.Option("--all", help="Load every model, not only what was chosen to be served.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -332,7 +334,7 @@ def serve(
 @app.command(epilog="Example: compress serve runs/a, and in another terminal: compress rollout runs/a runs/b")
 def rollout(
     served: Annotated[Path, typer.Argument(metavar="SERVED", help="The folder that `compress serve` was given.")],
-    new: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run with the new versions.")],
+    new: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run with the new versions, or a deployment of one.")],
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="The model; default: every served one that the run has.")
     ] = None,
@@ -377,14 +379,15 @@ def verify(
 def deploy(
     folder: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, outside of the run.")],
+    everything: Annotated[bool, typer.Option("--all", help="Copy every model, not only what was chosen to be served.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Copy the model repository of a run to a folder of its own, every byte checked; the run is never written to."""
+    """Copy what is served of the model repository of a run to a folder of its own, every byte checked; the run is never written to."""
 
     def work() -> None:
         from compress.commands.serve import deploy as deploy_run
 
-        deploy_run(folder, out, typer.echo)
+        deploy_run(folder, out, typer.echo, everything)
 
     finish(work, verbose)
 

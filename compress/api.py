@@ -165,23 +165,26 @@ def verify(folder: str | Path, *, live: bool = False, url: str | None = None, re
     return verify_run(Path(folder), live=live, url=url, report=_path(report), log=lambda line: None)
 
 
-def deploy(folder: str | Path, out: str | Path) -> Path:
-    """Copies the model repository of a run to a folder of its own, with a manifest and a README; returns that folder.
+def deploy(folder: str | Path, out: str | Path, *, everything: bool = False) -> Path:
+    """Copies what is served of the model repository of a run to a folder of its own, with a manifest and a README; returns that folder.
 
     Args:
         folder: A run folder with a model repository; it is never written to.
         out: A new folder outside of it.
+        everything: Copies every model, and not only what was chosen to be served.
 
     Raises:
         InputError: The run has no repository or is damaged, or the folder holds something that would be lost.
     """
     from compress.commands.serve import deploy as deploy_run
 
-    return deploy_run(Path(folder), Path(out), lambda line: None)
+    return deploy_run(Path(folder), Path(out), lambda line: None, everything)
 
 
 def serve(folder: str | Path) -> Service:
-    """Returns the Triton server of a run, with all of its models; it runs as long as it is entered: `with serve(folder) as server: ...`.
+    """Returns the Triton server of a run, with all of its models, on free ports; it runs as long as it is entered.
+
+    `with serve(folder) as server: ...`; `server.grpc_address` and `server.http_address` say where, `server.models` what is served.
 
     Args:
         folder: A run folder with a model repository, or a folder that `deploy` wrote; the server's output goes to its `triton.log`.
@@ -189,10 +192,11 @@ def serve(folder: str | Path) -> Service:
     Raises:
         InputError: The run has no model repository that can be served here, or there is no server environment.
     """
-    from triton_repo.deployment import repository_of
+    from triton_repo.deployment import models_in, repository_of
     from triton_repo.serving import server_of
 
-    return server_of(repository_of(Path(folder)), Path(folder) / "triton.log")
+    place = Path(folder)
+    return server_of(repository_of(place), place / "triton.log", models=models_in(place))
 
 
 def load_test(

@@ -304,19 +304,24 @@ def test_a_recipe_without_a_repository_leaves_no_link_of_an_earlier_one(copy: Pa
 
 
 def test_a_deployment_stands_alone_and_the_run_is_untouched(copy: Path, tmp_path: Path) -> None:
-    before, chosen = contents(copy), deployment.chosen_models(copy)
+    before, [served] = contents(copy), deployment.chosen_models(copy)
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["deploy", str(copy), str(out)])
     assert result.exit_code == 0, result.output
     assert contents(copy) == before
     shutil.rmtree(copy)
     files = contents(out)
-    assert {name.partition("/")[2]: digest for name, digest in files.items() if name.startswith("model_repository/")} == {
-        name.split("model_repository/")[1]: digest for name, digest in before.items() if "/model_repository/" in name
+    copied, own = "model_repository/tiny/", f"/model_repository/{served.folder}/"
+    expected = {name.split(own)[1]: digest for name, digest in before.items() if own in name}
+    found = {name.removeprefix(copied): digest for name, digest in files.items() if name.startswith(copied)}
+    assert {name for name in expected if found.get(name) != expected[name]} == {"config.pbtxt"}  # it says the name
+    assert found.keys() == expected.keys()
+    assert {name for name in files if name.startswith("model_repository/")} == {f"{copied}{name}" for name in found} | {
+        "model_repository/README.md"
     }
     document = json.loads((out / "deployment.json").read_text())
-    assert document["chosen"] == deployment.chosen_models(out) == chosen
-    assert chosen
+    assert document["chosen"] == [model.name for model in deployment.chosen_models(out)] == ["tiny"]
+    assert document["models"][0]["build"] == served.build
     assert document["owner"]["run"] == "tiny"
     assert document["owner"]["anchor"] in (out / "README.md").read_text()
     assert not any(path.is_symlink() for path in out.rglob("*"))
@@ -362,9 +367,25 @@ def test_a_deployment_goes_only_where_nothing_is_lost(copy: Path, tmp_path: Path
     assert verify(copy, log=silent) == []
 
 
-def test_a_deployment_has_no_golden_rows(finished: Outcome, tmp_path: Path) -> None:
+def test_a_deployment_says_which_goals_were_missed(copy: Path, tmp_path: Path) -> None:
+    report = json.loads((copy / "report.json").read_text())
+    goals = [
+        {"goal": "max_size_mb", "limit": 1.0, "value": 2.0, "met": False},
+        {"goal": "max_drop", "limit": 0.5, "value": 0.0, "met": True},
+    ]
+    (copy / "report.json").write_text(json.dumps({**report, "goals": goals}))
+    result = CliRunner().invoke(app, ["deploy", str(copy), str(tmp_path / "out"), "--all"])
+    assert result.exit_code == 0, result.output
+    [warning] = [line for line in result.stdout.splitlines() if line.startswith("warning: missed: ")]
+    assert [f"warning: {line}" for line in deployment.missed_goals(tmp_path / "out")] == [warning]
+    assert len(json.loads((tmp_path / "out" / "deployment.json").read_text())["models"]) == len(deployment.models_in(copy))
+
+
+def test_a_deployment_of_a_run_that_was_not_served_has_no_golden_rows(finished: Outcome, tmp_path: Path) -> None:
     out = deployment.deploy(finished.folder, tmp_path / "out", silent)
     with pytest.raises(InputError, match="give the run folder for --live"):
         verify(out, live=True, log=silent)
+    with pytest.raises(InputError, match="no golden rows to check a new version with"):
+        deployment.golden_labels(out)
     with pytest.raises(InputError, match="no model repository"):
         deployment.deploy(run(check({**RAW, "stages": RAW["stages"][:1]}), tmp_path / "r", progress=QUIET).folder, tmp_path / "o", silent)

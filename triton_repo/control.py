@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from compress.core.errors import InputError
-from compress.core.shown import reason
+from compress.core.shown import pasted, reason
 
 SECONDS = 1800.0
 """Longest wait for the next line of an answer: a model is loaded meanwhile."""
@@ -113,7 +113,7 @@ def ask(folder: Path, request: dict[str, Any], say: Callable[[str], None]) -> di
         InputError: The folder is not being served, or the request was not done; one line for each reason.
     """
     path = socket_of(folder)
-    absent = f"{folder}: is not being served; start it with `compress serve {folder}`"
+    absent = f"{folder}: is not being served; start it with `{pasted('compress', 'serve', folder)}`"
     if not path.parent.exists():
         raise InputError(absent)
     _check_owner(path.parent)

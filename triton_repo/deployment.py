@@ -2,7 +2,8 @@
 
     DIR/
       README.md  deployment.json
-      model_repository/                 what Triton serves
+      model_repository/                 what Triton serves: the models that the run chose, under its name, or all
+      golden.safetensors, golden_labels.safetensors      rows with recorded answers, which a roll-over is checked with
       model_repository_gpu/             where the run also wrote one for GPUs
       docker/                           where one of them is for TensorRT: images, compose, Prometheus, Grafana, Kubernetes
 
@@ -10,28 +11,43 @@ A repository for TensorRT also gets `wheels/`, the packages of its Python models
 
 The artifacts of a run are never written to. A deployment may be: `build_plans.py` builds its plans there. `deployment.json` lists the
 sha256 of every copied file and says which run they are from: name, anchor (`compress.artifacts.chain`) and digest of the artifact. Every
-byte is hashed after it was copied. It also names the models that were chosen to be served.
+byte is hashed after it was copied. It also names the models that were chosen to be served, and the goals that the run missed.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact
-from compress.artifacts.chain import changes, damage, read_chain
+from compress.artifacts.chain import GOLDEN, changes, damage, read_chain
 from compress.artifacts.run_folder import REPOSITORY, Run, open_run
 from compress.core.errors import InputError
 from compress.core.shown import reason
+from compress.measure.answers import load_predictions
+from triton_repo import served_models
+from triton_repo.config import from_text, to_text
 from triton_repo.gpu import wheels
 from triton_repo.gpu.plan_files import SPEC, built_files, unhashed_files
+from triton_repo.live import CONFIG
+from triton_repo.served_models import ServedModel
+from triton_repo.serving import is_for_gpus
 
 MANIFEST, SCHEMA, README, LOG, DOCKER = "deployment.json", 1, "README.md", "triton.log", "docker"
 CHOSEN, RESULTS = "chosen", "triton.json"
-"""Key of the manifest with the models that are loaded unless told otherwise, and the file of a run that says which one was chosen."""
+"""Key of the manifest with the models that are served, and the file of a run that says which one was chosen."""
+MODELS, TASK, MISSED = "models", "task", "missed"
+"""Keys of all models (`triton_repo.served_models`), of the task, and of the goals that the run missed."""
+GOLDEN_LABELS, LABELS = "golden_labels.safetensors", "labels"
 
 
 def repository_of(folder: Path) -> Path:
@@ -49,37 +65,59 @@ def repository_of(folder: Path) -> Path:
     return _intact(run).path / REPOSITORY
 
 
-def chosen_models(folder: Path) -> list[str] | None:
-    """Returns the names of the models of a run or a deployment that were chosen to be served: one, or the two towers of one build.
-
-    Returns:
-        None where nothing was chosen: of language models, of engines that did not compete, and of folders of earlier versions.
+def models_in(folder: Path) -> list[ServedModel]:
+    """Returns the models of a run or a deployment, those that are served first.
 
     Raises:
         InputError: The folder is no finished run and no deployment.
     """
     if is_deployment(folder):
-        names = artifact.read_json(folder / MANIFEST).get(CHOSEN)
-        return None if names is None else [str(name) for name in names]
-    made = open_run(folder).of_kind("model_repository")
-    return None if made is None else _chosen(made)
+        document = artifact.read_json(folder / MANIFEST)
+        if MODELS in document:
+            return served_models.read(document[MODELS])
+        run = (document.get("owner") or {}).get("run", "")
+        return served_models.of_earlier_version(folder / REPOSITORY, document.get(CHOSEN), str(run))
+    run = open_run(folder)
+    made = run.of_kind("model_repository")
+    return [] if made is None else _models(run, made)
 
 
-def _chosen(made: Artifact) -> list[str] | None:
-    file = made.path / RESULTS
-    results = artifact.read_json(file) if file.exists() else {}
-    builds = {model["model"]: (model["variant"], model["precision"]) for model in results.get("models", [])}
-    build = builds.get(results.get("chosen"))
-    return None if build is None else [name for name, other in builds.items() if other == build]
+def chosen_models(folder: Path) -> list[ServedModel]:
+    """Returns the models of a run or a deployment that are served: one, or the two towers of one build.
+
+    Raises:
+        InputError: The folder is no finished run and no deployment.
+    """
+    return [model for model in models_in(folder) if model.part is not None]
 
 
-def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
-    """Copies the model repository of a run to a folder outside of it.
+def missed_goals(folder: Path) -> list[str]:
+    """Returns a line for each goal that the run of a deployment missed."""
+    return [str(line) for line in artifact.read_json(folder / MANIFEST).get(MISSED, ())]
+
+
+def _models(run: Run, made: Artifact) -> list[ServedModel]:
+    file, repository = made.path / RESULTS, made.path / REPOSITORY
+    results = artifact.read_json(file) if file.exists() and not is_for_gpus(repository) else {}
+    return served_models.models_of(repository, results, str(run.recipe["name"]))
+
+
+def deploy(
+    folder: Path,
+    out: Path,
+    log: Callable[[str], None] = print,
+    *,
+    everything: bool = False,
+    missed: Sequence[str] = (),
+) -> Path:
+    """Copies what is served of the model repository of a run to a folder outside of it, under the name of the run.
 
     Args:
         folder: A finished run with a model repository.
         out: New or empty folder, or an unchanged deployment, which is replaced.
         log: Prints one line.
+        everything: Copies every model of the repository.
+        missed: A line for each goal that the run missed, for the manifest.
 
     Returns:
         `out`.
@@ -91,15 +129,30 @@ def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
     run = open_run(folder)
     made = _intact(run)
     _check_place(run, out)
+    models = _models(run, made)
+    copied = [model for model in models if everything or model.part is not None]
     with artifact.writing(out.absolute()) as temporary:
-        files = dict(_copied(made, temporary))
+        files = dict(_copied(made, temporary, models, copied))
         (temporary / README).write_text(_readme(run, temporary), encoding="utf-8")
-        added = [temporary / README, *_containers(temporary)]
+        added = [temporary / README, *_containers(temporary), *_golden(run, temporary, copied)]
         files |= {path.relative_to(temporary).as_posix(): _entry(path) for path in added}
         owner = {"run": run.recipe["name"], "anchor": read_chain(run.folder)["anchor"], "artifact": made.id, "digest": made.digest}
-        document = {"schema": SCHEMA, "owner": owner, CHOSEN: _chosen(made), "files": files, "digest": artifact.digest(files)}
+        document = {
+            "schema": SCHEMA,
+            "owner": owner,
+            CHOSEN: [model.name for model in copied if model.part is not None],
+            MODELS: served_models.written([replace(model, folder=model.name) for model in copied]),
+            TASK: run.recipe["model"]["task"],
+            MISSED: list(missed),
+            "files": files,
+            "digest": artifact.digest(files),
+        }
         artifact.write_json(temporary / MANIFEST, document)
-    log(f"{out}: {len(files)} files of {run.recipe['name']}, anchor {owner['anchor'][:12]}; see {out / README}")
+    left = [model.folder for model in models if model not in copied]
+    size_mb = sum(entry["size"] for entry in files.values()) / 1e6
+    log(f"{out}: {len(files)} files, {size_mb:.1f} MB of {run.recipe['name']}, anchor {owner['anchor'][:12]}; see {out / README}")
+    if left:
+        log(f"not copied: {', '.join(left)}, which {'is' if len(left) == 1 else 'are'} not served; give --all to copy every model")
     return out
 
 
@@ -171,20 +224,64 @@ def _check_place(run: Run, out: Path) -> None:
         )
 
 
-def _copied(made: Artifact, temporary: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Copies the repositories of an artifact; yields name and entry of each file.
+def _copied(
+    made: Artifact, temporary: Path, models: Sequence[ServedModel], copied: Sequence[ServedModel]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Copies the repositories of an artifact, of `models` only those to be copied; yields name and entry of each file.
 
     Raises:
         InputError: A copy does not have the hash of the artifact's manifest.
     """
+    places = {f"{REPOSITORY}/{model.folder}": f"{REPOSITORY}/{model.name}" if model in copied else None for model in models}
     for name, entry in made.manifest["files"].items():
         if not name.startswith(REPOSITORY):  # the repository for GPUs has this name with a suffix
             continue
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made.path / name, temporary / name)
-        if _entry(temporary / name) != entry:
+        model = "/".join(name.split("/")[:2])
+        place = places.get(model, model)
+        if place is None:
+            continue
+        written = temporary / f"{place}{name[len(model) :]}"
+        written.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made.path / name, written)
+        if _entry(written) != entry:
             raise InputError(f"{made.path / name}: changed while it was copied; check the disk, and run `compress verify` on the run")
-        yield name, dict(entry)
+        if name == f"{model}/{CONFIG}" and place != model:
+            config = from_text(written.read_text(encoding="utf-8"))
+            config.name = place.rpartition("/")[2]
+            written.write_text(to_text(config), encoding="utf-8")
+        if name == f"{REPOSITORY}/{README}" and models:
+            written.write_text(served_models.renamed(written.read_text(encoding="utf-8"), models, copied), encoding="utf-8")
+        yield written.relative_to(temporary).as_posix(), _entry(written)
+
+
+def _golden(run: Run, folder: Path, copied: Sequence[ServedModel]) -> Iterator[Path]:
+    """Adds the golden rows of the run, which a roll-over is checked with, where a server has answered them; yields the files."""
+    if not {f"logits.{model.build}.triton" for model in copied} & set(_tensors(run.folder / GOLDEN)):
+        return
+    shutil.copyfile(run.folder / GOLDEN, folder / GOLDEN)
+    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    save_file({LABELS: np.ascontiguousarray(labels)}, folder / GOLDEN_LABELS)
+    yield from (folder / GOLDEN, folder / GOLDEN_LABELS)
+
+
+def golden_labels(folder: Path) -> NDArray[Any]:
+    """Returns the labels of the evaluation split of the run of a deployment, which some answers are compared by.
+
+    Raises:
+        InputError: The deployment has no golden rows.
+    """
+    if not (folder / GOLDEN_LABELS).is_file():
+        raise InputError(
+            f"{folder}: this deployment has no golden rows to check a new version with: its run was not served, or an earlier version "
+            "deployed it; give the run folder, or deploy it again"
+        )
+    labels: NDArray[Any] = load_file(folder / GOLDEN_LABELS)[LABELS]
+    return labels
+
+
+def _tensors(file: Path) -> list[str]:
+    with safe_open(file, framework="numpy") as opened:
+        return list(opened.keys())
 
 
 def _containers(folder: Path) -> Iterator[Path]:

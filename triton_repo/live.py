@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,18 @@ class LiveRepository:
         folder: New folder to write.
         repository: The repository to copy.
         blobs: Where compiled networks are kept; None: nowhere.
-        models: Names of the models to copy; None: all.
+        models: The models to copy: what they are called, and their folders; None: all, called as their folders.
     """
 
-    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None, models: Sequence[str] | None = None) -> None:
+    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None, models: Mapping[str, str] | None = None) -> None:
         self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Any]](), blobs
         folder.mkdir()
-        for name in model_names(repository) if models is None else models:
+        for name, given in ({name: name for name in model_names(repository)} if models is None else models).items():
             (folder / name).mkdir()
-            config = self._config_of(repository / name)
-            self._copy_rest(name, repository / name)
-            version = max(_versions(repository / name))
-            self._copy(repository / name / version, folder / name / version, config)
+            config = self._config_of(repository / given)
+            self._copy_rest(name, repository / given)
+            version = max(_versions(repository / given))
+            self._copy(repository / given / version, folder / name / version, config)
             self._write(name, config, [version])
             self._note(name, config, version)
         self._publish()
@@ -122,6 +122,7 @@ class LiveRepository:
                 copy(entry, self.folder / name / entry.name, **({"dirs_exist_ok": True} if entry.is_dir() else {}))
 
     def _write(self, name: str, config: Any, versions: Sequence[str]) -> None:
+        config.name = name  # Triton takes a model by the name of its folder alone
         config.version_policy.specific.versions[:] = map(int, versions)
         _replace(self.folder / name / CONFIG, to_text(config))
 

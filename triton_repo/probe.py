@@ -79,17 +79,19 @@ class Probe:
         except (InferenceServerException, OSError):
             return False
 
-    def differences(self, model: Path) -> list[str]:
+    def differences(self, model: Path, name: str | None = None) -> list[str]:
         """Returns a line for each way in which the server does not serve a model of a repository: absent, or other tensors.
 
         Args:
             model: Folder of the model.
+            name: What it is called there; None: as in the repository.
         """
         config = from_text((model / "config.pbtxt").read_text(encoding="utf-8"))
+        name = config.name if name is None else name
         try:
-            found = self._client.get_model_metadata(config.name, **self._described)
+            found = self._client.get_model_metadata(name, **self._described)
         except (InferenceServerException, OSError) as error:
-            return [f"{config.name}: {self.address} does not serve it ({_line(error)})"]
+            return [f"{name}: {self.address} does not serve it ({_line(error)})"]
         lines = []
         for side in ("inputs", "outputs"):
             wanted = {one.name: described(one) for one in getattr(config, side.removesuffix("s"))}

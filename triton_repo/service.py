@@ -28,20 +28,20 @@ from typing import Self
 
 from compress.machine.process import environment as child_environment
 from compress.machine.process import spawn
-from triton_repo import leftovers
+from triton_repo import leftovers, served_models
 from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.settings import Settings
 from triton_repo.live import LiveRepository
+from triton_repo.ports import FREE, Ports, check_ports
 from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
+from triton_repo.served_models import ServedModel
 from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
 
 RESTARTS, WINDOW_SECONDS = 20, 600.0
 FRONT_SECONDS = 60.0
-Ports = tuple[int, int, int]
-FREE: Ports = (0, 0, 0)
 PERIOD_SECONDS = 0.1
 """Time between two looks at the processes."""
 
@@ -55,7 +55,7 @@ class Service:
         log: File for the output of server and front, and for each restart.
         blobs: Where compiled networks are kept between two starts; default: in the cache folder.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
-        models: Names of the models to load; None: all of the repository.
+        models: The models to load; None: all of the repository, under the names of their folders.
     """
 
     def __init__(
@@ -66,11 +66,13 @@ class Service:
         *,
         blobs: BlobCache | None = None,
         ports: Ports = FREE,
-        models: Sequence[str] | None = None,
+        models: Sequence[ServedModel] | None = None,
     ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
+        given = [ServedModel(name, name, name) for name in model_names(repository)] if models is None else models
+        self._folders = {model.name: model.folder for model in given}
         self._folder = Path()
-        self._settings = Settings(ADDRESS, *ports, "", "", tuple(model_names(repository) if models is None else models))
+        self._settings = Settings(ADDRESS, *ports, "", "", tuple(self._folders), aliases=served_models.aliases(given))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
@@ -83,6 +85,10 @@ class Service:
         self._ending, self._over = threading.Event(), threading.Event()
         self._failure: str | None = None
         self._deaths: list[float] = []
+
+    @property
+    def _ports(self) -> Ports:
+        return self._settings.grpc_port, self._settings.http_port, self._settings.metrics_port
 
     @property
     def grpc_address(self) -> str:
@@ -106,8 +112,12 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models."""
+        """What clients call the models."""
         return self._settings.models
+
+    def name_of(self, name: str) -> str:
+        """Returns what clients call a model that they may call by an earlier name, too."""
+        return self._settings.aliases.get(name, name)
 
     @property
     def deaths(self) -> int:
@@ -118,8 +128,10 @@ class Service:
         """Starts Triton and the front; returns when every model is ready.
 
         Raises:
+            InputError: A port is taken.
             ServerError: Triton or the front did not start.
         """
+        check_ports(ADDRESS, self._ports)
         self._ending.clear()
         self._over.clear()
         self._folder = safe_folder()
@@ -127,7 +139,7 @@ class Service:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
-            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs, self.models)
+            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs, self._folders)
             triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
             self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
             self._spawn_front()  # it gets ready while Triton does
@@ -228,6 +240,7 @@ class Service:
         line = self._front.stdout.readline() if ready else b""
         if not line.strip():
             _end(self._front)
+            check_ports(ADDRESS, self._ports)  # somebody may have taken one since
             raise ServerError(f"the front of Triton did not start: {cause(self._front.returncode, self._end_of_log())}; log: {self._log}")
         self._settings = Settings(**json.loads(line))
 

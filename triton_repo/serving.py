@@ -9,30 +9,37 @@ from compress.core.errors import InputError
 from triton_repo import environment
 from triton_repo.config import model_names
 from triton_repo.gpu.plan_files import SPEC as GPU_SPEC
+from triton_repo.ports import FREE, Ports
+from triton_repo.served_models import ServedModel
 from triton_repo.service import Service
 from triton_repo.vllm import COMPOSE
 
 
-def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0), models: Sequence[str] | None = None) -> Service:
+def server_of(repository: Path, log: Path, ports: Ports = FREE, models: Sequence[ServedModel] | None = None) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
         ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
-        models: Names of the models to load; None: all.
+        models: The models to load; None: all, under the names of their folders.
 
     Raises:
         InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
     """
-    if (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists():
+    if is_for_gpus(repository):
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    unknown = sorted(set(models or ()) - set(model_names(repository)))
+    unknown = sorted({model.folder for model in models or ()} - set(model_names(repository)))
     if unknown:
         raise InputError(f"{repository}: has no {' and no '.join(unknown)}; it holds {', '.join(model_names(repository))}")
     return Service(repository, environment.check(), log, ports=ports, models=models)
+
+
+def is_for_gpus(repository: Path) -> bool:
+    """Whether a repository is served in a container of NVIDIA's."""
+    return (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists()
 
 
 def serve(server: Service, say: Callable[[str], None]) -> None:
@@ -47,7 +54,8 @@ def serve(server: Service, say: Callable[[str], None]) -> None:
     """
     say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
     with server:
-        say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
+        places = f"gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}"
+        say(f"ready: {', '.join(server.models)} at {places}; stop with Ctrl-C")
         try:
             server.wait()
         except KeyboardInterrupt:

@@ -1,32 +1,51 @@
-"""`compress rollout`: rolls the models of a running `compress serve` over to those of another run.
+"""`compress rollout`: rolls the models of a running `compress serve` over to those of another run, or of a deployment of it.
 
 The command asks the serving process over its control socket (`triton_repo.control`), and that process does the work: it hashes the new run,
-compares the models with those that it serves, and rolls over one after the other (`triton_repo.roll_over`). Before requests go to a new
-version it answers the golden rows of its run, within the limits of `compress.standalone.tolerance`.
+compares the models with those that it serves, and rolls over one after the other (`triton_repo.roll_over`). What is served goes over to
+what the new run serves, under the name that clients know, whatever variant or precision that is. Before requests go to a new version it
+answers the golden rows of its run, within the limits of `compress.standalone.tolerance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from compress.artifacts.artifact import read_json
 from compress.artifacts.chain import GOLDEN
-from compress.artifacts.run_folder import Run
-from compress.commands.verify import compare
+from compress.commands.verify import compare_golden
 from compress.core.errors import InputError
 from compress.core.forms.zero_shot import read_by
+from compress.core.tasks import TASKS, Task
+from compress.measure.answers import load_predictions
 from compress.pipeline import opened
 from compress.report import evaluations
+from compress.report.document import Report
+from compress.report.summary import missed_goals
 from compress.standalone.preprocess import Row
 from triton_repo import control, deployment
-from triton_repo.config import model_names
+from triton_repo.served_models import ServedModel
 from triton_repo.service import Service
 
 Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _New:
+    """The new versions, and what they are checked with."""
+
+    models: list[ServedModel]
+    repository: Path
+    rows: list[Row]
+    recorded: dict[str, np.ndarray]
+    """What the run recorded of the golden rows."""
+    labels: np.ndarray
+    """Labels of its evaluation split."""
+    task: Task
 
 
 def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = print) -> dict[str, Any]:
@@ -34,7 +53,7 @@ def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = pri
 
     Args:
         served: The folder that `compress serve` was given.
-        new: A finished run with the new versions.
+        new: A finished run with the new versions, or a deployment of one.
         model: Name of the model; None: every served one that the new run has.
         log: Prints one line.
 
@@ -44,45 +63,73 @@ def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = pri
     Raises:
         InputError: The folder is not being served, or a model was not rolled over: it then still answers as before.
     """
-    opened(new)
+    missed = deployment.missed_goals(new) if deployment.is_deployment(new) else missed_goals(Report.load(opened(new).folder).data)
+    for line in missed:
+        log(f"warning: {new}: {line}")
     request = {"run": str(new.resolve()), "model": model}
     return control.ask(served, request, log)
 
 
-def answer(service: Service, request: dict[str, Any], log: Log) -> dict[str, Any]:
-    """Does what `rollout` asks for, in the process that serves."""
-    new, wanted = Path(str(request["run"])), request["model"]
-    run, repository = opened(new), deployment.repository_of(new)
-    names = [name for name in service.models if name in model_names(repository) and wanted in (None, name)]
-    if not names:
+def answer(service: Service, served: Sequence[ServedModel], request: dict[str, Any], log: Log) -> dict[str, Any]:
+    """Does what `rollout` asks for, in the process that serves.
+
+    Args:
+        service: The server.
+        served: Its models, as it was started with them.
+        request: What `rollout` sends.
+        log: Says a line to it.
+    """
+    folder, wanted = Path(str(request["run"])), request["model"]
+    new = _opened(folder)
+    roles = {model.role: model for model in new.models}
+    name = None if wanted is None else service.name_of(wanted)
+    pairs = [(model.name, roles[model.role]) for model in served if model.role in roles and name in (None, model.name)]
+    if not pairs:
         wanted = wanted or " and ".join(service.models)
-        raise InputError(f"{new}: has {' and '.join(model_names(repository))}, and {wanted} is to be rolled over; give a run that has it")
-    rows, recorded = evaluations.read_golden(new / GOLDEN)
+        has = " and ".join(model.folder for model in new.models)
+        raise InputError(f"{folder}: has {has}, and {wanted} is to be rolled over; give a run that has it")
     done = []
-    for name in names:
-        rolled = service.roll_over(name, repository / name, _check(run, repository / name, rows, recorded, log))
-        log(f"{name}: version {rolled.before} -> {rolled.after}, loaded in {rolled.load_s:.2f} s, checked in {rolled.check_s:.2f} s")
+    for present, model in pairs:
+        rolled = service.roll_over(present, new.repository / model.folder, _check(folder, new, present, model, log))
+        log(f"{present}: version {rolled.before} -> {rolled.after}, loaded in {rolled.load_s:.2f} s, checked in {rolled.check_s:.2f} s")
         done.append(asdict(rolled))
     return {"models": done}
 
 
-def _check(run: Run, model: Path, rows: list[Row], recorded: dict[str, np.ndarray], log: Log) -> Callable[[str, str], None]:
-    """Returns the check of a new version: its answers to the golden rows are those that the run recorded."""
+def _opened(folder: Path) -> _New:
+    """Returns the new versions of a run or a deployment, whose files have been hashed."""
+    if deployment.is_deployment(folder):
+        repository = deployment.repository_of(folder)
+        task, labels = read_json(folder / deployment.MANIFEST).get(deployment.TASK), deployment.golden_labels(folder)
+        if task not in TASKS:
+            raise InputError(f"{folder / deployment.MANIFEST}: task: {task!r}, which this version does not know; deploy the run again")
+    else:
+        run = opened(folder)
+        repository, task = deployment.repository_of(folder), run.recipe["model"]["task"]
+        _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    rows, recorded = evaluations.read_golden(folder / GOLDEN)
+    return _New(deployment.models_in(folder), repository, rows, recorded, labels, task)
+
+
+def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> Callable[[str, str], None]:
+    """Returns the check of a new version of the model `name`: its answers to the golden rows are those that the run recorded."""
     from triton_repo.client import RequestError, evaluate
     from triton_repo.probe import prepared_of
 
-    name, key = model.name, f"{model.name}.triton"
-    if key not in recorded:
-        raise InputError(f"{run.folder}: {name} was not evaluated in the server, so there is nothing to check it with; `serve: true` does")
+    key = f"{model.build}.triton"
+    if key not in new.recorded:
+        raise InputError(
+            f"{folder}: {model.build} was not evaluated in the server, so there is nothing to check it with; `serve: true` does"
+        )
 
     def check(address: str, version: str) -> None:
         try:
-            prepared = prepared_of(model)
-            own = read_by(prepared.modality, rows)
-            logits = evaluate(address, name, [rows[row] for row in own], 1, version=version).kept(prepared)
+            prepared = prepared_of(new.repository / model.folder)
+            own = read_by(prepared.modality, new.rows)
+            logits = evaluate(address, name, [new.rows[row] for row in own], 1, version=version).kept(prepared)
         except RequestError as error:
             raise InputError(f"{name}: version {version} does not answer: {error}; the version before is served as it was") from error
-        problems = list(compare(key, run, recorded[key][own], logits, log))
+        problems = list(compare_golden(key, new.task, new.labels, new.recorded[key][own], logits, log))
         if problems:
             raise InputError(*(f"{line}; the version before is served as it was" for line in problems))
 

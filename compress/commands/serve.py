@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo import deployment
-from triton_repo.config import model_names
 from triton_repo.control import Control
+from triton_repo.ports import FIXED, Ports
+from triton_repo.served_models import ServedModel
 from triton_repo.service import Service
 from triton_repo.serving import serve as serve_repository
 from triton_repo.serving import server_of
 
 
-def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, int, int] = (0, 0, 0), everything: bool = False) -> None:
+def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED, everything: bool = False) -> None:
     """Serves until interrupted; the server's output goes to `triton.log` in the folder. `compress rollout` changes the models meanwhile.
 
     Args:
@@ -27,28 +28,34 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, in
         everything: Loads every model, and not only what was chosen to be served.
 
     Raises:
-        InputError: There is no model repository, it is damaged, it is being served already, or there is no server environment.
+        InputError: There is no model repository, it is damaged, it is being served already, a port is taken, or there is no server
+            environment.
         ServerError: The server did not start, or died too often.
     """
     repository = deployment.repository_of(folder)
-    models = None if everything else deployment.chosen_models(folder)
+    known = deployment.models_in(folder)
+    models = [model for model in known if everything or model.part is not None]
     server = server_of(repository, folder / deployment.LOG, ports, models)
-    others = [name for name in model_names(repository) if name not in server.models]
+    others = [model.folder for model in known if model not in models]
     if others:
         log(f"not loaded: {', '.join(others)}; give --all to load every model, and not only what was chosen to be served")
-    with Control(folder, lambda request, say: _answer(server, request, say)):
+    with Control(folder, lambda request, say: _answer(server, models, request, say)):
         serve_repository(server, log)
 
 
-def _answer(server: Service, request: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _answer(server: Service, models: list[ServedModel], request: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     from compress.commands.rollout import answer
 
-    return answer(server, request, say)
+    return answer(server, models, request, say)
 
 
-def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
-    """Copies the model repository of a run to a folder outside of it; see `triton_repo.deployment`."""
+def deploy(folder: Path, out: Path, log: Callable[[str], None] = print, everything: bool = False) -> Path:
+    """Copies what is served of the model repository of a run, or all of it, to a folder outside; see `triton_repo.deployment`."""
     from compress.pipeline import opened
+    from compress.report.document import Report
+    from compress.report.summary import missed_goals
 
-    opened(folder)
-    return deployment.deploy(folder, out, log)
+    missed = missed_goals(Report.load(opened(folder).folder).data)
+    for line in missed:
+        log(f"warning: {line}")
+    return deployment.deploy(folder, out, log, everything=everything, missed=missed)

@@ -20,6 +20,7 @@ from compress.artifacts.run_folder import Run, blaming_damage, locked
 from compress.core.errors import InputError
 from compress.core.forms.zero_shot import read_by
 from compress.core.target import Target
+from compress.core.tasks import Task
 from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.answers import load_predictions
 from compress.pipeline import opened
@@ -53,7 +54,7 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
         raise InputError(f"--url {url}: given without --live; give both to check a running server")
     if deployment.is_deployment(folder):
         if live or report is not None:
-            raise InputError(f"{folder}: a deployment has no golden rows and no report; give the run folder for --live and --report")
+            raise InputError(f"{folder}: a deployment, of which the hashes are checked; give the run folder for --live and --report")
         return deployment.problems(folder, log)
     run = opened(folder)
     kept = None if report is None else _kept(report)
@@ -159,37 +160,43 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     """Checks a server that somebody else runs: its models are those of the run, with their tensors, and answer the golden rows."""
-    from triton_repo.deployment import chosen_models, repository_of
+    from triton_repo.deployment import models_in, repository_of
     from triton_repo.load.connection import address_of
     from triton_repo.probe import Probe, prepared_of
 
-    repository, chosen = repository_of(run.folder), chosen_models(run.folder)
+    repository, models = repository_of(run.folder), {model.folder: model for model in models_in(run.folder)}
     with Probe(address_of(url, None, "--url")) as server:
         log(f"{server.address}: {server.about()}")
         for model in evaluations.served(run):
             name, key = model["model"], f"{model['model']}.triton"
             if key not in recorded:
                 continue
-            if chosen is not None and name not in chosen and not server.has(name):
+            if models[name].part is None and not server.has(name):
                 log(f"{name}: not loaded there, and not what was chosen to be served; not checked")
                 continue
-            problems = server.differences(repository / name)
+            asked = models[name].name if server.has(models[name].name) else name
+            problems = server.differences(repository / name, asked)
             yield from problems
             if not problems:
                 prepared = prepared_of(repository / name)
                 own = read_by(prepared.modality, rows)
-                answers = server.answers(name, [rows[row] for row in own])
+                answers = server.answers(asked, [rows[row] for row in own])
                 yield from server.contradictions(repository / name, answers)
                 yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
     """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
+    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    yield from compare_golden(key, run.recipe["model"]["task"], labels, recorded, logits, log)
+
+
+def compare_golden(key: str, task: Task, labels: np.ndarray, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+    """The same for a task and the labels of the evaluation split."""
     if recorded.shape != logits.shape:
         yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
         return
-    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
-    compared = compare_predictions(run.recipe["model"]["task"], recorded, logits, labels)
+    compared = compare_predictions(task, recorded, logits, labels)
     log(
         f"{key}: {len(recorded)} golden rows, {compared['disagreements']} flips, "
         f"median |d{compared['differs']}| {compared['median_abs']:.4f}"

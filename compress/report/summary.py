@@ -43,6 +43,12 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
     return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
 
 
+def missed_goals(report: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each goal that a run missed, from the contents of its `report.json`; each starts with the word missed."""
+    lines = _open_goals(list(report.get("goals") or ()), (report.get("metric") or {}).get("name"))
+    return [plain_text(line) for line in lines if line.startswith("missed")]
+
+
 def plain_text(text: str) -> str:
     """Returns a text as ASCII for a console: other characters are replaced by similar ones, or escaped."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")

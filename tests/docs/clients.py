@@ -27,6 +27,7 @@ def ask(page: str, server: Service, folder: Path, runner: str | None = None) -> 
         if block.runner is None or runner not in (None, block.runner):
             continue
         text = block.body.replace("127.0.0.1:8001", server.grpc_address).replace("127.0.0.1:8000", server.http_address)
+        text = text.replace('infer("my-small-classifier"', f'infer("{server.models[0]}"')  # a run has another name in each test
         command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"

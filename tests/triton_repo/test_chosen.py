@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from compress.artifacts import artifact
-from compress.artifacts.artifact import Artifact
 from compress.commands import serve as command
 from compress.core.errors import InputError
 from triton_repo import deployment, serving
@@ -16,6 +15,10 @@ from triton_repo.live import LiveRepository
 from triton_repo.service import Service
 
 NAMES = ("baseline-fp32", "quantize-int8", "quantize-w4a16")
+MODELS = [
+    {"name": "x", "folder": "quantize-int8", "build": "quantize-int8", "part": ""},
+    *({"name": name, "folder": name, "build": name, "part": None} for name in ("baseline-fp32", "quantize-w4a16")),
+]
 
 
 def repository(folder: Path) -> Path:
@@ -30,7 +33,7 @@ def deployed(folder: Path, **more: Any) -> Path:
     """A deployment as `deploy` writes it."""
     repository(folder / "model_repository")
     files = {name: deployment._entry(path) for name, path in artifact.files_below(folder).items()}
-    document = {"schema": 1, "owner": {}, "files": files, "digest": artifact.digest(files), **more}
+    document = {"schema": 1, "owner": {"run": "run"}, "files": files, "digest": artifact.digest(files), **more}
     (folder / deployment.MANIFEST).write_text(json.dumps(document))
     return folder
 
@@ -49,8 +52,10 @@ def served(folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple
 @pytest.mark.parametrize(
     ("manifest", "given", "expected"),
     [
-        ({"chosen": ["quantize-int8"]}, {}, ("quantize-int8",)),
-        ({"chosen": ["quantize-int8"]}, {"everything": True}, NAMES),
+        ({"chosen": ["quantize-int8"]}, {}, ("run",)),
+        ({"chosen": ["quantize-int8"]}, {"everything": True}, ("run", "baseline-fp32", "quantize-w4a16")),
+        ({"chosen": ["x"], "models": MODELS}, {}, ("x",)),
+        ({"chosen": ["x"], "models": MODELS}, {"everything": True}, ("x", "baseline-fp32", "quantize-w4a16")),
         ({"chosen": None}, {}, NAMES),
         ({}, {}, NAMES),  # of an earlier version
     ],
@@ -60,7 +65,7 @@ def test_the_chosen_model_is_loaded_and_all_where_none_was_chosen(
 ) -> None:
     models, said = served(deployed(tmp_path / "folder", **manifest), monkeypatch, **given)
     assert models == expected
-    left = [name for name in NAMES if name not in expected]
+    left = ["baseline-fp32", "quantize-w4a16"] * (len(expected) == 1)
     assert said == [f"not loaded: {', '.join(left)}; give --all to load every model, and not only what was chosen to be served"] * bool(
         left
     )
@@ -73,27 +78,6 @@ def test_a_chosen_model_that_is_not_there_is_told(tmp_path: Path, monkeypatch: p
 
 def test_triton_is_given_what_is_loaded_alone(tmp_path: Path) -> None:
     source = repository(tmp_path / "repository")
-    assert LiveRepository(tmp_path / "one", source, models=["quantize-int8"]).names == ["quantize-int8"]
-    assert sorted(path.name for path in (tmp_path / "one").iterdir() if path.is_dir()) == ["quantize-int8"]
+    assert LiveRepository(tmp_path / "one", source, models={"x": "quantize-int8"}).names == ["x"]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir() if path.is_dir()) == ["x"]
     assert LiveRepository(tmp_path / "all", source).names == sorted(NAMES)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        ("baseline-fp32-image", ["baseline-fp32-image", "baseline-fp32-text"]),  # both towers of one build
-        ("quantize-int8", ["quantize-int8"]),
-        (None, None),
-    ],
-)
-def test_what_a_run_says_was_chosen(chosen: str | None, expected: list[str] | None, tmp_path: Path) -> None:
-    models = [
-        {"model": name, "variant": name.split("-")[0], "precision": name.split("-")[1]}
-        for name in ("baseline-fp32-image", "baseline-fp32-text", "quantize-int8")
-    ]
-    (tmp_path / "triton.json").write_text(json.dumps({"models": models, "chosen": chosen}))
-    assert deployment._chosen(Artifact(tmp_path, {})) == expected
-
-
-def test_a_repository_that_says_nothing_has_no_chosen_model(tmp_path: Path) -> None:
-    assert deployment._chosen(Artifact(tmp_path, {})) is None

@@ -207,6 +207,9 @@ class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelReady(self, request, context):
         return pb.ModelReadyResponse(ready=request.name != "absent")
 
+    def ModelMetadata(self, request, context):
+        return pb.ModelMetadataResponse(name=request.name)
+
     def RepositoryIndex(self, request, context):
         raise AssertionError("closed")
 
@@ -226,7 +229,9 @@ def echo(path: Path) -> grpc.Server:
 def front():
     folder = safe_folder()
     triton = echo(folder / "grpc")
-    asked = Settings("127.0.0.1", 0, 0, 0, str(folder / "grpc"), str(folder / "metrics"), ("absent", "m"))
+    asked = Settings(
+        "127.0.0.1", 0, 0, 0, str(folder / "grpc"), str(folder / "metrics"), ("absent", "m"), aliases={"gone": "absent", "old": "m"}
+    )
     command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(asked))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
     try:
@@ -327,6 +332,18 @@ def test_the_models_that_are_ready_are_listed(front):
     assert [(one.name, one.state) for one in found.models] == [("m", "READY")]
     status, body = ask(front, "/v2/repository/index", b"")
     assert (status, json.loads(body)) == (200, [{"name": "m", "state": "READY"}])
+
+
+@whole
+def test_a_model_answers_to_an_earlier_name(front):
+    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(good(model_name="old")).model_name == "m"
+        assert [stub.ModelReady(pb.ModelReadyRequest(name=name)).ready for name in ("old", "gone", "m")] == [True, False, True]
+        assert stub.ModelMetadata(pb.ModelMetadataRequest(name="old")).name == "m"
+    status, body = ask(front, "/v2/models/old/infer", json.dumps(GOOD).encode())
+    assert (status, json.loads(body)["model_name"]) == (200, "m")
+    assert [ask(front, f"/v2/models/{name}/ready")[0] for name in ("old", "gone")] == [200, 503]
 
 
 @whole

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from triton_repo.front.index import ready_models
@@ -16,6 +18,8 @@ from triton_repo.front.tensors import QUEUED, read_request
 
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
+NAMING: Mapping[str, Any] = {"ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest}
+"""Those that name a model, which may be an earlier name of it."""
 OPEN_STREAM = "ModelStreamInfer"
 """And the one that answers in pieces."""
 INDEX = "RepositoryIndex"
@@ -61,7 +65,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method; those of open methods are made once, and not with each call."""
 
     def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str]) -> None:
-        opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+        opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load, _renaming(infer, name)) for name in OPEN}
         opened[INFER] = _inferring(infer, load)
         opened[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._open = {method: grpc.unary_unary_rpc_method_handler(handler) for method, handler in opened.items()}
@@ -73,14 +77,29 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._open.get(method) or grpc.unary_unary_rpc_method_handler(_refusing(method))
 
 
-def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
+def _renaming(infer: Inference, method: str) -> Callable[[bytes], bytes]:
+    """Returns what puts the name of a model in place of an earlier one into a message to a method; other messages stay as they are."""
+
+    def renamed(body: bytes) -> bytes:
+        try:
+            request = NAMING[method].FromString(body)
+        except DecodeError:
+            return body  # Triton refuses it
+        request.name = infer.name_of(request.name)
+        encoded: bytes = request.SerializeToString()
+        return encoded
+
+    return renamed if method in NAMING else lambda body: body
+
+
+def _forwarding(channel: Any, method: str, load: Load, renamed: Callable[[bytes], bytes]) -> _Handler:
     call = channel.unary_unary(method)
 
     async def forward(body: bytes, context: Any) -> bytes:
         try:
             with load.hold(len(body)):
                 remaining = context.time_remaining()
-                answer: bytes = await call(body, timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
+                answer: bytes = await call(renamed(body), timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
                 return answer
         except Rejected as error:
             await context.abort(_CODES[error.status], str(error))

@@ -90,7 +90,7 @@ class Paths:
 
     async def model_ready(self, request: web.Request) -> web.StreamResponse:
         """Whether a model is ready."""
-        name, version = _model(request)
+        name, version = self._model(request)
         answer = await self._stub.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=REQUEST_SECONDS)
         return web.Response(status=200 if answer.ready else 503)
 
@@ -101,7 +101,7 @@ class Paths:
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Inputs and outputs of a model."""
-        name, version = _model(request)
+        name, version = self._model(request)
         answer = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
         document: dict[str, Any] = {"name": answer.name, "versions": list(answer.versions), "platform": answer.platform}
         for key in ("inputs", "outputs"):
@@ -116,7 +116,7 @@ class Paths:
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """An inference."""
-        name, version = _model(request)
+        name, version = self._model(request)
         _check_encoding(request)
         given = request.headers.get(JSON_SIZE)
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 12):
@@ -156,9 +156,15 @@ class Paths:
                     await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
             return events
 
+    def _model(self, request: web.Request) -> tuple[str, str]:
+        """Returns name and version of the model in a path."""
+        name, version = request.match_info["model"], request.match_info.get("version", "")
+        check_model(name, version)
+        return self._infer.name_of(name), version
+
     async def _generation(self, request: web.Request, *, stream: bool) -> tuple[Any, Any]:
         """Returns the description of the model, and the checked request."""
-        name, version = _model(request)
+        name, version = self._model(request)
         _check_encoding(request)
         body = await asyncio.wait_for(request.read(), BODY_SECONDS)
         described = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
@@ -259,12 +265,6 @@ def _size(request: web.Request) -> int:
 def _check_encoding(request: web.Request) -> None:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise Rejected("compressed bodies are not accepted; send it without Content-Encoding", 415)
-
-
-def _model(request: web.Request) -> tuple[str, str]:
-    name, version = request.match_info["model"], request.match_info.get("version", "")
-    check_model(name, version)
-    return name, version
 
 
 @web.middleware

@@ -50,7 +50,7 @@ class Inference:
             Rejected: The request is not taken, was not answered in time, or asks for a priority that the model does not have.
             grpc.aio.AioRpcError: It failed.
         """
-        model = request.model_name
+        model = request.model_name = self.name_of(request.model_name)
         route = self._routes.of(model)
         asked = asked_of(request, route, remaining_s)
         with self._admission.enter(model, asked, route):
@@ -66,9 +66,13 @@ class Inference:
                 request.model_version = newer
                 return await self._sent(request, asked)
 
+    def name_of(self, model: str) -> str:
+        """Returns the name of a model that a client may call by an earlier one."""
+        return self._routes.name_of(model)
+
     def answers_once(self, model: str) -> bool:
         """Whether a model answers each request once, as far as is known."""
-        route = self._routes.of(model)
+        route = self._routes.of(self.name_of(model))
         return bool(route.version) and route.request_seconds is None
 
     @contextmanager
@@ -78,6 +82,7 @@ class Inference:
         Raises:
             Rejected: The request is not taken.
         """
+        request.model_name = self.name_of(request.model_name)
         route = self._routes.of(request.model_name)
         with self._admission.enter(request.model_name, asked_of(request, route), route):
             yield route

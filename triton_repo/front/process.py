@@ -37,7 +37,7 @@ async def run(settings: Settings) -> None:
         OSError: A port is taken.
     """
     channel, load = upstream(f"unix:{settings.triton}"), Load()
-    routes, admission = Routes(settings.routes), Admission()
+    routes, admission = Routes(settings.routes, settings.aliases), Admission()
     infer = Inference(channel, routes, admission)
     server = serve_grpc(channel, load, infer, settings.models)
     grpc_port = server.add_insecure_port(f"{settings.address}:{settings.grpc_port}")

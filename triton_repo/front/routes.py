@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triton_repo.front.limits import GRACE_SECONDS, STREAM_IDLE_SECONDS
@@ -38,10 +39,16 @@ class Routes:
 
     Args:
         path: The file, an object of `Route` by name of the model; empty: no route is known.
+        aliases: Earlier names of models, and what they are called now.
     """
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str = "", aliases: Mapping[str, str] | None = None) -> None:
         self._path, self._seen, self._routes = path, (0, 0), dict[str, Route]()
+        self._aliases = dict(aliases or {})
+
+    def name_of(self, model: str) -> str:
+        """Returns the name of a model that a client may call by an earlier one."""
+        return self._aliases.get(model, model)
 
     def of(self, model: str) -> Route:
         """Returns the route of a model; the default one where none is known."""

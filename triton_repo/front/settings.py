@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,7 @@ class Settings:
     """Unix socket of its metrics."""
     models: tuple[str, ...] = ()
     """Names of all models of the repository."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Earlier names of models, under which they answer, too."""
     routes: str = ""
     """File of the versions and limits (`triton_repo.front.routes`)."""

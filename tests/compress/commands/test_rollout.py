@@ -19,7 +19,7 @@ from compress.pipeline import run
 from compress.recipe import check
 from tests.tiny_recipes import tiny_vit
 from triton_repo.control import Control
-from triton_repo.deployment import repository_of
+from triton_repo.deployment import deploy, models_in, repository_of
 from triton_repo.service import Service
 from triton_repo.serving import server_of
 
@@ -34,7 +34,9 @@ RAW: dict[str, Any] = {
         {"triton_repo": {"concurrency": [1]}},
     ],
 }
-MODEL = "finetune-fp32"
+MODEL = "tiny"
+"""What clients call the model; its name in the run is `BUILD`."""
+BUILD = "finetune-fp32"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def running(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = server_of(repository_of(runs[0]), tmp_path_factory.mktemp("log") / "log")
-    with Control(runs[0], lambda request, say: answer(service, request, say)), service:
+    models = models_in(runs[0])
+    service = server_of(repository_of(runs[0]), tmp_path_factory.mktemp("log") / "log", models=models)
+    with Control(runs[0], lambda request, say: answer(service, models, request, say)), service:
         yield service
 
 
@@ -59,14 +62,14 @@ def test_rolled_over_from_outside_and_checked(runs: tuple[Path, Path], running: 
     for url in (running.grpc_address, f"http://{running.http_address}"):
         assert verify(first, live=True, url=url, log=lambda line: None) == []
         lines = verify(second, live=True, url=url, log=lambda line: None)  # the other model answers
-        assert any(line.startswith(f"{MODEL}.triton: ") for line in lines), lines
+        assert any(line.startswith(f"{BUILD}.triton: ") for line in lines), lines
     damaged = tmp_path / "damaged"
     shutil.copytree(second, damaged, symlinks=True)
-    [weights] = damaged.glob(f"stages/triton_repo-*/model_repository/{MODEL}/1/openvino.bin")
+    [weights] = damaged.glob(f"stages/triton_repo-*/model_repository/{BUILD}/1/openvino.bin")
     weights.write_bytes(weights.read_bytes()[::-1])
     for folder, wanted, message in (
         (damaged, None, "openvino.bin"),
-        (second, "other", "finetune-fp32, and other is to be rolled over; give a run that has it"),
+        (second, "other", "and other is to be rolled over; give a run that has it"),
         (tmp_path / "nothing", None, "nothing"),
     ):
         with pytest.raises(InputError, match=message):
@@ -81,6 +84,17 @@ def test_rolled_over_from_outside_and_checked(runs: tuple[Path, Path], running: 
     assert running.deaths == 0
     with pytest.raises(InputError, match="is not being served"):
         rollout(second, first)
+
+
+def test_rolled_over_to_a_deployment_with_a_warning_of_missed_goals(runs: tuple[Path, Path], running: Service, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = deploy(runs[1], tmp_path / "out", said.append, missed=["missed: max_size_mb at most 1; measured 2"])
+    assert [path.parent.name for path in out.glob("model_repository/*/config.pbtxt")] == [MODEL]
+    done = rollout(runs[0], out, model=BUILD, log=said.append)  # by the name that it had before
+    assert [one["model"] for one in done["models"]] == [MODEL]
+    assert f"warning: {out}: missed: max_size_mb at most 1; measured 2" in said
+    assert any("64 golden rows, 0 flips" in line for line in said)
+    assert verify(runs[1], live=True, url=running.grpc_address, log=lambda line: None) == []
 
 
 def test_answers_that_are_not_those_of_the_run_are_not_served(runs: tuple[Path, Path], running: Service, monkeypatch) -> None:
