@@ -125,7 +125,7 @@ def test_fix_that_cannot_write_fails_with_one_line(cache, monkeypatch, tmp_path)
 
 
 OFFLINE = """\
-WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(': Failed to establish a new connection: [Errno -3]')': /simple/
+WARNING: Retrying after connection broken by 'NewConnectionError(': Failed to establish a new connection: [Errno -3]')': /simple/
 ERROR: Could not find a version that satisfies the requirement nvidia-pytriton==0.7.0 (from versions: none)
 ERROR: No matching distribution found for nvidia-pytriton==0.7.0
 """
