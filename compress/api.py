@@ -60,8 +60,9 @@ def load_recipe(source: str | Path | Mapping[str, Any], settings: Sequence[str] 
     """
     from compress.commands.recipes import find
     from compress.recipe import check, read
+    from compress.run.warm_start import started
 
-    return check(source, settings) if isinstance(source, Mapping) else read(find(source), settings)
+    return started(check(source, settings) if isinstance(source, Mapping) else read(find(source), settings))
 
 
 def plan(recipe: Recipe, out: str | Path | None = None) -> str:

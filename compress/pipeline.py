@@ -47,6 +47,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
+from compress.run.warm_start import started
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
@@ -101,6 +102,7 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine does not allow the run.
     """
+    recipe = started(recipe)
     folder, team = local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()

@@ -228,8 +228,8 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
         if isinstance(owner, dict) and key in owner:
             owner[key] = resolved(owner[key])
 
-    resolve(raw.get("model"), "path")
-    resolve(raw.get("model"), "config")
+    for key in ("path", "run", "config"):
+        resolve(raw.get("model"), key)
     resolve(raw.get("data"), "path")
     resolve(raw, "tokenizer")
     stages = raw.get("stages")
@@ -394,9 +394,9 @@ def _check_order(recipe: Recipe) -> list[str]:
         what = f"{recipe.model.task} with {one_of(servers)}"
         add = "it" if len(servers) == 1 else "one"
         problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {what}; add {add}, or leave triton_repo out")
-    untrained = recipe.model.head == "new" or recipe.model.path is None
+    untrained = recipe.model.head == "new" or not recipe.model.is_trained
     if untrained and kinds and kinds[0] is not Finetune:
-        what = "head: new" if recipe.model.path else "init: random"
+        what = "head: new" if recipe.model.is_trained else "init: random"
         problems.append(f"stages: a model with {what} must be trained first; put `- finetune: {{}}` at the start")
     return problems
 
@@ -465,9 +465,9 @@ def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str
 def _check_task(recipe: Recipe) -> list[str]:
     """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], TASKS[recipe.model.task]
-    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or not row.reads_text):
+    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.is_trained or not row.reads_text):
         rows = {"image": "images need none", "audio": "sounds need none"}
-        reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else rows[row.modality]
+        reason = "a trained model keeps its tokenizer" if recipe.model.is_trained else rows[row.modality]
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
     if row.two_towers:

@@ -38,10 +38,14 @@ OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures
 
 
 class ModelConfig(Config):
-    """The initial model: a trained one (`path`), or one with random weights (`config` and `init: random`)."""
+    """The initial model: a trained one (`path`, or `run` and `stage`), or one with random weights (`config` and `init: random`)."""
 
     path: Annotated[str, Field(min_length=1)] | None = None
     """Hub id or local folder (config.json and safetensors)."""
+    run: Annotated[str, Field(min_length=1)] | None = None
+    """Folder of a finished run to start from a stage of, with `stage`. The checkpoint stands as `path` in the lock file of the run."""
+    stage: Annotated[str, Field(min_length=1)] | None = None
+    """Id of that stage, such as finetune: one that makes a checkpoint in float."""
     config: dict[str, Any] | str | None = None
     """For random weights: a Transformers config, as a map (`model_type` and the sizes that differ from its defaults) or as a JSON file."""
     init: Literal["random"] | None = None
@@ -64,7 +68,12 @@ class ModelConfig(Config):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what is not given of the keys that came later, so that other recipes keep their cache keys."""
-        return as_given(self, whole, ("embedding", "adapter"))
+        return as_given(self, whole, ("embedding", "adapter", "run", "stage"))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weights are trained, and not random."""
+        return self.config is None
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
@@ -75,12 +84,17 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        if (self.path is None) == (self.config is None):
-            raise ValueError("give either path (a trained model), or config with init: random")
+        if (self.run is None) != (self.stage is None):
+            raise ValueError("run and stage go together: give both, or only path")
+        found = None if self.run is None or self.path is None else Path(self.path)
+        if found is not None and (found.parent.name != "stages" or not found.name.startswith(f"{self.stage}-")):  # not of a lock file
+            raise ValueError("give either path, or run and stage")
+        if (self.path is None and self.run is None) == (self.config is None):
+            raise ValueError("give either path (a trained model), run and stage (of another run), or config with init: random")
         if (self.config is None) != (self.init is None):
             raise ValueError("config and init: random go together: give both, or only path")
-        if self.adapter is not None and self.path is None:
-            raise ValueError("adapter: given without path; it is for a trained model: leave it out")
+        if self.adapter is not None and (self.path is None or self.run is not None):
+            raise ValueError("adapter: given without path; it is for a trained model from elsewhere: leave it out")
         return self
 
 

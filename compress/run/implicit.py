@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import field_serializer
+
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.engines import ENGINES
 from compress.core.target import Target
@@ -20,6 +22,7 @@ from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, most_tokens, read_config
 from compress.models.importing import import_model, source_digest
 from compress.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
+from compress.run.warm_start import check_intact
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor, Row
@@ -42,6 +45,12 @@ class Source(Stage):
     tokenizer: str | TrainTokenizer | None
     """Tokenizer of a text model with random weights."""
 
+    @field_serializer("model")
+    def _by_digest(self, model: ModelConfig) -> dict[str, Any]:
+        """Leaves out where a checkpoint of another run is: the key holds its digest."""
+        dumped = model.model_dump(mode="json")
+        return dumped if model.run is None else {key: value for key, value in dumped.items() if key not in ("path", "run", "stage")}
+
     def depends(self, context: Context) -> Any:
         """Returns the digest of the source model and the labels; the training rows do not matter."""
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
@@ -49,6 +58,7 @@ class Source(Stage):
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
         """Writes the checkpoint; this step has no parent."""
+        check_intact(self.model)
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
 

@@ -92,7 +92,7 @@ def whole(fragment: Mapping[str, Any]) -> dict[str, Any]:
     if "model" in fragment and "data" in fragment and "name" in fragment:
         return dict(fragment)
     for key in ("model", "data"):
-        if isinstance(fragment.get(key), Mapping) and not {"config", "path"} & fragment[key].keys():
+        if isinstance(fragment.get(key), Mapping) and not {"config", "path", "run"} & fragment[key].keys():
             completed[key] = {**BASE[key], **fragment[key]}
     if any("finetune" in entry for entry in completed["stages"] if isinstance(entry, dict)) and "model" not in fragment:
         completed["model"] = {**BASE["model"], "head": "new"}
