@@ -85,7 +85,7 @@ def test_what_is_not_there_is_said(given: dict[str, Any], problem: str, tmp_path
     ],
 )
 def test_run_and_stage_go_together_and_alone(given: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="model: .* (run and stage|path)"):
+    with pytest.raises(InputError, match=r"model: .* (run and stage|path)"):
         check({**RECIPE, "model": model(**given)})
 
 
