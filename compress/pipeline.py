@@ -102,8 +102,7 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine does not allow the run.
     """
-    recipe = started(recipe)
-    folder, team = local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
+    recipe, folder, team = started(recipe), local(out or Path("runs") / recipe.name, "--out"), recipe.parallel.of(team)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
     steps = plan_steps(recipe)
