@@ -3,10 +3,8 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,27 +114,6 @@ def test_a_killed_run_continues_to_equal_bits(at: int, tiny_bert: Path, sentence
     assert f"resumed after step {at} of 18" in "".join(told.lines)
     assert_equal(whole, resumed)
     assert (history.losses, history.selection, history.best_step) == (expected.losses, expected.selection, expected.best_step)
-
-
-@pytest.mark.parametrize("seconds", [7, 25, 59, 200])
-def test_a_kill_in_the_first_epoch_costs_a_minute_at_most(
-    seconds: int, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock that goes on with each step; a step that takes longer is all that is lost."""
-
-    class Clocked(Dies):
-        def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-            clock.append(clock[-1] + seconds)
-            return super().__call__(model, batch)
-
-    clock, killed, default = [0.0], 13, TrainConfig.model_fields["checkpoint_seconds"].default
-    monkeypatch.setattr("compress.training.train.time", SimpleNamespace(monotonic=lambda: clock[-1]))
-    small = {"epochs": 1, "batch_size": 1, "checkpoint_seconds": default}
-    with pytest.raises(Killed):
-        run(tiny_bert, sentences, told, tmp_path, Clocked(killed), **small)
-    run(tiny_bert, sentences, told, tmp_path, **small)
-    resumed = int(re.search(r"resumed after step (\d+) of 22", "".join(told.lines))[1])  # type: ignore[index]
-    assert (killed - resumed) * seconds <= 60
 
 
 def test_a_profile_changes_no_bit_and_counts_tokens(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
