@@ -169,6 +169,28 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     finish(work, verbose)
 
 
+@app.command(epilog="Examples: compress compare runs/ptq runs/qat; compress compare runs/6-layers runs/3-layers runs/2-layers --out layers")
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Two or more run folders, of one task; the first is the reference.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder to write; default: comparisons/<names of the runs>.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Compare runs on one page, compare.html: accuracy against latency, ledgers, recipe differences, and paired intervals."""
+
+    def work() -> None:
+        from compress.compare.document import compare as compare_runs
+        from compress.compare.summary import summary
+
+        for line in summary(*compare_runs(folders, out)):
+            typer.echo(line)
+
+    finish(work, verbose)
+
+
 @app.command(
     epilog="Examples: compress bench runs/my-classifier; "
     "compress bench --server 127.0.0.1:8001 --data reviews.jsonl --rate 50 --rate 100 --seconds 30; "

@@ -20,6 +20,7 @@ import typer
 import cli
 from compress.commands.exit_status import STATUSES
 from compress.commands.list import reference, schema_text
+from compress.compare.keys import KEYS as COMPARE_KEYS
 from compress.report.glossary import GROUPS
 from compress.report.keys import KEYS, Key
 from compress.search.keys import KEYS as SEARCH_KEYS
@@ -175,6 +176,20 @@ for a goal, `PACKAGE` for a library. A figure that was not measured is null; it 
 {body}"""
 
 
+def compare_page() -> str:
+    """Returns every key of compare.json, a section for each map."""
+    body = _maps(COMPARE_KEYS, "The comparison")
+    return f"""{NOTICE}
+# compare.json
+
+`compare.json` holds every figure of `compare.html`: what `compress compare` says of several runs. No figure divides the time of one run by
+the time of another, as these were not measured in turns; a speed-up is against the torch reference of the same run.
+
+`[]` stands for the entries of a list. A figure that was not measured is null or has a `reason` beside it; it is never 0.
+
+{body}"""
+
+
 def _maps(keys: Sequence[Key], whole: str) -> str:
     """Returns a section for each map."""
     sections: dict[str, list[Key]] = {}
@@ -252,6 +267,7 @@ def main() -> int:
         PAGES / "commands.md": commands_page(),
         PAGES / "report.md": report_page(),
         PAGES / "search.md": search_page(),
+        PAGES / "compare.md": compare_page(),
         PAGES / "architectures.md": architectures_page(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

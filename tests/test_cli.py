@@ -60,7 +60,10 @@ def test_all_shipped_recipes_are_read_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "generate", "serve", "verify", "clean", "list", "doctor"])
+VERBS = "init plan run report compare bench generate serve verify clean list doctor"
+
+
+@pytest.mark.parametrize("verb", VERBS.split())
 def test_every_verb_explains_itself(verb: str) -> None:
     status, out, _ = compress(verb, "--help")
     assert status == 0

@@ -13,6 +13,7 @@ from compress.artifacts.run_folder import locked, open_run
 from compress.commands.clean import clean
 from compress.commands.plan import describe
 from compress.commands.verify import verify
+from compress.compare.document import compare
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
@@ -148,11 +149,17 @@ def test_second_run_does_no_work_and_says_the_same(recipe: Recipe, copy: Path) -
     assert sum("cached in" in line for line in lines_of(copy)) == 7
 
 
-def test_name_goals_and_order_of_keys_do_not_touch_the_cache(copy: Path) -> None:
+def test_name_goals_and_order_of_keys_do_not_touch_the_cache(finished: Outcome, copy: Path, tmp_path: Path) -> None:
     other = check({**RAW, "name": "renamed", "goals": {"max_drop": 0.5}})
     again = run(other, copy, progress=ConsoleProgress("quiet"))
     assert all(stage["cached"] for stage in again.report["stages"])
     assert {goal["goal"] for goal in again.report["goals"]} == {"max_drop"}
+    out, contents = compare([finished.folder, copy], tmp_path / "compared")
+    assert [row["path"] for row in contents["recipe"]] == ["name", "goals.max_drop"]
+    assert contents["machine"] == []
+    served = next(pair for pair in contents["pairs"] if pair["kind"] == "served")
+    assert (served["reason"], served["difference"], served["changed"], served["n"]) == (None, 0.0, 0, 360)
+    assert (out / "compare.html").is_file()
 
 
 def test_flipped_byte_is_named_by_verify_and_made_again_by_run(recipe: Recipe, copy: Path) -> None:

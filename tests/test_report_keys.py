@@ -1,5 +1,6 @@
 """The reference of report.json and a report are compared key by key; the reports of the shipped recipes are, in test_recipes."""
 
+from compress.compare.keys import KEYS as COMPARE_KEYS
 from compress.report.keys import KEYS
 from compress.search.keys import KEYS as SEARCH_KEYS
 from tests.report_keys import paths, undocumented, unwritten
@@ -38,7 +39,7 @@ def test_rows_that_nobody_writes_are_found() -> None:
 
 
 def test_rows_are_complete_and_unique() -> None:
-    for keys in (KEYS, SEARCH_KEYS):
+    for keys in (KEYS, SEARCH_KEYS, COMPARE_KEYS):
         assert len({key.path for key in keys}) == len(keys)
         assert all(key.meaning.endswith(".") and key.type for key in keys)
     assert list(paths({"a": [{"b": 1}, {}], "c": {}})) == ["a[].b", "a[]", "c"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -49,6 +49,17 @@ class Evaluation:
     metrics: dict[str, float]
     groups: np.ndarray | None = None
     """Group of each value that metrics are means over, int64 [m] (`compress.data.groups`); None in runs that do not say."""
+
+
+class Stored(NamedTuple):
+    """Where the predictions of one variant in one backend lie; see `Evaluation`."""
+
+    variant: str
+    backend: str
+    mode: str
+    precision: str
+    file: Path
+    metrics: dict[str, float]
 
 
 def builds(run: Run) -> list[dict[str, Any]]:
@@ -127,17 +138,24 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
 
 
 def _evaluations(run: Run) -> Iterator[Evaluation]:
+    for one in stored(run):
+        logits, labels = load_predictions(one.file)
+        yield Evaluation(one.variant, one.backend, one.mode, one.precision, logits, labels, one.metrics)
+
+
+def stored(run: Run) -> Iterator[Stored]:
+    """Yields where the predictions of every variant lie, in the order torch, engines, server; of each engine only its recommended mode."""
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
-        yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])
+        yield Stored(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
         for engine in recommended(build) if build else []:
             if engine.get("predictions") and build and exported:
                 path = exported.path / engine["predictions"]
-                yield _load(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
+                yield Stored(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
         for model in served(run):
             if build and (model["variant"], model["precision"]) == (name, build["precision"]) and model.get("predictions") and repository:
-                yield _load(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
+                yield Stored(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
 
 
 def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
@@ -184,8 +202,3 @@ def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
     if not rows or any(len(value) != len(rows) for value in logits.values()):
         raise InputError(f"{path}: damaged ({len(rows)} rows, and another number of logits); `compress run` writes it again")
     return rows, logits
-
-
-def _load(variant: str, backend: str, mode: str, precision: str, path: Path, metrics: dict[str, float]) -> Evaluation:
-    logits, labels = load_predictions(path)
-    return Evaluation(variant, backend, mode, precision, logits, labels, metrics)

@@ -305,6 +305,19 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         ),
         Term("communication", "Communication", "Share of a step that processes spend exchanging gradients and weights."),
     ),
+    "Comparison": (
+        Term(
+            "no_difference",
+            "Better or worse",
+            "Better or worse where the paired interval of the change lies on one side of 0. Where it holds 0, the rows show no difference.",
+        ),
+        Term(
+            "fronts",
+            "On the front",
+            "Own: no configuration of the same run is both faster and at least as good at this shape. Joint: none of any run is, by times "
+            "that were not measured in turns.",
+        ),
+    ),
     "Search": (
         Term("rows_searched", "Candidates", "Settings that came to this step of the search."),
         Term("dropped", "Dropped", "Candidates that went no further: others were better in every objective."),

@@ -1,0 +1,45 @@
+"""What differs between the machines of several runs: processor, threads, versions. Figures of time depend on all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compress.compare.sides import Side
+from compress.report.view import Report
+
+UNIMPORTANT = ("memory_bytes",)
+"""What differs from start to start of the same machine, and no time depends on."""
+
+NAMED = {"cpu": "CPU", "gpus": "GPUs", "compress": "the version of compress"}
+
+
+def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """Returns what differs between the machines of runs.
+
+    Returns:
+        `name`, such as `cpu`, `threads` or `versions.torch`, and `values` by the key of the run; null where a run does not say.
+    """
+    facts = {side.key: machine(side.report) for side in sides}
+    names = list(dict.fromkeys(name for known in facts.values() for name in known))
+    rows = {name: {key: known.get(name) for key, known in facts.items()} for name in names}
+    first = sides[0].key
+    return [{"name": name, "values": values} for name, values in rows.items() if any(one != values[first] for one in values.values())]
+
+
+def machine(report: Report) -> dict[str, Any]:
+    """Returns what times of a report depend on, by name."""
+    found = {name: value for name, value in report["environment"].items() if name not in (*UNIMPORTANT, "versions")}
+    timed = [row for variant in report["variants"] for row in variant["latency"] if row.get("p50_ms")]
+    threads = sorted({row["threads"] for row in timed if row.get("threads") is not None})
+    found |= {"device": report["target"].get("device"), "threads": threads or None, "compress": report.get("compress")}
+    return found | {f"versions.{name}": value for name, value in (report["environment"].get("versions") or {}).items()}
+
+
+def in_words(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns what differs as part of a sentence: hardware by name, libraries counted; None where nothing does."""
+    named = [NAMED.get(row["name"], str(row["name"]).replace("_", " ")) for row in rows if not row["name"].startswith("versions.")]
+    libraries = len(rows) - len(named)
+    if libraries:
+        named.append("the version of one library" if libraries == 1 else f"the versions of {libraries} libraries")
+    return ", ".join(named) or None

@@ -1,0 +1,113 @@
+"""The runs of a comparison: finished, of one task, and each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from compress.artifacts.run_folder import LOCK_FILE, Run
+from compress.core.errors import InputError
+from compress.measure.metrics import METRICS, Metric
+from compress.pipeline import opened
+from compress.report import goals
+from compress.report.document import Report
+from compress.report.page import complete
+from compress.report.view import Report as Contents
+
+MOST_RUNS = len(ascii_uppercase)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the runs that are compared."""
+
+    key: str
+    """A, B, ... in the order of the command: what the run is called in the comparison."""
+    given: Path
+    """Its folder, as it was given."""
+    run: Run
+    data: Contents
+    """The contents of its report.json."""
+
+    @cached_property
+    def report(self) -> Contents:
+        """Its report, with empty lists and maps in place of missing ones."""
+        found: Contents = complete(self.data)
+        return found
+
+    @property
+    def metric_name(self) -> str:
+        """Name of its primary metric."""
+        return str(self.report["metric"]["name"])
+
+    @property
+    def metric(self) -> Metric | None:
+        """Its primary metric; None where this version does not know it."""
+        return METRICS.get(self.metric_name)
+
+    @property
+    def served_backend(self) -> str | None:
+        """The last backend that evaluated what is served: triton, else its engine, else torch."""
+        return goals.last_backend(self.report)
+
+
+def read_sides(folders: Sequence[Path]) -> list[Side]:
+    """Returns the runs of a comparison.
+
+    Args:
+        folders: Run folders, two or more.
+
+    Raises:
+        InputError: These are fewer than two or more than 26, one of them is no finished run, is given twice, or has another task.
+    """
+    if not 2 <= len(folders) <= MOST_RUNS:
+        raise InputError(f"compare: {len(folders)} run folder(s) given; give 2 to {MOST_RUNS}, such as `compress compare runs/a runs/b`")
+    problems: list[str] = []
+    sides: list[Side] = []
+    for key, folder in zip(ascii_uppercase, folders, strict=False):
+        try:
+            run = opened(folder)
+            sides.append(Side(key, folder, run, Report.load(run.folder).data))
+        except InputError as error:
+            problems += error.problems
+    problems += _twice(sides)
+    if problems:
+        raise InputError(*problems)
+    tasks = {side.run.recipe["model"]["task"]: side for side in reversed(sides)}
+    if len(tasks) > 1:
+        named = ", ".join(f"{side.given} is {task}" for task, side in reversed(tasks.items()))
+        raise InputError(f"compare: runs of different tasks have no common metric: {named}; give runs of one task")
+    return sides
+
+
+def check_out(out: Path, sides: Sequence[Side]) -> None:
+    """Checks that a comparison is not written into a run, whose files nothing but the run writes.
+
+    Raises:
+        InputError: It would be.
+    """
+    for folder in (out.resolve(), *out.resolve().parents):
+        if (folder / LOCK_FILE).exists() or any(folder == side.given.resolve() for side in sides):
+            raise InputError(f"--out {out}: lies within the run {folder}; give a folder outside of every run")
+
+
+def _twice(sides: Sequence[Side]) -> list[str]:
+    """Returns a line for each run that is given a second time: the same folder by any name, or a copy of it."""
+    lines = []
+    for place, side in enumerate(sides):
+        for earlier in sides[:place]:
+            if side.given.resolve() == earlier.given.resolve():
+                lines.append(f"compare: {side.given}: this run is given twice; give each run once")
+                break
+            if (anchor := _anchor(side)) is not None and anchor == _anchor(earlier):
+                lines.append(f"compare: {side.given}: a copy of {earlier.given}, with the same files; give each run once")
+                break
+    return lines
+
+
+def _anchor(side: Side) -> Any:
+    return (side.data.get("integrity") or {}).get("anchor")
