@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import compress.api
@@ -15,6 +16,7 @@ from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.measure.engine_process import Job
 from compress.measure.latency import Cell, Shape
+from compress.measure.samples import Turn
 from compress.report.document import Report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,11 +51,11 @@ def run_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch, left_out: Sequence
     return names
 
 
-def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) -> list[dict[str, Any]]:
+def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
     """Stands for `compress.measure.latency.measure`, which starts a process for each engine, three times on this page."""
     cells = [(index, job, shape, Cell()) for index, job in enumerate(jobs) for shape in shapes]
     for index, _, _, cell in cells:
-        cell.samples_ms = [2.0 if index == 0 else 0.5] * 30
+        cell.turns = [Turn(np.full(10, 2.0 if index == 0 else 0.5)) for _ in range(3)]
         cell.placement = {"device": "cpu", "provider": "nobody", "float_precision": "fp32"}
     return [cell.row(index, job, shape) for index, job, shape, cell in cells]
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compress.core.progress import Progress
-from compress.measure import generation, latency
+from compress.measure import generation, latency, race
 from compress.measure.engine_process import Job
-from compress.measure.latency import MIN_SAMPLES, Cell, Shape
+from compress.measure.latency import MIN_SAMPLES, TURNS, Cell, Shape
+from compress.measure.samples import Turn
 
 
-def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) -> list[dict[str, Any]]:
+def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
     """Stands for `compress.measure.latency.measure`: the engines take 1, 2, 3 ... ms."""
     rows = []
     for index, job in enumerate(jobs):
         cell = Cell()
-        cell.samples_ms, cell.peak_memory_bytes = [float(1 + index)] * MIN_SAMPLES, 2**20
+        cell.turns, cell.peak_memory_bytes = [Turn(np.full(MIN_SAMPLES // TURNS, 1.0 + index)) for _ in range(TURNS)], 2**20
         cell.placement = {name: job.labels[name] for name in ("device", "float_precision")} | {"provider": "nobody"}
         rows += [cell.row(index, job, shape) for shape in shapes]
     return rows
@@ -30,6 +32,8 @@ def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) ->
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Times as little as can be: of answers one turn of one stream. The rows of the report are there, and their figures mean nothing."""
     patch.setattr(latency, "MAX_SAMPLES", 3)
+    patch.setattr(latency, "BLOCKS", (race.Block(1, 3, 0.0),) * latency.TURNS)
+    patch.setattr(latency, "MAX_TURNS", latency.TURNS)
     patch.setattr(generation, "TURNS", 1)
     patch.setattr(generation, "MIN_FOR_P99", 1)
     patch.setattr(generation, "STREAMS", (1,))

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.machine.process import environment, spawn
+from compress.machine.waits import bounded_spin
 from compress.standalone.preprocess import Row, TokenPair
 from compress.standalone.windows import Window
 
@@ -71,7 +72,8 @@ class EngineProcess:
         self.job = job
         self.peak_memory_bytes = 0
         self._files = tempfile.TemporaryDirectory(prefix="compress-engine-")
-        env = environment(OMP_NUM_THREADS=str(job.threads), MKL_NUM_THREADS=str(job.threads), HF_HUB_OFFLINE="1")
+        threads = str(job.threads)
+        env = environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, HF_HUB_OFFLINE="1", **bounded_spin())
         self._errors = Path(self._files.name, "stderr")
         with self._errors.open("wb") as errors:
             self._process = spawn(job.command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)

@@ -6,11 +6,14 @@ of the float model that it was made of, so that int8 is served where it wins and
     time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles,
              or of the highest lower one that all candidates have (a p99 needs 200 samples); with goals.min_throughput and no limit on
              latency the time for a row at the best shape
-    served   the fewest goals missed, then the least time; what is within `CLOSE` of the least is equally fast, and the smallest files win
+    served   the fewest goals missed; of those the simplest of the equally fast ones. Equally fast is what is within `CLOSE` of the least
+             time, or within `FAR` with a 95 % interval of the ratio that reaches `CLOSE`
+    simplest the smallest files (within `SAME_SIZE`), then one precision before two, then by the order of `MODES`, then the least time
 
-The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns
-(`compress.measure.latency`). The metric is that of the evaluation split; a configuration is chosen by it only where it decides whether
-`goals.max_drop` is met.
+The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns, and ratios
+are formed within turns (`compress.measure.turns`). With noise in the times every configuration near the fastest one is the fastest now and
+then. `CLOSE` is wider than that noise, so that size and simplicity choose among them, which no noise changes. The metric is that of the
+evaluation split; a configuration is chosen by it only where it decides whether `goals.max_drop` is met.
 
 Not here: other numbers of threads than that of the target, and engines that answer prompts (`compress.measure.fastest_answers`).
 """
@@ -18,6 +21,7 @@ Not here: other numbers of threads than that of the target, and engines that ans
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +33,17 @@ from compress.core.goals import Goals, LatencyGoal
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import METRICS
+from compress.measure.turns import log_ratios, quantile, ratio
 
 EXPORTED, LATENCY = "export.json", "latency.json"
-CLOSE = 0.02
-"""Times that differ by less are taken for equal: medians of one run repeat to about this much."""
+CLOSE = 0.05
+"""Times that differ by less are taken for equal: geometric means over shapes repeat between quiet runs to about half of this."""
+FAR = 0.25
+"""No interval makes times that differ by more equal."""
+SAME_SIZE = 0.01
+"""Files that differ by less in size are taken for equally large."""
+MODES = ("dynamic", "static", "eager", "compiled")
+"""The simpler mode first: one graph for every shape before one for each."""
 EXACT = 1e-9
 PERCENTILES = (99, 90, 50)
 """Those of a latency row, the highest first."""
@@ -174,15 +185,46 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
     cells = limited(found, goals)
     ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals, cells)) for one in found]
     ranked.sort(key=lambda one: (len(one.missed), one.time_ms))
-    close = [one for one in ranked if len(one.missed) == len(ranked[0].missed) and one.time_ms <= (1 + CLOSE) * ranked[0].time_ms]
-    first = min(close, key=lambda one: one.candidate.size_bytes, default=None)
-    return ranked if first is None else [first, *(one for one in ranked if one is not first)]
+    if not ranked:
+        return []
+    rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
+    close = [
+        one for one in rivals if one.time_ms <= (1 + FAR) * rivals[0].time_ms and _least_ratio(one, rivals[0], goals, cells) <= 1 + CLOSE
+    ]
+    smallest = min(one.candidate.size_bytes for one in close)
+    first = min((one for one in close if one.candidate.size_bytes <= (1 + SAME_SIZE) * smallest), key=_complexity)
+    return [first, *(one for one in ranked if one is not first)]
+
+
+def _complexity(one: Ranked) -> tuple[int, int, float]:
+    """Returns what the least of is the simplest: precisions, mode, time."""
+    names = one.candidate.names
+    mixed = names["float_precision"] not in ("fp32", names["precision"])  # int8 whose float part is in halves
+    return 1 + mixed, MODES.index(names["mode"]), one.time_ms
+
+
+def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tuple[Shape, str]]) -> float:
+    """Returns the lower end of the 95 % interval of how many times longer a configuration takes than the fastest one.
+
+    Goals on other percentiles than the median, and on throughput, have no interval: the ratio itself.
+    """
+    exact = one.time_ms / fastest.time_ms
+    if any(key != "p50_ms" for _, key in cells) or (not goals.max_latency_ms and goals.min_throughput is not None):
+        return exact
+    wanted = {shape for shape, _ in cells} or one.candidate.rows.keys()
+    pairs = [log_ratios(one.candidate.rows[shape], fastest.candidate.rows[shape]) for shape in wanted]
+    freedom = sum(len(pair) - 1 for pair in pairs)
+    if any(len(pair) < 2 for pair in pairs):
+        return exact
+    middle = sum(sum(pair) / len(pair) for pair in pairs) / len(pairs)
+    variance = sum(statistics.variance(pair) / len(pair) for pair in pairs) / len(pairs) ** 2
+    return math.exp(middle - quantile(freedom) * math.sqrt(variance))
 
 
 def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
     """Returns the goals that a candidate misses, by their keys; `int8_faster` is no property of one candidate."""
     rows = candidate.rows
-    slowest = min((slow["p50_ms"] / rows[shape]["p50_ms"] for shape, slow in scale.reference.items() if shape in rows), default=math.inf)
+    slowest = min((ratio(slow, rows[shape]).value for shape, slow in scale.reference.items() if shape in rows), default=math.inf)
     judged: dict[str, Callable[[float], bool]] = {
         "max_drop": lambda limit: METRICS[scale.metric].drop(scale.before, candidate.metric) > limit + EXACT,
         "min_speedup": lambda limit: slowest < limit - EXACT,

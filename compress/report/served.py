@@ -154,5 +154,14 @@ def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any], answering: str 
         return f"no configuration meets every goal; this one misses {', '.join(first.missed)}, and none that is faster misses fewer"
     count = sum(not one.missed for one in ranked)
     if count == len(ranked):
-        return f"the fastest of {count} configurations, which all meet the goals"
-    return f"the fastest of the {count} configurations that meet the goals, of {len(ranked)}"
+        return f"{_which(ranked)} of {count} configurations, which all meet the goals"
+    return f"{_which(ranked)} of the {count} configurations that meet the goals, of {len(ranked)}"
+
+
+def _which(ranked: Sequence[Ranked]) -> str:
+    """Returns how the first configuration was chosen from those that miss as few goals."""
+    rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
+    least = min(one.time_ms for one in rivals)
+    if ranked[0].time_ms <= least:
+        return "the fastest"
+    return f"as fast as the fastest within {100 * (ranked[0].time_ms / least - 1):.1f} %, and the smallest or simplest of such: one"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import field_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import ENGINES
+from compress.core.engines import ENGINES, REFERENCE
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.data.groups import groups_of_values
@@ -19,6 +19,7 @@ from compress.measure.answers import save_predictions
 from compress.measure.fastest import competing
 from compress.measure.metrics import METRICS, metrics, num_predictions
 from compress.measure.predictions import predict
+from compress.measure.race import Race, Rival
 from compress.models.config import ModelConfig, most_tokens, read_config
 from compress.models.importing import import_model, source_digest
 from compress.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
@@ -131,20 +132,60 @@ class Latency(Stage):
     """Measures the latency of every engine; each runs in its own process, and the processes take turns (`compress.measure.latency`)."""
 
     NAME: ClassVar[str] = "latency"
+    VERSION: ClassVar[int] = 2
     PRODUCES: ClassVar[Kind] = "latency"
+
+    def depends(self, context: Context) -> Any:
+        """Returns the shapes at which a goal limits the p99, which takes more samples; None where there are none."""
+        return [list(shape) for shape in sorted(_p99_shapes(context), key=str)] or None
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report; where engines answer prompts also
         `generation.json`: their speeds, with and without proposed tokens, and the read bandwidth of the machine."""
+        from compress.machine.load import Watch
         from compress.measure.latency import measure
 
-        jobs = engine_jobs(parent, context)
-        rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress)
+        jobs, watch = engine_jobs(parent, context), Watch()
+        race = race_of(jobs, _p99_shapes(context)) if context.target.device == "cpu" else None
+        rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress, race, watch)
+        machine = watch.summary()
+        _tell(rows, machine, context)
         write_json(out / LATENCY, [{"variant": jobs[row.pop("job")][0], **row} for row in rows])
         answered = _generation(parent, context)
         if answered is not None:
             write_json(out / GENERATION, answered)
-        return {"rows": len(rows)}
+        return {"rows": len(rows), "machine": machine}
+
+
+def race_of(jobs: Sequence[tuple[str, Any]], p99: frozenset[tuple[int, int | None]]) -> Race:
+    """Returns how engines compete: the reference in torch and the first engine of each variant are timed to the end in any case.
+
+    Args:
+        jobs: (variant, engine spec), the reference first.
+        p99: Shapes at which a goal limits the p99.
+    """
+    rivals, seen = [], set()
+    for number, (variant, spec) in enumerate(jobs):
+        built = spec.engine != REFERENCE
+        rivals.append(Rival(f"{variant} {spec.precision} {spec.float_precision}", always=number == 0 or (built and variant not in seen)))
+        seen |= {variant} if built else set()
+    return Race(rivals, p99)
+
+
+def _p99_shapes(context: Context) -> frozenset[tuple[int, int | None]]:
+    return frozenset((goal.batch, goal.sequence) for goal in context.goals.max_latency_ms if goal.percentile == 99)
+
+
+def _tell(rows: Sequence[dict[str, Any]], machine: dict[str, Any], context: Context) -> None:
+    """Warns where other work disturbed the timings."""
+    disturbed, busy = sum(bool(row.get("estimated")) for row in rows), sum(bool(row.get("busy")) for row in rows)
+    if not disturbed and not busy:
+        return
+    others = "" if machine["other_cores"] is None else f": other work took {machine['other_cores']:.1f} of its {machine['cores']} cores"
+    context.progress.warn(
+        f"latency: the machine was busy{others}. {disturbed} of {len(rows)} latencies are estimated from processor time, "
+        f"{busy} are too noisy to judge goals on; `compress bench RUN` measures again"
+    )
 
 
 def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ output as they like, so that the channel is a copy of it, and standard output it
 
     open        spec                                 -> versions
     predict     rows, out (files), batch_size        -> n, placement
-    measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes, placement
+    measure     batch, sequence, least, most, seconds -> samples_ms, cpu_ms, waited_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     probe       rows, out (files), tensors, length   -> n
     generate    rows (file), decoding, stream         -> answers, peak_memory_bytes; with stream first lines {"prompt", "tokens"}
@@ -32,8 +32,10 @@ from safetensors.numpy import save_file
 from compress.core.decoding import Decoding
 from compress.core.engines import ENGINES
 from compress.machine.process import peak_memory_bytes
+from compress.machine.waits import ThreadWaits
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
+from compress.measure.samples import CLEAN, enough
 from compress.standalone.preprocess import Preprocessor
 from compress.standalone.windows import merged
 from export.engines.registry import open_engine
@@ -42,7 +44,10 @@ from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
 Request = Mapping[str, Any]
 Tell = Callable[[Mapping[str, Any]], None]
 WARM_UP_CALLS = 3
-WARM_UP_SECONDS = 0.1
+WARM_UP_SECONDS, WARM_UP_AGAIN_SECONDS = 0.1, 0.02
+"""At a new shape, and at one that was timed before."""
+LONG_WARM_UP_SECONDS = 1.0
+"""After so long a single call is enough."""
 
 
 class Worker:
@@ -80,16 +85,31 @@ class Worker:
             yield from found
 
     def measure(self, request: Request) -> dict[str, Any]:
-        """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`."""
+        """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`.
+
+        Only undisturbed calls count (`compress.measure.samples`); disturbed ones are taken again, until there are twice as many calls as
+        were wanted. All of them are returned, with processor time and waits.
+        """
         shape = request["batch"], request["sequence"]
         features = synthetic(self.preprocessor, *shape)
-        self._warm_up(features, 1 if shape in self.seen else WARM_UP_CALLS)
+        self._warm_up(features, shape in self.seen)
         self.seen.add(shape)
-        samples: list[float] = []
-        while len(samples) < request["most"] and (len(samples) < request["least"] or sum(samples) < request["seconds"]):
-            samples.append(self._time(features))
-        found = {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes()}
-        return {**found, "placement": self.engine.placement()}  # asked last: it must not count as memory of the engine
+        least, most, seconds = request["least"], request["most"], request["seconds"]
+        wall: list[float] = []
+        cpu: list[float] = []
+        waited: list[float | None] = []
+        count, clean_s, waits = 0, 0.0, ThreadWaits()
+        while not (enough(count, clean_s, least, most, seconds) or enough(len(wall), sum(wall), 2 * least, 2 * most, 2 * seconds)):
+            started = time.process_time()
+            wall.append(self._time(features))
+            cpu.append(time.process_time() - started)
+            waited.append(waits.waited_ms())
+            if (waited[-1] or 0.0) <= CLEAN * 1e3 * wall[-1]:
+                count, clean_s = count + 1, clean_s + wall[-1]
+        waits.close()
+        times = {"samples_ms": [1e3 * one for one in wall], "cpu_ms": [1e3 * one for one in cpu], "waited_ms": waited}
+        memory = peak_memory_bytes()
+        return {**times, "peak_memory_bytes": memory, "placement": self.engine.placement()}  # asked last: it is no memory of the engine
 
     def precisions(self, request: Request) -> dict[str, Any]:
         """Asks the engine which precision each GEMM runs in."""
@@ -117,9 +137,10 @@ class Worker:
         """Tells the tokens of a prompt before its answer is complete."""
         self.tell({"prompt": number, "tokens": list(tokens)})
 
-    def _warm_up(self, features: Features, calls: int) -> None:
+    def _warm_up(self, features: Features, seen: bool) -> None:
+        calls, seconds = (1, WARM_UP_AGAIN_SECONDS) if seen else (WARM_UP_CALLS, WARM_UP_SECONDS)
         spent, done = 0.0, 0
-        while done < calls or spent < WARM_UP_SECONDS:
+        while (done < calls and spent < LONG_WARM_UP_SECONDS) or spent < seconds:
             spent, done = spent + self._time(features), done + 1
 
     def _time(self, features: Features) -> float:

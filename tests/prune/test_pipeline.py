@@ -55,7 +55,9 @@ STAGES: list[dict[str, Any]] = [
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-        patch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress: [])  # how fast they are is tested elsewhere
+        patch.setattr(
+            "compress.measure.latency.measure", lambda specs, shapes, progress, *watched: []
+        )  # how fast they are is tested elsewhere
         folder = tmp_path_factory.mktemp("pruned")
         return run(recipe(folder, STAGES), folder / "run", progress=ConsoleProgress("quiet"))
 

@@ -173,7 +173,7 @@ def test_the_stage_keeps_weights_and_trains_with_what_stays(
 @pytest.mark.usefixtures("engines_inside")
 def test_a_run_serves_a_model_that_tokens_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-    monkeypatch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress: [])
+    monkeypatch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress, *watched: [])
     stages: list[dict[str, Any]] = [
         {"prune": {"sparsity": 0.3, "multiple_of": 8, "rows": 32, "tokens": [0.5], "recover": {"epochs": 0.5}}},
         # without VNNI OpenVINO's products of two activations of 8 bits saturate at 16 bits, and the export refuses them
