@@ -30,6 +30,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from compress.artifacts.artifact import write_json
+from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.models.config import read_config
@@ -42,6 +43,8 @@ ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
 WEIGHTS = (".safetensors", ".index.json")
 OWN = ("manifest.json", "quantization.json", "README.md", MODULES)
 EXPORTED = "export.json"
+TOKENIZER, NEW_CLASS, OLD_CLASS = "tokenizer_config.json", "TokenizersBackend", "PreTrainedTokenizerFast"
+"""What Transformers 5 calls a tokenizer of tokenizer.json, and the name that Transformers 4, which the ONNX backend needs, knows too."""
 
 
 def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
@@ -99,6 +102,9 @@ def _write_settings(checkpoint: Path, config: Any, out: Path) -> None:
     for file in sorted(checkpoint.iterdir()):
         if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
             shutil.copyfile(file, out / file.name)
+    settings = read_json(out / TOKENIZER, "checkpoint") if (out / TOKENIZER).is_file() else {}
+    if settings.get("tokenizer_class") == NEW_CLASS:
+        write_json(out / TOKENIZER, {**settings, "tokenizer_class": OLD_CLASS})
     modules = [("", "Transformer"), (POOLING, "Pooling")]
     write_json(
         out / MODULES,

@@ -73,6 +73,9 @@ def test_both_backends_get_the_vectors_of_our_engines_as_one_token(stages: Path,
 def test_the_files_are_those_that_sentence_transformers_reads(stages: Path, tmp_path: Path) -> None:
     out = write_folder(*parts(stages), tmp_path / "out")
     assert [entry["path"] for entry in json.loads((out / "modules.json").read_text())] == ["", "1_Pooling"]
+    before, after = (json.loads((folder / "tokenizer_config.json").read_text()) for folder in (parts(stages)[0], out))
+    assert before["tokenizer_class"] == "TokenizersBackend"  # which Transformers 4 does not know
+    assert after == {**before, "tokenizer_class": "PreTrainedTokenizerFast"}
     pooling: Any = json.loads((out / "1_Pooling" / "config.json").read_text())
     assert pooling["word_embedding_dimension"] == 8
     assert {key: value for key, value in pooling.items() if key.startswith("pooling_mode")} == {
