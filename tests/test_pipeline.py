@@ -121,7 +121,7 @@ def test_what_is_served_is_the_fastest_of_all_that_was_timed(finished: Outcome) 
     assert key == next(iter(ranked))
     assert timed[key]["p50_ms"] <= 1.02 * min(row["p50_ms"] for row in timed.values())
     assert served["accuracy"]["openvino"]["value"] == ranked[key]["metric"]
-    assert served["reason"].endswith(f"of {len(ranked)} configurations, which all meet the goals")
+    assert served["reason"].endswith(f"of {len(ranked)} configurations")  # and there are no goals
     assert served["reason"] in (finished.folder / "report.html").read_text()
 
 

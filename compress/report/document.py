@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 from compress.core.errors import InputError
 from compress.core.files import local, read_plain
 from compress.core.shown import pasted, reason, shown
-from compress.report import goals, phrases
+from compress.report import phrases
+from compress.report.decision import Decision, decision_of
 from compress.report.summary import plain_text, summary
 
 SCHEMA = 1
@@ -209,7 +210,7 @@ class Report:
 
     @property
     def last(self) -> Variant:
-        """The last variant of the run, on which goals are judged."""
+        """The last variant of the run; goals are judged on what is served, see `decision`."""
         return self.variants[str(self.data["variants"][-1]["id"])]
 
     @property
@@ -217,15 +218,20 @@ class Report:
         """The latencies of all variants."""
         return tuple(row for variant in self.variants.values() for row in variant.latency)
 
+    @cached_property
+    def decision(self) -> Decision:
+        """What is served, and every figure that it is judged on."""
+        return decision_of(self.data)
+
     @property
     def drop(self) -> float | None:
-        """Loss of the metric: baseline in torch minus last variant in the last backend; relative for perplexity; None if unknown."""
-        return goals.drop(self.data).value
+        """Loss of the metric: baseline in torch minus what is served in the last backend; relative for perplexity; None if unknown."""
+        return self.decision.cost.value
 
     @property
     def speedup(self) -> float | None:
         """Speed-up over torch fp32 at the worst shape; None if it was not measured."""
-        return goals.speedup(self.data).value
+        return self.decision.speedup.value
 
     @property
     def goals(self) -> tuple[Goal, ...]:

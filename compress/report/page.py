@@ -16,7 +16,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from compress.core.tasks import TASKS
-from compress.report import goals, phrases
+from compress.report import phrases
+from compress.report.decision import Decision, decision_of
 from compress.report.labelled import labelled
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
@@ -35,6 +36,8 @@ LISTS = (
     *("variants", "latency", "goals", "findings", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus"),
     "cpu_features",
 )
+SERVED = "served"
+"""Row of a table that is of what is served, whichever variant that is."""
 MAPS = ("environment", "metric", "metrics", "accuracy", "drops", "triton", "versions", "target")
 
 
@@ -48,29 +51,30 @@ def render(report: Report) -> str:
         One self-contained HTML document.
     """
     whole = complete(report)
+    decision = decision_of(whole)
     page = template("report.html.j2").render(
         name=whole.get("name") or "unnamed run",
         facts=_facts(whole),
-        verdict=phrases.verdict(whole),
-        goals_sentence=phrases.goals_sentence(whole["goals"]),
-        state=_state(whole["goals"]),
-        figures=_figures(whole),
-        goals=[_goal(goal, _metric(whole)) for goal in whole["goals"]],
-        findings=[_goal(found, _metric(whole)) for found in whole["findings"]],
+        verdict=phrases.verdict(decision),
+        goals_sentence=phrases.goals_sentence(list(decision.goals)),
+        state=_state(decision.goals),
+        figures=_figures(decision),
+        goals=[_goal(goal, _metric(whole)) for goal in decision.goals],
+        findings=[_goal(found, _metric(whole)) for found in decision.findings],
         warnings=whole["warnings"],
         metric=_metric(whole),
         lower_is_better=whole["metric"].get("higher_is_better") is False,
         unit=TASKS[whole["task"]].counts if whole.get("task") in TASKS else "rows",
         windows=whole.get("windows"),
-        plots=accuracy.plots(whole),
-        ledger=accuracy.ledger(whole),
-        others=accuracy.other_metrics(whole),
+        plots=accuracy.plots(whole, decision),
+        ledger=accuracy.ledger(whole, decision),
+        others=accuracy.other_metrics(whole, decision),
         stored=accuracy.stored(whole),
-        shapes=accuracy.latency(whole),
+        shapes=accuracy.latency(whole, decision),
         served=accuracy.served(whole),
-        choice=choice(whole),
+        choice=choice(decision),
         tuned=tuned(whole),
-        sizes=_sizes(whole),
+        sizes=_sizes(whole, decision),
         pruning=pruning(whole),
         sparsity=sparsity(whole),
         generation=generation(whole),
@@ -143,14 +147,11 @@ def _state(judged: Sequence[Report]) -> str:
     return "met" if judged and all(goal.get("met") for goal in judged) else "open"
 
 
-def _figures(report: Report) -> list[View]:
-    last, metric = goals.last_variant(report), _metric(report)
-    faster, cost = goals.speedup(report), goals.drop(report)
-    backend, size = goals.last_backend(report), goals.served_size(report)
-    cell = goals.served_accuracy(report).get(backend or "") or {}
+def _figures(decision: Decision) -> list[View]:
+    faster, cost, cell, size = decision.speedup, decision.cost, decision.after, decision.size_bytes
+    metric, backend = str(decision.metric), decision.hop
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     lost = phrases.change_interval(cost.low, cost.high, metric)
-    before = goals.baseline(report).get("size_bytes")
     return [
         _tile("Speed-up", faster.value, phrases.ratio(faster.value), f"at the worst shape: {phrases.place(faster.at)}", faster.reason),
         _tile(
@@ -171,10 +172,10 @@ def _figures(report: Report) -> list[View]:
             "Deployed size",
             size,
             phrases.size(size),
-            f"baseline {phrases.size(before)}",
+            f"baseline {phrases.size(decision.baseline_bytes)}",
             "no engine was built",
         ),
-        _integers(last),
+        _integers(decision.variant),
     ]
 
 
@@ -211,11 +212,15 @@ def _goal(goal: Report, metric: str | None) -> View:
     }
 
 
-def _sizes(report: Report) -> list[View]:
-    largest = max((v.get(key) or 0 for v in report["variants"] for key in ("size_bytes", "checkpoint_bytes")), default=0) or 1
+def _sizes(report: Report, decision: Decision) -> list[View]:
+    """Returns the sizes of what is served, first, and of every variant in its first engine."""
+    served = {**decision.variant, "size_bytes": decision.size_bytes, "id": SERVED, "what": phrases.configuration(decision.names or {})}
+    rows = [*([served] if decision.names else []), *report["variants"]]
+    largest = max((v.get(key) or 0 for v in rows for key in ("size_bytes", "checkpoint_bytes")), default=0) or 1
     return [
         {
             "id": variant.get("id"),
+            "what": variant.get("what") or phrases.built_in(variant),
             "bars": [
                 {
                     "known": variant.get(key) is not None,
@@ -228,7 +233,7 @@ def _sizes(report: Report) -> list[View]:
             "parameters": phrases.count(variant.get("parameters")),
             "macs": phrases.count(variant.get("macs")),
         }
-        for variant in report["variants"]
+        for variant in rows
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from compress.core.engines import ENGINES
 from compress.measure.metrics import METRICS
 from compress.report import goals
+from compress.report.decision import Change, Decision
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
@@ -69,12 +70,14 @@ def headline(metric: str) -> str:
     return metric.upper() if "@" in metric or is_error(metric) else metric.capitalize()
 
 
+def _changed(drop: float, metric: str | None) -> str:
+    return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
+
+
 def change(drop: float | None, metric: str | None) -> str | None:
     """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`, for
     error rates `+0.46 pt`."""
-    if drop is None:
-        return None
-    return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
+    return None if drop is None else _changed(drop, metric)
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
@@ -211,31 +214,32 @@ def _points(value: float, metric: str | None) -> str:
     return f"{100 * value:.2f} points" if is_share(metric) else f"{value:.4g}"
 
 
-def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Returns the outcome in one sentence: the speed-up, the size and the accuracy loss.
+def verdict(decision: Decision) -> list[tuple[str, bool]]:
+    """Returns the outcome in one sentence: the speed-up, the size and the accuracy loss, and another metric that lost far more.
 
     Returns:
         The parts of the sentence, each with whether it is printed bold.
     """
-    served, metric = goals.served_variant(report), (report.get("metric") or {}).get("name")
+    served = decision.variant
     if not served:
         return [("Nothing was measured: the run holds no variant.", False)]
-    faster, smaller, cost = goals.speedup(report).value, size_ratio(report), goals.drop(report)
     what = f"The {'quantized ' if goals.is_quantized(served) else ''}model of stage {served.get('id')}"
     if goals.is_int8(served):
         what = f"The int8 model of stage {served.get('id')}"
-    if served is goals.baseline(report):
+    if decision.is_baseline:
         what = "The baseline"
-    speed, smaller_words = _speed_words(faster, engine_name(goals.served_engine(report))), _size_words(smaller)
+    speed, smaller_words = _speed_words(decision.speedup.value, engine_name(decision.engine)), _size_words(decision.size_ratio)
     gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
     start = f"{what} is " if gained else f"{what} was not timed"
-    return [(start, False), *gained, *_cost_words(cost, metric), (".", False)]
+    other = decision.worst_other
+    also = [] if other is None else [(f"; {headline(other.metric)} moves more: {moved(other)}", False)]
+    return [(start, False), *gained, *_cost_words(decision.cost, decision.metric), *also, (".", False)]
 
 
-def size_ratio(report: Mapping[str, Any]) -> float | None:
-    """Returns how many times smaller the served model is when deployed than the baseline; None if either size is unknown."""
-    before, after = goals.baseline(report).get("size_bytes"), goals.served_size(report)
-    return before / after if before and after else None
+def moved(change: Change) -> str:
+    """Returns both ends of a metric, and what it changed by: `87.71 % -> 85.16 % (change -2.55 pt)`."""
+    ends = " -> ".join(figure(value, change.metric) for value in (change.before, change.after))
+    return f"{ends} (change {_changed(change.lost, change.metric)})"
 
 
 def _speed_words(faster: float | None, engine: str) -> list[tuple[str, bool]]:
@@ -271,8 +275,17 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
     return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
 
 
+def built_in(variant: Mapping[str, Any]) -> str:
+    """Returns in which engine and precision the sizes and shares of a variant are; empty where it was not exported."""
+    if not variant.get("engine"):
+        return ""
+    return f"{variant.get('precision') or 'unknown precision'} on {engine_name(variant['engine'])}"
+
+
 def configuration(names: Mapping[str, Any]) -> str:
-    """Returns one configuration in words: "quantize, int8 (float layers bf16) on OpenVINO, static"."""
+    """Returns one configuration in words: "quantize, int8 (float layers bf16) on OpenVINO, static"; empty for none."""
+    if not names:
+        return ""
     rest = names["float_precision"]
     floats = "" if rest == names["precision"] else f" (float layers {rest})"
     return f"{names['variant']}, {names['precision']}{floats} on {engine_name(names['engine'])}, {names['mode']}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from compress.measure.chance import chance
 from compress.measure.metrics import Metric, primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
+from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.served import served
 
@@ -116,8 +117,19 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     if windows is not None:
         report["windows"] = windows
     report["served"] = served(run, evaluated[0])
-    report["goals"] = goals.judge(run.recipe["goals"], report)
-    report["findings"] = goals.findings(run.recipe["goals"], report)
+    return settled(report, run.recipe["goals"])
+
+
+def settled(report: dict[str, Any], limits: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Judges the goals of a recipe on a report, and says why this is served; returns the report.
+
+    Args:
+        report: All of report.json but `goals`, `findings` and `served.reason`; changed in place.
+        limits: `goals` of the recipe.
+    """
+    report["goals"], report["findings"] = goals.judge(limits, report), goals.findings(limits, report)
+    if report["served"] is not None:
+        report["served"]["reason"] = decision_of(report).reason  # which the goals are part of
     return report
 
 
@@ -144,6 +156,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "stages": artifact.lineage(name, run.variants),
         "parameters": in_torch["parameters"],
         "macs": in_torch["macs"],
+        "engine": first["engine"] if first else None,
         "size_bytes": first["size_bytes"] if first else None,
         "checkpoint_bytes": run.artifacts[name].size_bytes,
         "precision": build["precision"] if build else None,

@@ -7,7 +7,7 @@ behind Triton where a server ran it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
         "size_bytes": entry["size_bytes"],
         "accuracy": cells,
         "drops": drops,
-        "reason": _reason(ranked, run.recipe, None if ranked else _answering(run, build)),
+        "metrics": _metrics(run, build, entry),
+        "reason": None if ranked else _reason(run.recipe, _answering(run, build)),
         "ranking": [_row(one) for one in ranked],
     }
 
@@ -117,10 +118,15 @@ def _files(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict
     if exported is not None and entry.get("predictions"):
         files[entry["engine"]] = exported.path / entry["predictions"]
     for model in evaluations.served(run):
-        same = all(model.get(key) == build[key] for key in ("variant", "precision")) and model.get("mode") == entry["mode"]
-        if same and model["engine"] == entry["engine"] and model.get("predictions") and repository is not None:
+        if _is(model, build, entry) and model.get("predictions") and repository is not None:
             files["triton"] = repository.path / model["predictions"]
     return files
+
+
+def _is(model: Mapping[str, Any], build: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether a model of the server is this engine of this build."""
+    same = all(model.get(key) == build[key] for key in ("variant", "precision"))
+    return same and all(model.get(key) == entry[key] for key in ("mode", "engine"))
 
 
 def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -134,34 +140,24 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
     return cells, drops
 
 
+def _metrics(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns every metric of a configuration by backend."""
+    files = _files(run, build, entry)
+    own = {entry["engine"]: entry["metrics"]} if entry["engine"] in files else {}
+    models = [model for model in evaluations.served(run) if _is(model, build, entry)]
+    return own | ({"triton": models[-1]["metrics"]} if models and "triton" in files else {})
+
+
 def _row(ranked: Ranked) -> dict[str, Any]:
     one = ranked.candidate
     figures = {"metric": one.metric, "size_bytes": one.size_bytes, "time_ms": round(ranked.time_ms, 4), "missed": list(ranked.missed)}
     return {**one.names, **figures}
 
 
-def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any], answering: str | None = None) -> str:
-    """Returns in one line why this is served."""
-    if not ranked:
-        asked = recipe["target"].get("serve") == "first"
-        if asked:
-            return "target.serve: first"
-        if answering is not None:
-            return "the last variant in the engine of the target that answers fastest, or in the first one that nearly does"
-        return "the last variant in the first engine of the target"
-    first = ranked[0]
-    if first.missed:
-        return f"no configuration meets every goal; this one misses {', '.join(first.missed)}, and none that is faster misses fewer"
-    count = sum(not one.missed for one in ranked)
-    if count == len(ranked):
-        return f"{_which(ranked)} of {count} configurations, which all meet the goals"
-    return f"{_which(ranked)} of the {count} configurations that meet the goals, of {len(ranked)}"
-
-
-def _which(ranked: Sequence[Ranked]) -> str:
-    """Returns how the first configuration was chosen from those that miss as few goals."""
-    rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
-    least = min(one.time_ms for one in rivals)
-    if ranked[0].time_ms <= least:
-        return "the fastest"
-    return f"as fast as the fastest within {100 * (ranked[0].time_ms / least - 1):.1f} %, and the smallest or simplest of such: one"
+def _reason(recipe: Mapping[str, Any], answering: str | None) -> str:
+    """Returns in one line why this is served where nothing competed; else `compress.report.decision` says it."""
+    if recipe["target"].get("serve") == "first":
+        return "target.serve: first"
+    if answering is not None:
+        return "the last variant in the engine of the target that answers fastest, or in the first one that nearly does"
+    return "the last variant in the first engine of the target"

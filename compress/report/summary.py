@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.core.engines import REFERENCE
-from compress.report import goals, phrases
+from compress.report import phrases
+from compress.report.decision import Decision, decision_of
 
 WIDTH = 12
 """Width of the name column, characters."""
@@ -25,21 +25,24 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
         folder: The run folder.
 
     Returns:
-        One line each for the primary metric, speed and size, and what is served, one for the goals if there are any, one for every goal
-        that was missed or not judged, one for every finding that does not hold, and the path of the HTML page.
+        One line each for the judged metric, speed and size, and what is served, one for another metric that lost far more, one for the
+        goals if there are any, one for every goal that was missed or not judged, one for every finding that does not hold, and the path of
+        the HTML page.
     """
-    metric = (report.get("metric") or {}).get("name")
+    decision = decision_of(report)
+    metric, other = decision.metric, decision.worst_other
     lines = [
-        _line(metric or "accuracy", _accuracy(report, metric)),
-        _line("speed", _speed(report)),
-        _line("size", _size(report)),
-        *([_line("served", f"{phrases.configuration(report['served'])}: {report['served']['reason']}")] if report.get("served") else []),
+        _line(metric or "accuracy", _accuracy(decision)),
+        *([] if other is None else [_line(other.metric, phrases.moved(other))]),
+        _line("speed", _speed(decision)),
+        _line("size", _size(decision)),
+        *([_line("served", f"{phrases.configuration(decision.names)}: {decision.reason}")] if decision.names else []),
     ]
-    judged = list(report.get("goals") or ())
+    judged = list(decision.goals)
     if judged:
         lines.append(_line("goals", phrases.goals_sentence(judged).lower()))
     lines += [_line("", text) for text in _open_goals(judged, metric)]
-    lines += [_line("finding", _unmet(found, metric)) for found in report.get("findings") or () if found.get("met") is False]
+    lines += [_line("finding", _unmet(found, metric)) for found in decision.findings if found.get("met") is False]
     return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
 
 
@@ -58,36 +61,34 @@ def _line(name: str, text: str) -> str:
     return plain_text(f"{name:<{WIDTH}}{text}")
 
 
-def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
-    before = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
-    backend, cost = goals.last_backend(report), goals.drop(report)
-    if backend is None or cost.value is None:
+def _accuracy(decision: Decision) -> str:
+    before, after, cost, metric = decision.before, decision.after, decision.cost, decision.metric
+    if decision.hop is None or cost.value is None:
         return f"not measured: {cost.reason}"
-    after = goals.served_accuracy(report)[backend]
     spread = phrases.change_interval(cost.low, cost.high, metric)
     return (
-        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(backend)}"
-        f" (n = {phrases.rows(after)}; change {phrases.change(cost.value, metric)}{f', 95 % interval {spread}' if spread else ''})"
+        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in"
+        f" {phrases.engine_name(decision.hop)} (n = {phrases.rows(after)}; change {phrases.change(cost.value, metric)}"
+        f"{f', 95 % interval {spread}' if spread else ''})"
     )
 
 
-def _speed(report: Mapping[str, Any]) -> str:
-    faster = goals.speedup(report)
+def _speed(decision: Decision) -> str:
+    faster = decision.speedup
     if faster.value is None:
         return f"not measured: {faster.reason}"
     words = f"{phrases.ratio(faster.value)} faster" if faster.value >= 1 else f"{phrases.ratio(1 / faster.value)} slower"
     return f"{words} than torch fp32 at the worst shape ({phrases.place(faster.at)})"
 
 
-def _size(report: Mapping[str, Any]) -> str:
-    before, after = goals.baseline(report).get("size_bytes"), goals.served_size(report)
-    if after is None:
-        return f"not measured: {goals.size_mb(report).reason}"
-    smaller = phrases.size_ratio(report)
+def _size(decision: Decision) -> str:
+    if decision.size_bytes is None:
+        return f"not measured: no files were built for {decision.engine or 'any engine'}"
+    smaller, size = decision.size_ratio, phrases.size(decision.size_bytes)
     if smaller is None:
-        return f"{phrases.size(after)} deployed; the baseline was not exported"
+        return f"{size} deployed; the baseline was not exported"
     words = f"{phrases.ratio(smaller)} smaller" if smaller >= 1 else f"{phrases.ratio(1 / smaller)} larger"
-    return f"{phrases.size(before)} -> {phrases.size(after)} deployed ({words})"
+    return f"{phrases.size(decision.baseline_bytes)} -> {size} deployed ({words})"
 
 
 def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator[str]:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compress.core.engines import ENGINES, REFERENCE
+from compress.measure.metrics import METRICS
 from compress.report import goals, phrases
 from compress.report.charts import scatter
+from compress.report.decision import Decision, decision_of
 from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.view import Report, View
@@ -24,11 +26,11 @@ BACKENDS = (*ENGINES, "triton")
 # Accuracy against latency
 
 
-def plots(report: Report) -> list[View]:
+def plots(report: Report, decision: Decision) -> list[View]:
     """Returns for each shape its plot of the metric against latency (one for wide, one for narrow screens) and its legend."""
     metric, views = report["metric"]["name"], []
     for shape in shapes_of(report):
-        points = [point_of(report, *one) for one in configurations_of(report, shape)]
+        points = [point_of(report, *one) for one in configurations_of(report, shape, decision)]
         if points:
             tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
@@ -46,16 +48,19 @@ def shapes_of(report: Report) -> list[goals.Shape]:
     return sorted(shapes, key=lambda shape: (shape[0], shape[1] or 0))
 
 
-def configurations_of(report: Report, shape: goals.Shape) -> list[tuple[Report, Report, Report]]:
+def configurations_of(report: Report, shape: goals.Shape, decision: Decision | None = None) -> list[tuple[Report, Report, Report]]:
     """Returns the configurations of one shape with both a measured latency and a measured accuracy, each in its recommended mode: variant,
-    latency row, and accuracy."""
+    latency row, and accuracy. What is served is always one of them, in its own mode and float precision."""
+    decision = decision_of(report) if decision is None else decision
     found: dict[tuple[Any, ...], tuple[Report, Report, Report]] = {}
     for variant in report["variants"]:
         for row in variant["latency"]:
             key = (variant.get("id"), row.get("engine"), row.get("precision"))
-            cell = _accuracy_of(row, variant)
+            cell, served = _accuracy_of(row, variant), decision.serves(row)
+            cell = decision.accuracy.get(str(row.get("engine"))) or cell if served else cell
             if (row.get("batch") or 1, row.get("sequence")) == shape and row.get("p50_ms") and cell.get("value") is not None:
-                found.setdefault(key, (variant, row, cell))
+                kept = (variant, row, cell)
+                found[key] = kept if served else found.get(key, kept)
     return list(found.values())
 
 
@@ -103,16 +108,16 @@ def _mode(row: Report) -> str:
 # Accuracy by backend
 
 
-def ledger(report: Report) -> View:
-    """Returns the primary metric of every variant in every backend of the run: `rows` of cells, and the reason that all cells of a column
-    share."""
+def ledger(report: Report, decision: Decision) -> View:
+    """Returns the judged metric of every variant in every backend of the run, and of exactly what is served: `rows` of cells, and the
+    reason that all cells of a column share."""
     metric, variants = report["metric"]["name"], report["variants"]
-    found = [backend for variant in variants for backend in variant["accuracy"]]
+    found = [*(backend for variant in variants for backend in variant["accuracy"]), *decision.accuracy]
     backends = [*(one for one in BACKENDS if one in found), *dict.fromkeys(one for one in found if one not in BACKENDS)]
     ends = [
         cell[key]
-        for variant in variants
-        for cell in variant["accuracy"].values()
+        for known in (*(variant["accuracy"] for variant in variants), decision.accuracy)
+        for cell in known.values()
         for key in ("low", "high", "value")
         if cell and cell.get(key) is not None
     ]
@@ -127,7 +132,18 @@ def ledger(report: Report) -> View:
         for variant in variants
     ]
     merged = [_merge([row["cells"][index] for row in rows]) for index in range(len(backends))]
+    if decision.names:
+        rows.append(_served_row(report, decision, backends, scale))
+        merged = [None if cell["known"] else reason for cell, reason in zip(rows[-1]["cells"], merged, strict=True)]
     return {"backends": [engine_name(backend) for backend in backends], "rows": rows, "merged": merged, "flips": report.get("flips")}
+
+
+def _served_row(report: Report, decision: Decision, backends: Sequence[str], scale: tuple[float, float]) -> View:
+    """Returns the row of exactly what is served: variants stand with the recommended mode of each engine."""
+    unserved = {backend: {"value": None, "reason": "what is served does not run there"} for backend in backends}
+    own = {"accuracy": {**unserved, **decision.accuracy}, "drops": decision.drops}
+    cells = [cell_of(own, backend, report["metric"]["name"], scale, decision.before.get("value")) for backend in backends]
+    return {"id": "served", "note": phrases.configuration(decision.names), "cells": cells}
 
 
 def _variant_note(report: Report, variant: Report) -> str:
@@ -165,16 +181,29 @@ def _merge(cells: Sequence[View]) -> str | None:
     return reasons.pop() if len(reasons) == 1 and len(cells) > 1 else None
 
 
-def other_metrics(report: Report) -> View:
-    """Returns the secondary metrics, one row for each variant and backend."""
+def other_metrics(report: Report, decision: Decision) -> View:
+    """Returns the other metrics, one row for each variant and backend, with their changes against the baseline in torch."""
     lines: list[tuple[str, str, Report]] = []
     for variant in report["variants"]:
         nested = {backend: figures for backend, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
         flat = {name: value for name, value in variant["metrics"].items() if not isinstance(value, Mapping)}
         lines += [(str(variant.get("id")), backend, figures) for backend, figures in ({REFERENCE: flat} if flat else nested).items()]
     names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
+    before = next((figures for id_, backend, figures in lines if (id_, backend) == (str(report.get("baseline")), REFERENCE)), {})
+
+    def changed(figures: Report, name: str) -> str:
+        first, last = before.get(name), figures.get(name)
+        if first is None or last is None or name not in METRICS or figures is before:
+            return ""
+        return phrases.change(METRICS[name].drop(first, last), name) or ""
+
     rows = [
-        {"id": id_, "backend": engine_name(backend), "texts": [phrases.figure(figures.get(name), name) for name in names]}
+        {
+            "id": id_,
+            "backend": engine_name(backend),
+            "texts": [phrases.figure(figures.get(name), name) for name in names],
+            "changes": [changed(figures, name) for name in names],
+        }
         for id_, backend, figures in lines
     ]
     return {"names": names, "rows": rows if names else []}
@@ -207,17 +236,17 @@ def stored(report: Report) -> list[View]:
 # Latency
 
 
-def latency(report: Report) -> list[View]:
+def latency(report: Report, decision: Decision) -> list[View]:
     """Returns for each shape a table of its timings, with the spread of the samples around their median."""
-    return [_shape_table(report, shape) for shape in shapes_of(report)]
+    return [_shape_table(report, shape, decision) for shape in shapes_of(report)]
 
 
-def _shape_table(report: Report, shape: goals.Shape) -> View:
+def _shape_table(report: Report, shape: goals.Shape, decision: Decision) -> View:
     pairs = [(v, row) for v in report["variants"] for row in v["latency"] if (row.get("batch") or 1, row.get("sequence")) == shape]
     ends = [value / row["p50_ms"] for _, row in pairs for value in _samples(row)]
     scale = (min(ends) - 0.02, max(ends) + 0.02) if ends else (0.9, 1.1)
     ticks = [{"at": scatter.position(tick, *scale), "text": f"{tick:g}"} for tick in scatter.linear_ticks(scale[0], scale[1], 4) if ends]
-    rows = [_latency_row(report, variant, row, shape, scale) for variant, row in pairs]
+    rows = [{**_latency_row(report, variant, row, shape, scale), "is_served": decision.serves(row)} for variant, row in pairs]
     return {"title": phrases.place(goals.shape_name(shape)), "rows": rows, "ticks": ticks}
 
 
@@ -234,7 +263,6 @@ def _samples(row: Report) -> list[float]:
 def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shape, scale: tuple[float, float]) -> View:
     slow = goals.reference_cells(report, row.get("device")).get(shape)
     faster = slow["p50_ms"] / row["p50_ms"] if slow and row.get("p50_ms") else None
-    served = goals.served_cells(report).get(shape)
     few = f"{row['n']} samples; p99 needs 200" if row.get("n") else NO_REASON
     return {
         "id": variant.get("id"),
@@ -251,7 +279,6 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
         "n": row.get("n"),
         "faster": phrases.ratio(faster) if faster else None,
         "is_reference": slow is row,
-        "is_served": served is row,
         "strip": _strip(row, scale),
     }
 

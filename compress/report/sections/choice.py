@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from compress.report import phrases
-from compress.report.view import Report, View
+from compress.report.decision import Decision
+from compress.report.view import View
 
 
-def choice(report: Report) -> View | None:
+def choice(decision: Decision) -> View | None:
     """Returns what is served, why, and the rows of those that competed, the served one first; None where no engine was built."""
-    served = report.get("served")
-    if not served:
+    if not decision.names:
         return None
-    metric = report["metric"]["name"]
+    metric = decision.metric
     rows = [
         {
             "name": phrases.configuration(row),
@@ -20,6 +20,6 @@ def choice(report: Report) -> View | None:
             "size": phrases.size(row["size_bytes"]),
             "missed": ", ".join(row["missed"]),
         }
-        for row in served.get("ranking") or ()
+        for row in decision.ranking
     ]
-    return {"name": phrases.configuration(served), "reason": served["reason"], "rows": rows}
+    return {"name": phrases.configuration(decision.names), "reason": decision.reason, "rows": rows}

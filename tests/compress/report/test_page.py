@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from compress.report import goals, phrases
 from compress.report.charts import scatter
+from compress.report.decision import decision_of
 from compress.report.page import complete, render
 from compress.report.sections import accuracy
 
@@ -61,6 +62,11 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+
+def ledger_of(report: dict[str, Any]) -> dict[str, Any]:
+    whole = complete(report)
+    return accuracy.ledger(whole, decision_of(whole))
 
 
 def cell(value: float, n: int = 872) -> dict[str, Any]:
@@ -220,7 +226,7 @@ def test_the_settings_that_were_tried_are_shown() -> None:
 
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
     report = complete(make_report())
-    sentence = "".join(piece for piece, _ in phrases.verdict(report)).replace("\u00a0", " ")
+    sentence = "".join(piece for piece, _ in phrases.verdict(decision_of(report))).replace("\u00a0", " ")
     assert sentence == (
         "The int8 model of stage quantize is at least 8.30\u00d7 faster on OpenVINO than the baseline in torch, 3.89\u00d7 smaller, "
         "and loses 0.46 points of accuracy (measured in Triton; 95 % interval of the change \u22121.26 to +0.34)."
@@ -293,7 +299,7 @@ def test_a_column_that_nothing_reached_gives_its_reason_once() -> None:
 def test_an_engine_that_the_run_did_not_ask_for_has_no_column() -> None:
     report = make_report()
     asked = {backend for variant in report["variants"] for backend in variant["accuracy"]}
-    assert accuracy.ledger(complete(report))["backends"] == [phrases.engine_name(name) for name in accuracy.BACKENDS if name in asked]
+    assert ledger_of(report)["backends"] == [phrases.engine_name(name) for name in accuracy.BACKENDS if name in asked]
     assert "onnxruntime" not in asked
 
 
@@ -426,7 +432,7 @@ def test_figures_in_words(written: str, expected: str) -> None:
 
 def test_the_spread_of_samples_is_drawn_relative_to_their_median() -> None:
     report = complete({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
-    strips = [row["strip"] for row in accuracy.latency(report)[0]["rows"]]
+    strips = [row["strip"] for row in accuracy.latency(report, decision_of(report))[0]["rows"]]
     assert strips[0] == pytest.approx(strips[1])
     low, left, middle, right, high = (strips[0][key] for key in ("low", "left", "middle", "right", "high"))
     assert low < left < middle < right < high
