@@ -87,13 +87,16 @@ def plan(
     streams: Annotated[int | None, typer.Option("--streams", min=1, help="With --devices: answers, or rows, served at once.")] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
+    """Check the recipe and predict size, FLOPs, disk space, memory and time, without loading weights."""
 
     def work() -> None:
         checked = _read(recipe, settings)
-        from compress.commands.plan import describe
+        from compress.commands.plan import plan as look_ahead
 
-        typer.echo(describe(checked, out, devices, streams))
+        found = look_ahead(checked, out, devices, streams)
+        typer.echo(found.text)
+        if found.refused:
+            raise InputError(*found.refused)
 
     finish(work, verbose)
 
@@ -120,9 +123,13 @@ def run(
             return launch.start(processes, [sys.executable, *sys.argv])
         checked = _read(recipe, settings)
         from compress.core.progress import ConsoleProgress
-        from compress.pipeline import run as run_recipe
 
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
+        if os.environ.get("RANK", "0") == "0":
+            progress.log(f"{checked.name}: loading libraries")
+        with progress.alive("loading libraries"):
+            from compress.pipeline import run as run_recipe
+
         with joined() as team:
             outcome = run_recipe(checked, out, start=start, force=force, progress=progress, team=team)
         return _conclude(outcome.folder, outcome.report) if team.is_first else 0

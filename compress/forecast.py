@@ -1,31 +1,39 @@
 """What a run will make and take, predicted without reading weights: for `compress plan`, and for the price of candidates of a search.
 
-Parameters and FLOPs are counted on the meta device by the function that also counts finished checkpoints. Times are predicted from earlier
-runs on this machine (`compress.run.durations`); None without any. A step is cached only if all steps before it are.
+Parameters and FLOPs are counted on the meta device by the function that also counts finished checkpoints. Times follow from the speed of
+the machine and earlier runs on it (`compress.run.expected`, `compress.run.durations`), memory from shapes and earlier runs
+(`compress.run.memory`). A step is cached only if all steps before it are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
+from compress.core.errors import InputError
 from compress.core.tasks import num_classes
+from compress.machine.speed import speed
 from compress.models.importing import check_model
 from compress.models.inputs.tokenizer import resolve_tokenizer
 from compress.models.size import Counts, count
-from compress.pipeline import plan_steps
 from compress.recipe import Recipe
 from compress.run import durations
 from compress.run.cache import cache_key
-from compress.run.disk import Variant, predicted_bytes
+from compress.run.disk import Variant, default_builds, predicted_bytes
+from compress.run.durations import NO_TIME, Expected
+from compress.run.expected import parts_of, seconds_of_one
 from compress.run.implicit import Evaluate, is_variant
+from compress.run.memory import engine_count, memory_of
+from compress.run.room import Room, Shortage, shortage
 from compress.run.state import RunState
+from compress.run.steps import plan_steps
 from compress.stage.context import Context
-from compress.stage.stage import Stage, input_named, lines
+from compress.stage.stage import REUSED, Stage, input_named, lines
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,13 @@ class PlannedStep:
     work: float
     """Multiply-accumulates (`Stage.work`)."""
     seconds: float | None
-    """Predicted time; None if no comparable run was recorded on this machine."""
+    """Predicted time; None until it is looked up."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Amounts that the time is made of (`compress.run.expected`)."""
+    memory_bytes: int = 0
+    """Predicted memory at the peak of the step, with all of its processes."""
+    expected: Expected = NO_TIME
+    """The time with its range."""
 
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
@@ -58,7 +72,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
-    steps, macs = plan_steps(recipe), size.macs
+    steps, macs, first = plan_steps(recipe), size.macs, size
     behind = lines(steps)
     variants: dict[str, Variant] = {}
     sizes: dict[str, Counts] = {}
@@ -77,7 +91,10 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
         made = size if step.PRODUCES == "checkpoint" else None
         disk = predicted_bytes(step, config, variants, context)
-        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, None))
+        parts = parts_of(step, work, macs, disk, variants, context)
+        engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
+        memory = memory_of(step, size, first, config, engines, context)
+        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, None, parts, memory))
     return planned
 
 
@@ -85,15 +102,19 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) ->
     """Yields the steps with their artifacts in a run folder, as far as these are there from the first step on, and with the times of the
     others, predicted from what has run until now."""
     steps, state, chain = [entry.step for entry in planned], RunState(), True
+    known = speed(context.target.num_threads)
     for entry in planned:
         state = state.before(entry.step) if chain else state
         found = _find(entry.step, state, context, folder) if chain else None
         chain = found is not None
         if found is not None:
-            yield replace(entry, cached=found, disk_bytes=found.size_bytes, seconds=0.0)
+            yield replace(entry, cached=found, disk_bytes=found.size_bytes, seconds=0.0, memory_bytes=0)
         else:
             reuses = entry.step.reuses(state.context_so_far(context))
-            yield replace(entry, seconds=durations.predict(entry.step.NAME, entry.work, reuses=reuses))
+            name = entry.step.NAME
+            expected = durations.predict(name, entry.parts, seconds_of_one(name, known), reuses=reuses)
+            memory = durations.predicted_memory(name, entry.memory_bytes)
+            yield replace(entry, seconds=expected.seconds, expected=expected, memory_bytes=memory)
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 
@@ -104,3 +125,57 @@ def _find(step: Stage, state: RunState, context: Context, folder: Path) -> Artif
     except DamagedArtifact:
         return None
     return found if found.key == key else None
+
+
+def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
+    """Returns what the steps that are not cached lack of disk space and memory."""
+    todo = [entry for entry in planned if entry.cached is None]
+    memory = {str(entry.step.id): durations.predicted_memory(entry.step.NAME, entry.memory_bytes) for entry in todo}
+    return shortage(sum(entry.disk_bytes for entry in todo), memory, room)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run that goes on expects of its steps: room is checked before the first one that runs, and what it took is recorded.
+
+    Args:
+        recipe: The recipe.
+        context: The context of the first step.
+        folder: The run folder.
+    """
+
+    recipe: Recipe
+    context: Context
+    folder: Path
+
+    @cached_property
+    def planned(self) -> dict[str, PlannedStep]:
+        """The steps by id; predicted when the first of them runs, as a run whose steps are all cached needs no prediction."""
+        return {str(entry.step.id): entry for entry in predicted(self.recipe, self.context)}
+
+    @cached_property
+    def _looked(self) -> list[str]:
+        return []
+
+    def check(self, step: Stage) -> None:
+        """Checks, when the first step runs, that there is room for it and all that follow; warns where that is not sure.
+
+        Raises:
+            InputError: There is not.
+        """
+        if self._looked:
+            return
+        self._looked.append(str(step.id))
+        ids = list(self.planned)
+        short = lacks([self.planned[name] for name in ids[ids.index(str(step.id)) :]], Room.here(self.folder))
+        for line in short.warned:
+            self.context.progress.warn(line)
+        if short.refused:
+            raise InputError(*short.refused)
+
+    def record(self, step: Stage, seconds: float, made: Artifact, memory_bytes: int) -> None:
+        """Records what a step took that has run."""
+        entry, busy = self.planned[str(step.id)], durations.others_running(self.context.target.num_threads)
+        memory = (entry.memory_bytes, memory_bytes) if memory_bytes else None
+        reused = bool(made.metrics.get(REUSED))
+        durations.record(step.NAME, entry.parts, seconds, reused=reused, busy=busy, memory=memory)

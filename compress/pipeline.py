@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +33,27 @@ from compress.artifacts.store import sweep
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
-from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
+from compress.core.step_names import LATENCY
 from compress.data.resemblance import unlike
 from compress.data.splits import Data, Judge, trained_on
+from compress.forecast import Outlook
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
+from compress.machine.resident import Resident
 from compress.measure.chance import nothing_right
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
 from compress.run.advance import advance
-from compress.run.choose_buckets import Buckets
-from compress.run.implicit import Evaluate, Latency, Source, is_variant
+from compress.run.implicit import Evaluate, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
+from compress.run.steps import plan_steps
 from compress.run.warm_start import started
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from export.export import Export
-from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 UNSEEN = "a candidate of a search: every figure here is of selection rows, which its stages chose by, too; no evaluation row was used"
@@ -115,21 +116,22 @@ def run(
             start_list(folder)
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
-        context = prepare(recipe, folder, progress, team, judge)
+        with progress.alive("reading data and model"):
+            context = prepare(recipe, folder, progress, team, judge)
         _warn_of_what_was_given(recipe, context, judge)
-        results: dict[str, tuple[Artifact, bool, float]] = {}
+        results, outlook = dict[str, tuple[Artifact, bool, float]](), Outlook(recipe, context, folder)
         state, baseline = RunState(), next(step.id for step in steps if isinstance(step, Evaluate))
         for step in steps:
             force = force or step.id == start
             state = state.before(step)
-            made, cached, seconds = advance(step, state, context, folder, force or step.id == again)
+            made, cached, seconds = _watched(step, state, context, outlook, progress, force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
             _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
         contents: dict[str, Any] = {}
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
-            contents = finish(folder, context.data, progress.warnings)
+            contents = _reported(folder, context.data, progress)
             end_list(folder)
         return Outcome(folder, team.broadcast(contents))
 
@@ -139,6 +141,32 @@ def _warn_of_what_was_given(recipe: Recipe, context: Context, judge: Judge) -> N
     seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), unlike(context.data))
     for warning in filter(None, (*seen, *recipe.goals.questions())):
         context.progress.warn(warning)
+
+
+def _watched(
+    step: Stage, state: RunState, context: Context, outlook: Outlook, progress: ConsoleProgress, force: bool
+) -> tuple[Artifact, bool, float]:
+    """Does what `advance` does, checks that there is room, and records what the step took if it ran."""
+    context = replace(context, count_macs=partial(_counted, context, outlook, step))
+    with progress.alive(str(step.id)), Resident() as resident:
+        made, cached, seconds = advance(step, state, context, outlook.folder, force)
+    if context.team.is_first and not cached:
+        outlook.record(step, seconds, made, resident.peak_bytes)
+    return made, cached, seconds
+
+
+def _reported(folder: Path, data: Data, progress: ConsoleProgress) -> dict[str, Any]:
+    """Writes what follows the last step; returns the contents of `report.json`."""
+    progress.log("report: figures, intervals and flipped rows")
+    with progress.alive("report"):
+        return finish(folder, data, progress.warnings)
+
+
+def _counted(context: Context, outlook: Outlook, step: Stage) -> int:
+    """Checks before the first step that runs that the model fits all stages, and that there is room; returns the model's MACs for a row."""
+    macs = context.count_macs()
+    outlook.check(step)
+    return macs
 
 
 def _warn_of_nothing(is_baseline: bool, made: Artifact, context: Context) -> None:
@@ -181,23 +209,6 @@ def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
     evaluations.write_golden(finished, data)
     write_chain(finished)
     return report.write(folder, warnings)
-
-
-def plan_steps(recipe: Recipe) -> list[Stage]:
-    """Returns the stages of a recipe with the implicit steps: the source model, an evaluation after each variant, the choice of buckets
-    before export if it is asked for, and latency after export."""
-    steps: list[Stage] = []
-    finetunes = any(isinstance(stage, Finetune) for stage in recipe.stages)
-    source = Source(id=SOURCE if finetunes else BASELINE, model=recipe.model, tokenizer=recipe.tokenizer)
-    for stage in (source, *recipe.stages):
-        if isinstance(stage, Export) and recipe.target.buckets == "auto":
-            steps.append(Buckets(id=BUCKETS, quantized=any(isinstance(other, Quantize) for other in recipe.stages)))
-        steps.append(stage)
-        if is_variant(stage, (source, *recipe.stages)):
-            steps.append(Evaluate(id=f"{EVALUATION}{stage.id}"))
-        if isinstance(stage, Export):
-            steps.append(Latency(id=LATENCY))
-    return steps
 
 
 def _check_start(start: str | None, steps: list[Stage]) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from compress.core.progress import ConsoleProgress
 from compress.machine.parallel import Team, joined, leave
-from compress.pipeline import plan_steps
 from compress.recipe import read
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
+from compress.run.steps import plan_steps
 from compress.training import teacher_logits, train
 from compress.training.finetune import Finetune
 from distill.distill import Distill

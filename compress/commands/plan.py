@@ -1,31 +1,49 @@
-"""`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space and times without reading weights.
+"""`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space, memory and times without reading weights.
 
-What each step will make and take is predicted by `compress.forecast`; times are "unknown" without comparable runs on this machine.
+What each step will make and take is predicted by `compress.forecast`. Four of five runs take a time within the range that stands beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
-from compress.forecast import PlannedStep, steps_of
+from compress.forecast import PlannedStep, lacks, steps_of
 from compress.measure.buckets import measured_at
 from compress.models.own_shape import tokens_of
 from compress.models.size import count
 from compress.recipe import Recipe
 from compress.report import phrases
+from compress.run.durations import Expected
 from compress.run.prepare import noted, prepare
+from compress.run.room import Room, shown
 from compress.stage.context import Context
 
 SHORTEST = 128
 """Tokens below which the products of attention cost next to nothing."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A plan as text, and why it cannot be carried out here."""
+
+    text: str
+    refused: tuple[str, ...]
+    """What the machine lacks, one line each."""
+
+
 def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> str:
-    """Returns the plan as text; of a recipe with a `search` that of the search too.
+    """Returns the plan as text, with what the machine lacks for it; arguments and errors as of `plan`."""
+    found = plan(recipe, out, given, streams)
+    return "\n".join((found.text, *found.refused))
+
+
+def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> Plan:
+    """Returns the plan; of a recipe with a `search` that of the search too.
 
     Args:
         recipe: The recipe.
@@ -46,18 +64,14 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
-        f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
+        *notes,
+        f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'memory':>10} {'time':>10}  range",
     ]
-    lines[2:2] = notes
     lines += [" ".join((_line(entry), *_tokens(entry, planned))) for entry in planned]
     lines += _by_length(planned, context)
-    todo = [entry for entry in planned if entry.cached is None]
-    seconds = [entry.seconds for entry in todo]
-    known = [value for value in seconds if value is not None]
-    missing = ", ".join(str(entry.step.id) for entry in todo if entry.seconds is None)
-    unknown = f", not counting {missing}: no comparable run was recorded on this machine" if missing else ""
-    total = _duration(sum(known)) + unknown
-    lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
+    lines += _total(planned, room := Room.here(folder))
+    short = lacks(planned, room)
+    lines += [f"warning: {line}" for line in short.warned]
     if given is not None:
         from compress.commands.devices import describe as describe_devices
 
@@ -66,14 +80,30 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
         from compress.search.plan import describe as describe_search
 
         lines += ["", describe_search(recipe, out)]
-    return "\n".join(lines)
+    return Plan("\n".join(lines), short.refused)
 
 
 def _line(entry: PlannedStep) -> str:
     parameters = f"{entry.size.parameters:,}" if entry.size else ""
     flops = f"{entry.size.flops / 1e9:.3f}" if entry.size else ""
-    time = "cached" if entry.cached else "unknown" if entry.seconds is None else _duration(entry.seconds)
-    return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {time:>10}"
+    time, between = ("cached", "") if entry.cached else (_duration(entry.expected.seconds), f"  {_range(entry.expected)}")
+    memory = "" if entry.cached else shown(entry.memory_bytes)
+    return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {memory:>10} {time:>10}{between}"
+
+
+def _total(planned: Sequence[PlannedStep], room: Room) -> Iterator[str]:
+    """Yields what all steps take together, and what the machine has."""
+    todo = [entry for entry in planned if entry.cached is None]
+    time = Expected.total([entry.expected for entry in todo])
+    disk, new = (sum(entry.disk_bytes for entry in entries) for entries in (planned, todo))
+    peak = max((entry.memory_bytes for entry in todo), default=0)
+    yield f"total: {_bytes(disk)} on disk, memory {shown(peak)}, time {_duration(time.seconds)} ({_range(time)})"
+    free = f"{shown(room.disk_bytes)} free in {room.folder}"
+    yield f"this machine: {_bytes(new)} still to write and {free}, {shown(room.memory_bytes)} of memory available"
+
+
+def _range(expected: Expected) -> str:
+    return f"{_duration(expected.low)} to {_duration(expected.high)}"
 
 
 def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]:
@@ -99,7 +129,15 @@ def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 9.95
+        else f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _bytes(size: int) -> str:

@@ -1,11 +1,15 @@
 """Progress for people and for files: bars with rate and remaining time on a terminal, few plain lines elsewhere, all lines in `log.txt`.
 
+Nobody waits for more than 10 seconds without a line (`ConsoleProgress.alive`): where nothing else was shown, one says what goes on, and for
+how long.
+
 Without a terminal a bar that has said nothing for 10 seconds shows the newest tick that was held back (an epoch and its loss), or else how
 far it is. A tick is shown at once where the last one was shown at least 10 seconds ago; the first and the last tick are always shown.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +22,8 @@ from rich.progress import Progress as Bars
 
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 10.0
+SILENT_SECONDS = 9.0
+"""After which a line says what goes on; it is looked for every half second."""
 
 
 class Progress(Protocol):
@@ -56,6 +62,10 @@ class ConsoleProgress:
         self._clock = clock
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._open: dict[str, _PlainBar] = {}
+        self._at_work: list[tuple[str, float]] = []
+        """What goes on, the innermost last, and when it began."""
+        self._drawn_bars = 0
+        self._spoken = clock()
 
     def log(self, message: str) -> None:
         """Writes one line."""
@@ -66,8 +76,41 @@ class ConsoleProgress:
         """Writes one line that is also kept for the report."""
         self.warnings.append(message)
         self._write(f"warning: {message}")
+        self._spoken = self._clock()
         if self.volume != "silent":
             self._console.print(f"warning: {message}", style="yellow", markup=False)
+
+    @contextmanager
+    def alive(self, what: str) -> Iterator[None]:
+        """Within the block a line says what goes on whenever nothing was shown for 10 seconds; on a terminal a bar shows that itself.
+
+        Args:
+            what: What goes on, such as the id of a step; blocks within each other show the innermost.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._stay_alive, args=(ended,), name="progress", daemon=True)
+        outermost = not self._at_work
+        self._at_work.append((what, self._clock()))
+        if outermost:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._at_work.pop()
+            if outermost:
+                ended.set()
+                thread.join()
+
+    def _stay_alive(self, ended: threading.Event) -> None:
+        while not ended.wait(0.5):
+            self.speak_if_silent()
+
+    def speak_if_silent(self) -> None:
+        """Shows what goes on where nothing was shown for some seconds."""
+        now, at_work = self._clock(), list(self._at_work)
+        if at_work and not self._drawn_bars and now - self._spoken >= SILENT_SECONDS:
+            what, began = at_work[-1]
+            self._show(f"  {what}: {now - began:.0f} s")
 
     def tick(self, label: str, message: str) -> None:
         """Writes one of many lines of the open bar `label`: all of them to the file, but few where there is no terminal."""
@@ -101,6 +144,7 @@ class ConsoleProgress:
     def _drawn(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
         with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
+            self._drawn_bars += 1
             task = bars.add_task(label, total=total, rate="")
             started, done = self._clock(), 0
 
@@ -109,9 +153,13 @@ class ConsoleProgress:
                 done += steps
                 bars.update(task, advance=steps, rate=f"{done / max(self._clock() - started, 1e-9):.1f}/s")
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                self._drawn_bars -= 1
 
     def _show(self, message: str) -> None:
+        self._spoken = self._clock()
         if self.volume not in ("silent", "quiet"):
             self._console.print(message, markup=False)
 

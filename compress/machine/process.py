@@ -135,18 +135,33 @@ def return_memory_if_short() -> bool:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns how many bytes can still be taken: of the machine, or of the container of this process (cgroup v2) if that is less.
+    """Returns how many bytes can still be taken: of the machine, or of a control group (container, service, batch job) of this process if
+    that is less. A limit of a group holds for all groups in it.
 
     Args:
         root: Folder with `proc` and `sys`.
     """
-    left = _kilobytes(root / "proc/meminfo", "MemAvailable") * 1024
-    group = root / "sys/fs/cgroup"
-    limit = (group / "memory.max").read_text(encoding="utf-8").strip() if (group / "memory.max").exists() else "max"
-    if limit == "max":
-        return left
-    used = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
-    return min(left, max(0, int(limit) - int(used["anon"])))  # the kernel drops cached files first
+    return min([_kilobytes(root / "proc/meminfo", "MemAvailable") * 1024, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Yields how many bytes each control group of this process has left (cgroup v2, and v1 with its own names)."""
+    mount, listed = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
+    inside = {names: path.strip("/") for _, names, path in (line.split(":", 2) for line in lines)}
+    kinds = [(mount, inside.get("", ""), "memory.max", "anon")]
+    kinds += [
+        (mount / "memory", path, "memory.limit_in_bytes", "total_rss") for names, path in inside.items() if "memory" in names.split(",")
+    ]
+    for top, path, limit, used in kinds:
+        group = top / path  # in a container the path may be that on the host; the container's own limit is then at the top
+        for folder in dict.fromkeys([*(parent for parent in (group, *group.parents) if parent.is_relative_to(top)), top]):
+            if not (folder / limit).exists() or not (folder / "memory.stat").exists():
+                continue
+            most = (folder / limit).read_text(encoding="utf-8").strip()
+            if most != "max":
+                taken = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
+                yield max(0, int(most) - int(taken.get(used, 0)))  # the kernel drops cached files first
 
 
 def _kilobytes(file: Path, name: str) -> int:

@@ -17,11 +17,10 @@ from compress.artifacts.run_folder import list_artifact
 from compress.artifacts.store import holding
 from compress.machine.parallel import Team
 from compress.machine.process import peak_memory_bytes
-from compress.run import durations
 from compress.run.cache import DEPENDS_ON, depends_on, find, unlike
 from compress.run.state import RunState
 from compress.stage.context import Context
-from compress.stage.stage import REUSED, Stage
+from compress.stage.stage import Stage
 
 
 def advance(step: Stage, state: RunState, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
@@ -67,7 +66,7 @@ def _found_or_made(
         context.progress.log(f"{step.id}: cached in {destination}")
         found = found or artifact.load(destination)
         return found, True, float(found.manifest["seconds"])
-    macs = context.count_macs()  # also checks, before the first step that runs, that the model fits all stages
+    context.count_macs()  # checks, before the first step that runs, that the model fits all stages
     context.progress.log(f"{step.id}: running")
     if team.is_first and not force and (difference := unlike(step, destination.parent, inputs)):
         context.progress.log(f"  {difference}")
@@ -96,7 +95,6 @@ def _found_or_made(
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
     shutil.rmtree(context.scratch, ignore_errors=True)
-    durations.record(step.NAME, step.work(state.macs or macs, context.data), seconds, reused=bool(metrics.get(REUSED)))
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
     team.broadcast(None)  # the artifact is written
     return artifact.load(destination), False, seconds

@@ -103,7 +103,8 @@ def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], c
     if isinstance(step, Export | TritonRepo):
         of_build = _served_bytes if isinstance(step, TritonRepo) else partial(_build_bytes, context=context)
         return sum(
-            of_build(precision, _sizes(variant.config, context, variant.quantizer)) for precision, variant in _builds(variants, context)
+            of_build(precision, _sizes(variant.config, context, variant.quantizer))
+            for precision, variant in default_builds(variants, context)
         )
     sizes = _sizes(config, context, None)
     return sizes.prediction_bytes if isinstance(step, Evaluate) else sizes.float_bytes + sizes.tokenizer_bytes
@@ -163,7 +164,7 @@ def _int8_layers(model: nn.Module, quantizer: Quantize) -> list[Layer]:
     return list(choose_layers(model, layers, quantizer.exclude, "exclude", kept)[0].values())
 
 
-def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:
+def default_builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:
     """Returns the default builds of export as (precision, variant), in the order of `export.builds.planned`."""
     made = {name: [str(stage.id) for stage in variant.stages] for name, variant in variants.items()}
     floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}

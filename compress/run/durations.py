@@ -1,19 +1,30 @@
-"""Recorded durations of stages on this machine, from which `compress plan` predicts times.
+"""Recorded steps on this machine, from which `compress plan` predicts times and memory.
 
-Every finished stage appends a line (hardware, stage, work, seconds, whether it took parts from earlier runs) to a file in the user's cache
-folder. A stage that has to make all parts is predicted from lines of its own kind alone; one that finds some, too, where there are such. A
-prediction is
-`seconds = fixed + rate * work`, fitted by non-negative least squares (NNLS, Lawson and Hanson) to the lines of this hardware with the
-most similar work, weighted by 1 / seconds so that relative errors count. If all lines have the same work, half of the time counts as fixed.
-There is no prediction far beyond the largest recorded work, because a stage of 0.1 s says nothing about one that takes hours.
+Every finished step appends a line to a file in the user's cache folder: hardware, stage, amounts of its parts
+(`compress.run.expected`), seconds, memory, how busy the machine was, whether it took parts from earlier runs. A step that has to make all
+parts is predicted from lines of its own kind alone; one that finds some, too, where there are such.
+
+With amounts a_j, the seconds p_j that one of each should take on this machine, and recorded seconds y_i, the factors z_j >= 0 minimize
+
+    sum over lines i of  (sum_j m_ij z_j - 1)^2  +  sum_j w_j (z_j - 1)^2,        m_ij = a_ij p_j / y_i
+    w_j = 0.3 mean_i m_ij^2 + 0.05 mean_i (sum_j m_ij)^2
+
+so that a part with a small share in all lines keeps what the calibration says of it: a stage of 0.1 s tells little of one that takes hours.
+Lines of like size count, the latest first. Those of a busy machine count only where there are no others, with their seconds
+divided by how much it was slowed down.
+
+    range = prediction times and over exp(1.3 s),   s^2 = (2 ln(1.8)^2 + sum_i ln(y_i / prediction_i)^2) / (2 + number of lines)
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +33,74 @@ from compress.machine.environment import cache_folder, hardware
 
 KEPT = 20
 """Lines that a prediction is fitted to."""
-REACH = 100.0
-"""A prediction reaches up to this multiple of the largest recorded work."""
+SWEEPS = 200
+OWN, SHARED = 0.3, 0.05
+"""How much the calibration weighs against lines, for a part in proportion to its share and for all parts alike."""
+BUSY = 0.5
+"""Other programs that run at one time, from which on a line counts only where there are no others."""
+UNKNOWN = math.log(1.8)
+PRIOR_LINES = 2
+WIDTH = 1.3
+"""Standard deviations from the prediction to either end: 4 of 5 runs lie between."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Predicted seconds."""
+
+    low: float
+    seconds: float
+    high: float
+
+    @classmethod
+    def total(cls, each: Sequence[Expected]) -> Expected:
+        """Returns the sum; errors of different steps are taken as independent."""
+        seconds = sum(one.seconds for one in each)
+        below = math.sqrt(sum((one.seconds - one.low) ** 2 for one in each))
+        above = math.sqrt(sum((one.high - one.seconds) ** 2 for one in each))
+        return cls(max(0.0, seconds - below), seconds, seconds + above)
+
+
+NO_TIME = Expected(0.0, 0.0, 0.0)
 
 
 def history_file() -> Path:
-    """Returns the path of the recorded durations."""
+    """Returns the path of the recorded steps."""
     return cache_folder() / "times.jsonl"
 
 
-def record(stage: str, work: float, seconds: float, *, reused: bool = False) -> None:
-    """Records a finished stage; does nothing if the cache folder is not writable, because no result depends on it."""
-    line = json.dumps({"machine": _machine(), "stage": stage, "work": work, "seconds": seconds, "reused": reused})
+def others_running(threads: int, load: float | None = None) -> tuple[float, float]:
+    """Returns how many threads of other programs have been running at one time in the last minute, and how much that slows one program.
+
+    Args:
+        threads: Threads of the program itself.
+        load: Running threads of the machine; default: its mean of the last minute.
+    """
+    others = max(0.0, (os.getloadavg()[0] if load is None else load) - threads)
+    return others, max(1.0, (threads + others) / max(threads, hardware()["cores"]))
+
+
+def record(
+    stage: str,
+    parts: Mapping[str, float],
+    seconds: float,
+    *,
+    reused: bool = False,
+    busy: tuple[float, float] = (0.0, 1.0),
+    memory: tuple[int, int] | None = None,
+) -> None:
+    """Records a finished step; does nothing if the cache folder is not writable, because no result depends on it.
+
+    Args:
+        stage: Name of the stage.
+        parts: Its amounts.
+        seconds: What it took.
+        reused: Whether it took parts from earlier runs.
+        busy: See `others_running`.
+        memory: Bytes that were predicted, and bytes that were taken.
+    """
+    entry = {"machine": _machine(), "stage": stage, "parts": dict(parts), "seconds": seconds, "reused": reused, "busy": list(busy)}
+    line = json.dumps(entry | ({} if memory is None else {"memory": list(memory)}))
     try:
         history_file().parent.mkdir(parents=True, exist_ok=True)
         with history_file().open("a", encoding="utf-8") as stream:
@@ -42,40 +109,81 @@ def record(stage: str, work: float, seconds: float, *, reused: bool = False) -> 
         return
 
 
-def predict(stage: str, work: float, *, reuses: bool = False) -> float | None:
-    """Returns the predicted seconds of a stage with that work; None if no comparable run was recorded.
+def predict(stage: str, parts: Mapping[str, float], one: Mapping[str, float], *, reuses: bool = False) -> Expected:
+    """Returns the predicted seconds of a step.
 
     Args:
-        stage: Its name.
-        work: Its work.
+        stage: Name of the stage.
+        parts: Its amounts.
+        one: Seconds of one of each part on this machine, without any record.
         reuses: Whether it will take parts from earlier runs.
     """
-    latest_first = ((reuses and list(_known(stage, reused=True))) or list(_known(stage, reused=False)))[::-1]
-    known = sorted(latest_first, key=lambda entry: abs(math.log(entry[0] / max(1.0, work))))[:KEPT]
-    if not known or work > REACH * max(size for size, _ in known):
-        return None
-    works, seconds = np.array(known).T
-    if np.ptp(np.log(works)) < 0.01:
-        return float(np.median(seconds) * (1 + work / np.median(works)) / 2)
-    from scipy.optimize import nnls
+    names = sorted(parts)
+    prior = np.array([parts[name] * one[name] for name in names])
+    same = [line for line in _lines(stage) if line["parts"].keys() == parts.keys()]
+    reusing = [line for line in same if line["reused"]] if reuses else []
+    known = reusing or [line for line in same if not line["reused"]]
+    quiet = [line for line in known if line["busy"] < BUSY]
+    expected = [sum(line["parts"][name] * one[name] for name in names) for line in quiet or known]
+    order = sorted(range(len(expected)), key=lambda number: (abs(math.log(max(1e-9, expected[number]) / max(1e-9, prior.sum()))), -number))
+    chosen = [(quiet or known)[number] for number in order[:KEPT]]
+    if not chosen:
+        return _around(float(prior.sum()), [])
+    seconds = np.array([line["seconds"] for line in chosen])
+    relative = np.array([[line["parts"][name] * one[name] for name in names] for line in chosen]) / seconds[:, None]
+    factors = _factors(relative)
+    return _around(float(prior @ factors), np.log(np.maximum(1e-9, relative @ factors)).tolist())
 
-    scale = works.max()
-    (fixed, rate), _ = nnls(np.stack([np.ones_like(works), works / scale], axis=1) / seconds[:, None], np.ones_like(seconds))
-    return float(fixed + rate * work / scale)
+
+def predicted_memory(stage: str, size: int) -> int:
+    """Returns the predicted memory of a step, corrected by what was taken in earlier runs where that much was predicted.
+
+    Args:
+        stage: Name of the stage.
+        size: Bytes that `compress.run.memory` predicts.
+    """
+    known = [line["memory"] for line in _lines(stage) if line["memory"] is not None]
+    near = sorted(known, key=lambda pair: abs(math.log(pair[0] / max(1, size))))[:KEPT]
+    near = [pair for pair in near if abs(math.log(pair[0] / max(1, size))) < math.log(4)]
+    return size if not near else round(size * float(np.exp(np.median([math.log(taken / said) for said, taken in near]))))
 
 
-def _known(stage: str, reused: bool) -> Iterator[tuple[float, float]]:
+def _factors(relative_NP: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the factors of the parts, by coordinate descent; see the top of this file."""
+    count = relative_NP.shape[1]
+    weight_P = OWN * np.mean(relative_NP**2, axis=0) + SHARED * np.mean(relative_NP.sum(axis=1) ** 2)
+    factors_P, curvature_PP = np.ones(count), relative_NP.T @ relative_NP + np.diag(weight_P)
+    slope_P = relative_NP.sum(axis=0) + weight_P
+    for _ in range(SWEEPS):
+        for part in range(count):
+            rest = slope_P[part] - curvature_PP[part] @ factors_P + curvature_PP[part, part] * factors_P[part]
+            factors_P[part] = max(0.0, rest / curvature_PP[part, part])
+    return factors_P
+
+
+def _around(seconds: float, misses: Sequence[float]) -> Expected:
+    spread = math.sqrt((PRIOR_LINES * UNKNOWN**2 + sum(miss**2 for miss in misses)) / (PRIOR_LINES + len(misses)))
+    return Expected(seconds / math.exp(WIDTH * spread), seconds, seconds * math.exp(WIDTH * spread))
+
+
+def _lines(stage: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a stage on this machine, the oldest first."""
     if not history_file().is_file():
         return
     machine = _machine()
     for line in history_file().read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-            if (entry["machine"], entry["stage"], entry.get("reused", False)) == (machine, stage, reused):
-                work, seconds = float(entry["work"]), float(entry["seconds"])
-                if math.isfinite(work) and math.isfinite(seconds):
-                    yield max(1.0, work), max(1e-3, seconds)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            if (entry["machine"], entry["stage"]) != (machine, stage):
+                continue
+            parts = entry["parts"] if "parts" in entry else {"start": 1.0, "macs": entry["work"]}
+            parts = {str(name): float(amount) for name, amount in parts.items()}
+            others, slower = map(float, entry.get("busy", (BUSY, 1.0)))
+            seconds, memory = float(entry["seconds"]) / (slower if others >= BUSY else 1.0), entry.get("memory")
+            pair = None if memory is None else (max(1, int(memory[0])), max(1, int(memory[1])))
+            if math.isfinite(seconds) and all(map(math.isfinite, parts.values())):
+                yield {"parts": parts, "seconds": max(1e-3, seconds), "reused": bool(entry.get("reused")), "busy": others, "memory": pair}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
             continue  # truncated by a kill
 
 

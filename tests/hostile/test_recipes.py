@@ -15,8 +15,8 @@ from compress.core.errors import MOST_PROBLEMS, InputError
 from compress.core.shown import reason, shown
 from compress.core.step_names import EVALUATION
 from compress.core.yaml_file import DEEPEST, parse_yaml
-from compress.pipeline import plan_steps
 from compress.recipe import check, read
+from compress.run.steps import plan_steps
 from tests.hostile.lines import one_line
 from tests.tiny_recipes import tiny_vit
 

@@ -129,3 +129,54 @@ def test_a_terminal_gets_every_epoch_beside_its_bar(capsys: pytest.CaptureFixtur
     epochs(progress, clock, count=5, seconds=1.0)
     written = capsys.readouterr().err
     assert all(f"epoch {epoch}" in written for epoch in range(1, 6))
+
+
+def test_nobody_waits_ten_seconds_without_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    progress = ConsoleProgress(clock=clock)
+    progress.log("export: running")
+    silent, longest = 0.0, 0.0
+    with progress.alive("export"):
+        for _ in range(120):
+            clock.now += 0.5
+            progress.speak_if_silent()
+            silent = 0.0 if capsys.readouterr().err else silent + 0.5
+            longest = max(longest, silent)
+    assert longest < 10
+
+
+def test_what_goes_on_is_named_with_its_seconds_and_the_innermost_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    progress = ConsoleProgress(clock=clock)
+    with progress.alive("run"):
+        clock.now += 5
+        with progress.alive("export"):
+            clock.now += 10
+            progress.speak_if_silent()
+        progress.speak_if_silent()  # something was shown just now
+        clock.now += 12
+        progress.speak_if_silent()
+    clock.now += 100
+    progress.speak_if_silent()  # nothing goes on
+    assert capsys.readouterr().err.splitlines() == ["  export: 10 s", "  run: 27 s"]
+
+
+def test_a_line_of_any_kind_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    progress = ConsoleProgress(clock=clock)
+    with progress.alive("export"):
+        for say in (progress.log, progress.warn):
+            clock.now += 8
+            say("something")
+            clock.now += 8
+            progress.speak_if_silent()
+    assert "export" not in capsys.readouterr().err
+
+
+def test_quiet_stays_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    progress = ConsoleProgress("quiet", clock=clock)
+    with progress.alive("export"):
+        clock.now += 60
+        progress.speak_if_silent()
+    assert capsys.readouterr().err == ""

@@ -199,6 +199,25 @@ def test_what_is_left_is_the_least_of_machine_and_container(tmp_path: Path) -> N
         assert process.available_memory_bytes(tmp_path) == left
 
 
+@pytest.mark.parametrize(
+    ("listed", "folder", "limit", "used"),
+    [
+        ("0::/user.slice/job/step", "user.slice/job", "memory.max", "anon"),
+        ("5:cpu:/x\n4:memory:/job/step", "memory/job", "memory.limit_in_bytes", "total_rss"),
+    ],
+)
+def test_a_limit_of_a_group_holds_for_the_groups_in_it(listed: str, folder: str, limit: str, used: str, tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    4000 kB\n", encoding="utf-8")
+    (tmp_path / "proc/self/cgroup").write_text(f"{listed}\n", encoding="utf-8")
+    assert process.available_memory_bytes(tmp_path) == 4000 * 1024
+    group = tmp_path / "sys/fs/cgroup" / folder
+    (group / "step").mkdir(parents=True)
+    (group / limit).write_text("3000000\n", encoding="utf-8")
+    (group / "memory.stat").write_text(f"{used} 1000000\n", encoding="utf-8")
+    assert process.available_memory_bytes(tmp_path) == 2_000_000
+
+
 SHORT = """
 from compress.machine import process
 process.keep_freed_memory()

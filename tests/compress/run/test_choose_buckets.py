@@ -8,10 +8,10 @@ import pytest
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
-from compress.pipeline import plan_steps
 from compress.recipe import check
 from compress.run.choose_buckets import Buckets
 from compress.run.state import RunState
+from compress.run.steps import plan_steps
 from compress.stage.context import Context
 from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny

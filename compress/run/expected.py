@@ -1,0 +1,97 @@
+"""What the time of a step is made of, and what each part takes on this machine before any run was recorded.
+
+    seconds = sum over parts of  amount * seconds of one
+
+The amounts follow from the recipe, the data and the shapes of the model. What one takes comes from the speed of the machine
+(`compress.machine.speed`), and is corrected by earlier runs (`compress.run.durations`).
+
+    start    1: loading libraries, model and rows
+    macs     multiply-accumulates (`Stage.work`)
+    bytes    bytes that the step writes
+    builds   graphs that export traces
+    engines  engines that are built, evaluated and opened
+    sampled  seconds of samples that the latency step takes if its engines are as fast as the products of torch
+    served   models that a server is started with
+    asked    rows that the server answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compress.core.engines import ENGINES, REFERENCE
+from compress.machine.speed import Speed
+from compress.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
+from compress.run.choose_buckets import Buckets
+from compress.run.disk import Variant, default_builds
+from compress.run.implicit import Latency, shapes
+from compress.stage.context import Context
+from compress.stage.stage import Stage
+from export.export import Export
+from triton_repo.triton_repo import TritonRepo
+
+USED = 0.4
+"""Share of the speed of a large product that the products of a model reach."""
+LOOP_S = 0.02
+"""Seconds of the loop of `compress.machine.speed` on the machine that the constants are of."""
+MODES = 1.5
+"""Ways in which an engine is timed, on average: with a float part in 16 bits too, where the processor has it."""
+
+
+def parts_of(step: Stage, work: float, macs: int, disk_bytes: int, variants: Mapping[str, Variant], context: Context) -> dict[str, float]:
+    """Returns the amounts of a step.
+
+    Args:
+        step: The step.
+        work: Its work in multiply-accumulates (`Stage.work`).
+        macs: Multiply-accumulates of its model for one row.
+        disk_bytes: Bytes that it writes, predicted.
+        variants: The variants before it.
+        context: Data and target.
+    """
+    if isinstance(step, Export | Latency | TritonRepo):
+        builds = len(default_builds(variants, context))
+        engines = builds * sum(ENGINES[engine].builds and engine != REFERENCE for engine in context.target.engines)
+        if isinstance(step, Export):
+            rows = float(macs) * len(context.data.evaluation) * engines
+            return {"start": 1, "builds": builds, "engines": engines, "macs": rows, "bytes": disk_bytes}
+        if isinstance(step, Latency):
+            timed = 2 + MODES * engines
+            return {"start": 1, "engines": timed, "sampled": timed * _sampled_macs(macs, context)}
+        served = builds * step.serve * (context.target.device == "cpu")
+        return {"start": 1, "served": served, "asked": served * len(context.data.evaluation), "bytes": disk_bytes}
+    if isinstance(step, Buckets):
+        return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
+    return {"start": 1, "macs": work} | ({"bytes": disk_bytes} if step.NAME == "model" else {})
+
+
+def _sampled_macs(macs: int, context: Context) -> float:
+    """Returns the seconds of samples at all shapes in one engine that computes `REFERENCE_SPEED` multiply-accumulates a second."""
+    total = 0.0
+    for batch, length in shapes(context.task, context.target):
+        share = 1.0 if length is None or not context.max_length else min(1.0, length / context.max_length)
+        call = CALL_S + macs * batch * share / REFERENCE_SPEED
+        total += min(max(MAX_SECONDS, MIN_SAMPLES * call), MAX_SAMPLES * call)
+    return total
+
+
+CALL_S = 5e-4
+REFERENCE_SPEED = 3e10
+"""Multiply-accumulates per second of an engine on two cores; `seconds_of_one` corrects it."""
+
+
+def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
+    """Returns the seconds of one of each part on a machine of that speed; `stage` is the name of the stage."""
+    slow, product = known.python_s / LOOP_S, 1 / (USED * known.macs_per_s)
+    starts = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
+    trains = 1.5 if stage in ("finetune", "distill", "prune", "sparsify") else 1.0
+    return {
+        "start": slow * starts.get(stage, 2.0),
+        "macs": trains * product,
+        "bytes": 2 / known.written_per_s,
+        "builds": slow * 6.0,
+        "engines": slow * (4.0 if stage == "export" else 1.0),
+        "sampled": 1.0,
+        "served": slow * 10.0,
+        "asked": slow * 2e-3,
+    }
