@@ -17,7 +17,6 @@ from compress.artifacts.run_folder import open_run
 from compress.core.errors import InputError, nearest
 from compress.models.config import ModelConfig
 from compress.recipe import Recipe
-from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 
 def started(recipe: Recipe) -> Recipe:
@@ -34,6 +33,8 @@ def started(recipe: Recipe) -> Recipe:
 
 def _checkpoint(model: ModelConfig) -> Path:
     """Returns the folder of the checkpoint that a model section names."""
+    from compress.schemes.checkpoint import QUANTIZATION_JSON  # loads torch, which a recipe is read without
+
     run, stage = Path(str(model.run)), str(model.stage)
     try:
         artifacts = open_run(run.expanduser()).artifacts
