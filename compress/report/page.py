@@ -20,7 +20,7 @@ from compress.report import phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.labelled import labelled
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
-from compress.report.sections import accuracy
+from compress.report.sections import accuracy, timings
 from compress.report.sections.choice import choice
 from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
@@ -71,6 +71,7 @@ def render(report: Report) -> str:
         others=accuracy.other_metrics(whole, decision),
         stored=accuracy.stored(whole),
         shapes=accuracy.latency(whole, decision),
+        timings=timings.sentence(whole),
         served=accuracy.served(whole),
         choice=choice(decision),
         tuned=tuned(whole),

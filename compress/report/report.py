@@ -112,7 +112,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
-    report |= evaluations.shared_rows(run)
+    report |= {**evaluations.shared_rows(run), **_timings(run, rows)}
     windows = run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows")
     if windows is not None:
         report["windows"] = windows
@@ -269,6 +269,16 @@ def _latency_rows(run: Run) -> list[dict[str, Any]]:
     measured = run.of_kind("latency")
     rows: list[dict[str, Any]] = artifact.read_json(measured.path / "latency.json") if measured else []
     return rows
+
+
+def _timings(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns `timings`: how busy the machine was while engines were timed; nothing for runs that did not watch it."""
+    measured = run.of_kind("latency")
+    machine = measured.metrics.get("machine") if measured else None
+    if machine is None:
+        return {}
+    counts = {key: sum(bool(row.get(key)) for row in rows) for key in ("estimated", "busy")}
+    return {"timings": {"rows": len(rows), **counts, "machine": machine}}
 
 
 def _stage(run: Run, stage: Any) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 
 from compress.core.engines import ENGINES, REFERENCE
 from compress.measure.metrics import METRICS
+from compress.measure.turns import ratio
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.decision import Decision, decision_of
 from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
+from compress.report.sections import timings
 from compress.report.view import Report, View
 
 NUM_QUANTILES = 21
@@ -262,7 +264,7 @@ def _samples(row: Report) -> list[float]:
 
 def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shape, scale: tuple[float, float]) -> View:
     slow = goals.reference_cells(report, row.get("device")).get(shape)
-    faster = slow["p50_ms"] / row["p50_ms"] if slow and row.get("p50_ms") else None
+    faster = ratio(slow, row).value if slow and row.get("p50_ms") else None
     few = f"{row['n']} samples; p99 needs 200" if row.get("n") else NO_REASON
     return {
         "id": variant.get("id"),
@@ -277,6 +279,8 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
         "few": few,
         "rate": phrases.rate(row.get("throughput_per_s")),
         "n": row.get("n"),
+        "mark": timings.mark(row),
+        "interval": timings.interval(row),
         "faster": phrases.ratio(faster) if faster else None,
         "is_reference": slow is row,
         "strip": _strip(row, scale),
