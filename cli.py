@@ -1,6 +1,7 @@
 """The `compress` command. A verb parses its arguments, calls one function and prints; heavy imports are inside the verbs.
 
-Exit status: 0 finished; 3 finished with a missed goal (everything is written); 2 wrong input (one line for each problem); 1 internal error.
+Exit status: 0 finished; 3 finished with a missed goal, 4 with one that was not judged as the machine was busy (everything is
+written); 2 wrong input (one line for each problem); 1 internal error.
 """
 
 import os
@@ -18,6 +19,7 @@ from compress.core.named import one_of
 from compress.core.shown import pasted
 from compress.core.tasks import TASKS
 from compress.machine.parallel import is_launched, joined
+from compress.machine.waits import bounded_spin
 from triton_repo.load.settings import Load
 from triton_repo.ports import FIXED
 
@@ -55,6 +57,7 @@ def main(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Nothing: options of `compress` itself end it."""
+    os.environ.update(bounded_spin())  # torch reads it when it is loaded
 
 
 @app.command()

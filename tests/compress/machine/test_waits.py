@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import cli
 from compress.machine.waits import SPIN_COUNT, ThreadWaits, bounded_spin
 
 
@@ -57,3 +59,11 @@ def test_the_user_chooses_how_threads_wait(monkeypatch: pytest.MonkeyPatch) -> N
     assert bounded_spin() == {"GOMP_SPINCOUNT": SPIN_COUNT}
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert bounded_spin() == {}
+
+
+def test_a_command_bounds_the_threads_of_its_own_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    assert CliRunner().invoke(cli.app, ["list", "engines"]).exit_code == 0
+    assert os.environ["GOMP_SPINCOUNT"] == SPIN_COUNT
