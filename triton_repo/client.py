@@ -5,7 +5,7 @@
 
 Latency is measured by a client on the same machine: serialization, network stack, queueing, batching and the model.
 
-Not supported: several rows in one request; batching is left to the server.
+Rows are sent one a request, and batching is left to the server; only `batch_latency` sends several rows in one.
 """
 
 from __future__ import annotations
@@ -148,15 +148,51 @@ def latency(
     started = time.perf_counter()
     drive(address, model, rows, _cycle(rows, requests, started + seconds), concurrency, lambda _, __, taken: samples.append(taken))
     spent = time.perf_counter() - started
-    p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(samples, QUANTILES))
     return {
         "concurrency": concurrency,
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p99_ms": p99 if len(samples) >= MIN_FOR_P99 else None,
+        **_percentiles(samples),
         "throughput_per_s": round(len(samples) / spent, 2),
         "n": len(samples),
     }
+
+
+def batch_latency(
+    address: str, model: str, rows: Sequence[Row], *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
+) -> dict[str, Any]:
+    """Measures the latency of one request with all `rows`, sent again and again, one under way.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        rows: Rows of the request.
+        requests: Maximum number of requests.
+        seconds: Maximum duration.
+        warm_up: Uncounted requests before the measurement.
+
+    Returns:
+        `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests), `n`.
+
+    Raises:
+        RequestError: A request failed.
+    """
+    from tritonclient.grpc import InferenceServerClient
+
+    samples: list[float] = []
+    with InferenceServerClient(address) as client:
+        for _ in range(warm_up):
+            infer_rows(client, model, rows)
+        end = time.perf_counter() + seconds
+        while len(samples) < requests and (not samples or time.perf_counter() < end):
+            started = time.perf_counter()
+            infer_rows(client, model, rows)
+            samples.append(time.perf_counter() - started)
+    return {**_percentiles(samples), "n": len(samples)}
+
+
+def _percentiles(samples: Sequence[float]) -> dict[str, float | None]:
+    """Returns the percentiles in ms of samples in seconds."""
+    p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(samples, QUANTILES))
+    return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99 if len(samples) >= MIN_FOR_P99 else None}
 
 
 def drive(
@@ -210,10 +246,16 @@ def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS, *
     Raises:
         RequestError: The request failed or timed out.
     """
+    return infer_rows(client, model, [row], seconds, version=version)
+
+
+def infer_rows(client: Any, model: str, rows: Sequence[Row], seconds: float = REQUEST_SECONDS, *, version: str = "") -> Any:
+    """Sends one request with several rows and returns the client's result; errors as above."""
+    from tritonclient.grpc import InferInput
     from tritonclient.utils import InferenceServerException
 
     try:
-        return client.infer(model, inputs(row), model_version=version, client_timeout=seconds)
+        return client.infer(model, tensors(rows, InferInput), model_version=version, client_timeout=seconds)
     except InferenceServerException as error:
         raise RequestError(f"model {model}: the request failed: {' '.join(str(error.message()).split())[:300]}") from error
 

@@ -193,6 +193,19 @@ def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str,
         InputError: Images have no fixed size, so there is no shape to compile.
     """
     if preprocessor.steps is not None:
+        yield "image", row_of_length(preprocessor, None, pairs)
+        return
+    for bucket in preprocessor.buckets or (() if preprocessor.sounds is None else (sound.FRAME,)):
+        yield str(bucket), row_of_length(preprocessor, bucket, pairs)
+
+
+def row_of_length(preprocessor: Preprocessor, length: int | None, pairs: bool) -> bytes:
+    """Returns a synthetic row that just fills a length: a text, a silence, or a grey picture, of which there is one size.
+
+    Raises:
+        InputError: Images have no fixed size, so there is no shape to compile.
+    """
+    if preprocessor.steps is not None:
         if preprocessor.steps.shape is None:
             raise InputError(
                 "model: preprocessor_config.json does not resize images to a fixed size; give it size {height, width} or a centre crop"
@@ -200,14 +213,11 @@ def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str,
         _, height, width = preprocessor.steps.shape
         file = io.BytesIO()
         Image.new("L", (width, height), 128).save(file, "PNG")
-        yield "image", file.getvalue()
-        return
+        return file.getvalue()
     if preprocessor.sounds is not None:
-        for bucket in preprocessor.buckets or (sound.FRAME,):
-            yield str(bucket), sound.silence(bucket, preprocessor.sounds.steps.sampling_rate)
-        return
-    for bucket in preprocessor.buckets:
-        yield str(bucket), _text_of_length(preprocessor, bucket, pairs).encode("utf-8")
+        return sound.silence(length or sound.FRAME, preprocessor.sounds.steps.sampling_rate)
+    assert length is not None, "texts have lengths"
+    return _text_of_length(preprocessor, length, pairs).encode("utf-8")
 
 
 def readme(models: list[ModelSettings], chosen: str | None = None) -> str:

@@ -173,7 +173,8 @@ class TritonRepo(Stage):
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
             return {**plans, **({"chosen": chosen} if chosen else {})} or None
-        streams = {"streams": self._streams()} if TASKS[context.task].generates else {}
+        limits = [[limit.batch, limit.sequence] for limit in context.goals.max_latency_ms]
+        streams = {"streams": self._streams()} if TASKS[context.task].generates else {"limits": limits} if limits else {}
         return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -239,10 +240,11 @@ class TritonRepo(Stage):
 
         if self.tune is None or not self.serve:
             write(own, out / REPOSITORY, models, self.queue, None)
-            return {**with_both_towers(self._results(models, lambda model: self._measure(model, context, out))), "chosen": name}
+            results = self._results(models, lambda model: self._measure(model, context, out, own.max_batch_size))
+            return {**with_both_towers(results), "chosen": name}
         found = tune_served(self.tune, own, one.name, context, lambda point, folder: write(point, folder, [one], Queue(), point.threads))
         write(found.best, out / REPOSITORY, models, self.queue, found.best.threads)
-        results = self._results(models, lambda model: self._measure(model, context, out))
+        results = self._results(models, lambda model: self._measure(model, context, out, found.best.max_batch_size))
         return {**results, "chosen": name, "tuned": {"model": one.name, **found.as_document()}}
 
     def _ranking(self, context: Context) -> list[Ranked]:
@@ -415,9 +417,10 @@ class TritonRepo(Stage):
     def _starts(self, context: Context) -> bool:
         return self.serve and context.target.device == "cpu"
 
-    def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
-        """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
+    def _measure(self, model: Any, context: Context, out: Path, most: int) -> dict[str, Any]:
+        """Serves one model alone, evaluates and times it, and returns its entry of triton.json; a request has at most `most` rows."""
         from triton_repo import client, environment
+        from triton_repo.limited import measure_limits, shapes_of
         from triton_repo.live import without_limits
         from triton_repo.server import TritonServer
 
@@ -430,6 +433,8 @@ class TritonRepo(Stage):
             with context.progress.bar(f"triton {model.name}", len(rows)) as advance:
                 answers = client.evaluate(server.grpc_address, model.name, rows, EVALUATION_CONCURRENCY, advance)
             latency = [client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency]
+            shapes, pairs = shapes_of(context.goals.max_latency_ms), isinstance(rows[0], tuple)
+            limits = {"limits": measure_limits(server.grpc_address, model, shapes, pairs, most)} if shapes else {}
         predictions = f"{model.name}.safetensors"
         logits = beside_the_other(model, answers.kept(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
@@ -439,7 +444,7 @@ class TritonRepo(Stage):
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
             f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
-        return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency}
+        return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency, **limits}
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ class LatencyGoal(Config):
     For waveforms in samples, one of the measured lengths. Omit for rows of one size, such as images."""
     value: Annotated[float, Field(gt=0)]
     """Upper bound in milliseconds."""
+    at: Literal["engine", "server"] = "engine"
+    """Where it is judged. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton server
+    of this run, from a client on this machine. The report shows both."""
 
 
 class Goals(Config):

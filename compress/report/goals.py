@@ -13,6 +13,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
 
     max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
+    max_latency_ms of the engine, or of requests to the server where the goal says so; both stand beside the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`compress.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
@@ -72,7 +73,7 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
     judged = [
         _at_most("max_drop", goals.get("max_drop"), _telling(drop(report), goals.get("max_drop"), *chance_drop(report))),
         _at_least("min_speedup", goals.get("min_speedup"), speedup(report)),
-        *(_at_most("max_latency_ms", goal["value"], latency(report, goal)) for goal in goals.get("max_latency_ms") or ()),
+        *(_latency_goal(report, goal) for goal in goals.get("max_latency_ms") or ()),
         _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
         _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
         _at_most(
@@ -251,6 +252,32 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
         return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for a p{goal['percentile']}")
     low, high = (cells[shape].get("interval_ms") or (None, None)) if goal["percentile"] == 50 else (None, None)
     return _steady(Figure(cells[shape][key], at=where, low=low, high=high), cells[shape])
+
+
+def server_latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
+    """Returns one latency percentile of requests to the served model in Triton; arguments as above."""
+    shape, key = (goal["batch"], goal.get("sequence")), f"p{goal['percentile']}_ms"
+    where = f"triton, p{goal['percentile']}, {shape_name(shape)}"
+    told, models = report.get("served") or {}, (report.get("triton") or {}).get("models") or ()
+    same = [model for model in models if all(model.get(name) == told.get(name) for name in ("variant", "precision", "engine", "mode"))]
+    rows = [row for model in same for row in model.get("limits") or () if (row["batch"], row["sequence"]) == shape]
+    if not rows:
+        return Figure(at=where, reason="no server was timed at this shape")
+    if rows[0].get(key) is None:
+        few = f"{rows[0].get('n') or 'the'} samples are too few for a p{goal['percentile']}"
+        return Figure(at=where, reason=rows[0].get("reason") or few)
+    return Figure(rows[0][key], at=where)
+
+
+def _latency_goal(report: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
+    """Judges a limit on latency where it says; both figures stand beside the verdict."""
+    found = {"engine": latency(report, goal), "server": server_latency(report, goal)}
+    chosen = str(goal.get("at") or "engine")
+    return {
+        **_at_most("max_latency_ms", goal["value"], found[chosen]),
+        "judged_at": chosen,
+        **{f"{name}_ms": figure.value for name, figure in found.items()},
+    }
 
 
 def size_mb(report: Mapping[str, Any]) -> Figure:

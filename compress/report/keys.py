@@ -358,6 +358,13 @@ KEYS: tuple[Key, ...] = tuple(
             "For language models: the server's answers compared with the engine's (`compress.measure.tokens`).",
         ),
         ("triton.models[].reason", "text", "Why a model was not evaluated."),
+        ("triton.models[].limits[].batch", "integer", "Rows of a request, at a shape that `goals.max_latency_ms` limits."),
+        ("triton.models[].limits[].sequence", "integer", "Its length in tokens; null for images."),
+        ("triton.models[].limits[].p50_ms", "number", "Median latency of such requests, one under way."),
+        ("triton.models[].limits[].p90_ms", "number", "90th percentile."),
+        ("triton.models[].limits[].p99_ms", "number", "99th percentile; null below 200 requests."),
+        ("triton.models[].limits[].n", "integer", "Requests."),
+        ("triton.models[].limits[].reason", "text", "Only where it was not measured: why."),
         (
             "triton.tuned.model",
             "text",
@@ -418,6 +425,9 @@ KEYS: tuple[Key, ...] = tuple(
             "boolean",
             "The verdict; null if the value was not measured, or if a model that knows nothing would meet the goal too.",
         ),
+        ("goals[].judged_at", "text", "For max_latency_ms: engine or server, whose figure is `value`."),
+        ("goals[].engine_ms", "number", "For max_latency_ms: the percentile in the engine, ms; null if it was not measured."),
+        ("goals[].server_ms", "number", "For max_latency_ms: the percentile of requests to the Triton server, ms; null as above."),
         ("goals[].at", "text", "Backend, engine, percentile and shape of the value."),
         (
             "goals[].low",

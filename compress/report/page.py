@@ -207,7 +207,7 @@ def _goal(goal: Report, metric: str | None) -> View:
         "key": goal.get("goal") or "",
         "name": phrases.goal_name(goal, metric),
         "value": phrases.goal_value(goal, metric),
-        "spread": f"95 % {spread}" if spread else None,
+        "spread": f"95 % {spread}" if spread else phrases.both_latencies(goal),
         "at": phrases.place(goal.get("at")),
         "reason": reason,
     }

@@ -178,13 +178,25 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
     bounds: dict[str, Callable[[], str]] = {
         "max_drop": lambda: _drop_name(limit, metric),
         "min_speedup": lambda: f"Speed-up over torch of at least {ratio(limit)}",
-        "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms",
+        "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms{_judged_at(goal)}",
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
         "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",
         "max_bleu_drop": lambda: f"BLEU drop of at most {limit:.2f} points",
         "int8_faster": lambda: "int8 faster than float, each in its fastest engine",
     }
     return bounds[name]() if name in bounds else f"{name}: {limit}"
+
+
+def _judged_at(goal: Mapping[str, Any]) -> str:
+    return f", judged in the {goal['judged_at']}" if goal.get("judged_at") else ""
+
+
+def both_latencies(goal: Mapping[str, Any]) -> str | None:
+    """Returns the figures of a limit on latency in the engine and through the server; None for other goals, and in older reports."""
+    if "judged_at" not in goal:
+        return None
+    known = {name: goal.get(f"{name}_ms") for name in ("engine", "server")}
+    return ", ".join(f"{name} {NOT_MEASURED if value is None else f'{milliseconds(value)} ms'}" for name, value in known.items())
 
 
 def _drop_name(limit: float, metric: str | None) -> str:

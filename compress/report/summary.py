@@ -105,5 +105,6 @@ def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator
 def _unmet(goal: Mapping[str, Any], metric: str | None) -> str:
     """Returns what was measured of a goal or finding that does not hold, and why."""
     where, reason = f" ({phrases.place(goal.get('at'))})" if goal.get("at") else "", goal.get("reason")
-    measured = f"measured {phrases.goal_value(goal, metric)}{where}"
+    both = phrases.both_latencies(goal)
+    measured = f"measured {phrases.goal_value(goal, metric)}{where}{f'; {both}' if both else ''}"
     return f"{phrases.goal_name(goal, metric)}; {measured}{f'; {reason}' if reason else ''}"

@@ -13,12 +13,14 @@ from typing import Any
 from compress.artifacts.safetensors import read_json
 from compress.core.errors import InputError
 from compress.core.files import local
+from compress.core.goals import LatencyGoal
 from compress.core.tasks import TASKS
 from compress.models.adapters import model_folder
 from compress.models.config import build_config, read_config
 from compress.models.heads.towers import CAUSAL_TEXT
 from compress.models.inputs.sounds import settings_of, sound_steps
 from compress.recipe import Recipe
+from triton_repo.triton_repo import TritonRepo
 
 
 def in_samples(recipe: Recipe) -> Recipe:
@@ -66,9 +68,10 @@ def _with_limited_shapes(recipe: Recipe) -> Recipe:
     """Returns a recipe whose target has the shapes of `goals.max_latency_ms`."""
     limits, target = recipe.goals.max_latency_ms, recipe.target
     problems = [
-        f"goals.max_latency_ms[{number}].sequence: {problem}"
+        f"goals.max_latency_ms[{number}].{problem}"
         for number, limit in enumerate(limits)
-        if (problem := _unmeasurable(limit.sequence, recipe)) is not None
+        for problem in (_unmeasurable(limit.sequence, recipe), _unserved(limit, recipe))
+        if problem is not None
     ]
     if problems:
         raise InputError(*problems)
@@ -80,18 +83,31 @@ def _with_limited_shapes(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"target": target.model_copy(update=shapes)})
 
 
+def _unserved(limit: LatencyGoal, recipe: Recipe) -> str | None:
+    """Returns why the latency through the server, which is asked for, cannot be measured; None where it can."""
+    if limit.at == "engine":
+        return None
+    servers = [stage for stage in recipe.stages if isinstance(stage, TritonRepo) and stage.serve]
+    if TASKS[recipe.model.task].generates:
+        return f"at: server given; answers of {recipe.model.task} are streamed token by token: leave it out"
+    if not servers or recipe.target.device != "cpu":
+        return "at: server given; no stage of this recipe starts a server: add `- triton_repo: {}` for target.device: cpu, or give at: engine"
+    most = servers[0].max_batch_size or limit.batch
+    return f"batch: {limit.batch} given with at: server; stages.{servers[0].id}.max_batch_size is {most}" if limit.batch > most else None
+
+
 def _unmeasurable(sequence: int | None, recipe: Recipe) -> str | None:
     """Returns why the latency at a length cannot be measured; None where it can."""
     task, longest, target = recipe.model.task, recipe.data.max_length, recipe.target
     if not target.has_lengths(task):
-        return None if sequence is None else f"{sequence} given; rows of {task} have one size: leave it out"
+        return None if sequence is None else f"sequence: {sequence} given; rows of {task} have one size: leave it out"
     if sequence is None:
-        return None if TASKS[task].two_towers else f"missing; give the length that is limited, such as {longest}, as rows of {task} differ"
+        return None if TASKS[task].two_towers else f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
     if TASKS[task].modality != "text":  # whose models read few lengths
         allowed = ", ".join(map(str, sorted(target.sequence_lengths)))
         more = "or add it to target.sequence_lengths"
-        return None if sequence in target.sequence_lengths else f"{sequence} given; {allowed} is measured: give one of these, {more}"
-    return None if sequence <= longest else f"{sequence} given; at most {longest} is allowed, the longest row (data.max_length)"
+        return None if sequence in target.sequence_lengths else f"sequence: {sequence} given; {allowed} is measured: give one of these, {more}"
+    return None if sequence <= longest else f"sequence: {sequence} given; at most {longest} is allowed, the longest row (data.max_length)"
 
 
 def _config(recipe: Recipe) -> tuple[Any, Path | None]:

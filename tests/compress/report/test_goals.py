@@ -141,6 +141,24 @@ def test_latency_bounds(asked: dict[str, Any], value: float | None, met: bool | 
     assert (goal["value"], goal["met"]) == (value, met)
 
 
+def test_a_limit_is_judged_in_the_engine_or_through_the_server_and_both_figures_stand_beside_it() -> None:
+    names = {"variant": "quantize", "precision": "int8", "float_precision": "fp32", "engine": "openvino", "mode": "static"}
+    report = served(**names)
+    limits = [{"batch": 1, "sequence": 32, "p50_ms": 3.5, "p90_ms": 4.0, "p99_ms": None, "n": 150}]
+    report["triton"] = {"models": [{**names, "limits": limits}, {**names, "mode": "dynamic", "limits": [{**limits[0], "p50_ms": 9.0}]}]}
+    asked = {"percentile": 50, "batch": 1, "sequence": 32, "value": 3.0}
+    for at, value, met in ((None, 2.0, True), ("engine", 2.0, True), ("server", 3.5, False)):
+        goal = judged({"max_latency_ms": [{**asked, **({"at": at} if at else {})}]}, report, "max_latency_ms")
+        assert (goal["value"], goal["met"], goal["judged_at"]) == (value, met, at or "engine")
+        assert (goal["engine_ms"], goal["server_ms"]) == (2.0, 3.5)
+    late = judged({"max_latency_ms": [{**asked, "at": "server", "percentile": 99}]}, report, "max_latency_ms")
+    assert (late["met"], late["engine_ms"], late["server_ms"]) == (None, 3.0, None)
+    assert "150 samples are too few" in late["reason"]
+    elsewhere = judged({"max_latency_ms": [{**asked, "at": "server", "batch": 8, "sequence": 128}]}, report, "max_latency_ms")
+    assert (elsewhere["met"], elsewhere["engine_ms"]) == (None, 25.0)
+    assert "no server was timed" in elsewhere["reason"]
+
+
 def test_an_unmeasured_p99_says_how_many_samples_there_are() -> None:
     report = make_report()
     report["variants"][1]["latency"][0] |= {"p99_ms": None, "n": 31}
