@@ -1,8 +1,8 @@
 """Latency through the server at the shapes that `goals.max_latency_ms` limits.
 
-    request   `batch` synthetic rows that just fill `sequence` tokens (samples of sounds; pictures of the size that the model reads), so that
-              they cost what the engine is timed with at this shape
-    load      one request under way: what is added is preparing rows, the server, and the way there and back
+request   `batch` synthetic rows that just fill `sequence` tokens (samples of sounds; pictures of the size that the model reads), so that
+          they cost what the engine is timed with at this shape
+load      one request under way: what is added is preparing rows, the server, and the way there and back
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from compress.core.tasks import TASKS, Task, tasks_with
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
+from compress.measure.judged import Judged, judged_of
 from compress.measure.metrics import metrics, num_predictions
 from compress.schemes.table import SCHEMES
 from compress.stage.stage import Stage
@@ -251,20 +252,20 @@ class TritonRepo(Stage):
         """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
         if not competes(context.task, context.target) or context.exported is None or context.latency is None:
             return []
-        name, split = TASKS[context.task].metric, context.data.evaluation
-        predictions, _ = load_predictions(context.predictions[context.baseline.id])
-        line = lineage(list(context.checkpoints)[-1], context.checkpoints)
-        before = metrics(context.task, predictions, split.labels)[name]
+        (judged, before), line = self._judged(context), lineage(list(context.checkpoints)[-1], context.checkpoints)
         measured = Measured(context.exported.path, context.latency.path, line, context.baseline.id, before)
-        return fastest(measured, context.goals, name)
+        return fastest(measured, context.goals, judged)
+
+    def _judged(self, context: Context) -> tuple[Judged, float]:
+        """Returns the metric that is judged, and its value for the baseline in torch."""
+        judged = judged_of(context.task, context.goals.metric, context.data.labels)
+        return judged, judged.figure({}, context.predictions[context.baseline.id])
 
     def _engines(self, exported: Path, context: Context) -> dict[str, tuple[str, ...]]:
         """Returns the engines that answer prompts by build, the one to serve first."""
         scale = None
         if context.goals.max_drop is not None and context.baseline.id in context.predictions:
-            name, split = TASKS[context.task].metric, context.data.evaluation
-            predictions, _ = load_predictions(context.predictions[context.baseline.id])
-            scale = name, metrics(context.task, predictions, split.labels)[name]
+            scale = (found := self._judged(context))[0].name, found[1]
         latency = None if context.latency is None else context.latency.path
         return engines_that_answer(exported, latency, context.target, context.goals, scale, proposed=self.proposals)
 

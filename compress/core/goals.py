@@ -25,15 +25,19 @@ class LatencyGoal(Config):
     value: Annotated[float, Field(gt=0)]
     """Upper bound in milliseconds."""
     at: Literal["engine", "server"] = "engine"
-    """Where it is judged. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton server
-    of this run, from a client on this machine. The report shows both."""
+    """Where it is judged. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton
+    server of this run, from a client on this machine. The report shows both."""
 
 
 class Goals(Config):
     """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
+    metric: str | None = None
+    """The metric that `max_drop`, the headline and the choice of what is served are about: one of those of the task
+    (`compress list tasks`), or for classes `recall:LABEL`, `precision:LABEL` or `f1:LABEL` of one of them. null: the primary metric.
+    Trainings and quantization choose by the primary metric in any case."""
     max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
-    """Maximum drop of the primary metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
+    """Maximum drop of the judged metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
     engine, else torch). For perplexity, the maximum relative increase: served / baseline - 1."""
     min_speedup: Annotated[float, Field(gt=0)] | None = None
     """Minimum speed-up of the served model at the worst target shape, against the baseline in torch (fp32, eager)."""

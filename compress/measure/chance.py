@@ -36,7 +36,7 @@ def chance(metric: Metric, answers: Array, labels: Array) -> float:
         answers: What a model of the task answers, `[n, ...]`; what it knows does not count.
         labels: `[n, ...]`.
     """
-    found = [metric.of(one, labels) for one in constants(answers, labels)]
+    found = [metric.of(one, labels) for one in constants(answers, labels)] if metric.constants else []
     if not next_token.are_tokens(labels):  # answers hold the loss of the true token, so that no other row can have them
         draw = np.random.default_rng(0)
         found.append(float(np.mean([metric.of(answers[draw.permutation(len(answers))], labels) for _ in range(ORDERS)])))

@@ -32,7 +32,7 @@ from compress.core.engines import REFERENCE, served_on
 from compress.core.goals import Goals, LatencyGoal
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
-from compress.measure.metrics import METRICS
+from compress.measure.judged import Judged, known_metric
 from compress.measure.turns import log_ratios, quantile, ratio
 
 EXPORTED, LATENCY = "export.json", "latency.json"
@@ -114,17 +114,19 @@ def competes(task: Task, target: Target) -> bool:
     return target.device == "cpu" and target.serve == "fastest" and not TASKS[task].generates
 
 
-def fastest(measured: Measured, goals: Goals, metric: str) -> list[Ranked]:
+def fastest(measured: Measured, goals: Goals, judged: Judged) -> list[Ranked]:
     """Returns the configurations that compete, the one to serve first; empty where none was built and timed.
 
     Args:
         measured: The artifacts.
         goals: Those of the recipe.
-        metric: Name of the primary metric.
+        judged: The metric that is judged.
     """
     builds, latency = read_json(measured.exported / EXPORTED)["builds"], read_json(measured.latency / LATENCY)
-    found = candidates(builds, latency, competing(builds, measured.line), metric)
-    return ranking(found, goals, Scale(metric, measured.before, reference_rows(latency, measured.baseline)))
+    for entry in (entry for build in builds for entry in build["engines"] if entry.get("predictions")):
+        entry["metrics"] = {**entry["metrics"], judged.name: judged.figure(entry["metrics"], measured.exported / entry["predictions"])}
+    found = candidates(builds, latency, competing(builds, measured.line), judged.name)
+    return ranking(found, goals, Scale(judged.name, measured.before, reference_rows(latency, measured.baseline)))
 
 
 def key_of(build: Mapping[str, Any], entry: Mapping[str, Any]) -> Key:
@@ -224,9 +226,11 @@ def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tup
 def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
     """Returns the goals that a candidate misses, by their keys; `int8_faster` is no property of one candidate."""
     rows = candidate.rows
+    metric = known_metric(scale.metric)
+    assert metric is not None, scale.metric
     slowest = min((ratio(slow, rows[shape]).value for shape, slow in scale.reference.items() if shape in rows), default=math.inf)
     judged: dict[str, Callable[[float], bool]] = {
-        "max_drop": lambda limit: METRICS[scale.metric].drop(scale.before, candidate.metric) > limit + EXACT,
+        "max_drop": lambda limit: metric.drop(scale.before, candidate.metric) > limit + EXACT,
         "min_speedup": lambda limit: slowest < limit - EXACT,
         "max_size_mb": lambda limit: candidate.size_bytes / 1e6 > limit + EXACT,
         "min_throughput": lambda limit: max(row["throughput_per_s"] for row in rows.values()) < limit - EXACT,

@@ -57,6 +57,8 @@ class Metric:
     """Whether it is a share of the predictions, written in percent with differences in points."""
     is_correlation: bool = False
     """Whether it is a correlation, in -1..1."""
+    constants: bool = True
+    """Whether a model that gives every row the same answer is a floor of it (`compress.measure.chance`)."""
 
     def drop(self, before: float, after: float) -> float:
         """Returns the loss, positive if the metric got worse: the difference, or after / before - 1 for a relative metric."""

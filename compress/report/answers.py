@@ -13,8 +13,7 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
 from compress.measure.answers import load_groups, load_predictions
-from compress.measure.metrics import primary
-from compress.report.evaluations import builds
+from compress.report.evaluations import builds, judged
 from compress.report.intervals import paired
 
 GENERATION = "generation.json"
@@ -62,7 +61,7 @@ def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     (before, labels), (after, _) = (load_predictions(exported.path / one["predictions"]) for one in (told, entry))
     groups = load_groups(run.predictions(next(iter(run.variants))))
-    change = paired(primary(run.recipe["model"]["task"]), before, after, labels, groups=groups)
+    change = paired(judged(run).metric, before, after, labels, groups=groups)
     return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}
 
 

@@ -6,7 +6,7 @@ golden rows for `verify`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from compress.core.step_names import EVALUATION
 from compress.data.splits import Data
 from compress.measure.answers import load_groups, load_predictions
 from compress.measure.engine_process import read_rows, write_rows
+from compress.measure.judged import SEPARATOR, Judged, judged_of
 from compress.standalone.preprocess import Row
 
 GOLDEN_ROWS = 64
@@ -60,6 +61,22 @@ class Stored(NamedTuple):
     precision: str
     file: Path
     metrics: dict[str, float]
+
+
+def judged(run: Run) -> Judged:
+    """Returns the metric that is judged: the primary one, or that of `goals.metric`."""
+    asked = run.recipe["goals"].get("metric")
+    named = asked is not None and SEPARATOR in asked
+    config = artifact.read_json(next(iter(run.variants.values())).path / "config.json") if named else {}
+    names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    return judged_of(run.recipe["model"]["task"], asked, [names[number] for number in sorted(names)])
+
+
+def judged_value(run: Run, entry: Mapping[str, Any]) -> float:
+    """Returns the judged metric of an engine of export.json."""
+    exported, found = run.of_kind("engine"), judged(run)
+    assert exported is not None, "the entry is one of its engines"
+    return found.figure(entry["metrics"], exported.path / str(entry.get("predictions")))
 
 
 def builds(run: Run) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from typing import Any
 
 from compress.core.engines import REFERENCE
 from compress.machine.environment import NATIVE_INT8
-from compress.measure.metrics import METRICS
+from compress.measure.judged import known_metric
 from compress.measure.turns import ratio
 from compress.schemes.table import of_precision
 
@@ -182,8 +182,9 @@ def drop(report: Mapping[str, Any]) -> Figure:
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {backend} on {counts[1]}")
     metric = report.get("metric") or {}
-    if metric.get("name") in METRICS:
-        lost = METRICS[metric["name"]].drop(before["value"], after["value"])
+    known = known_metric(metric.get("name"))
+    if known is not None:
+        lost = known.drop(before["value"], after["value"])
     else:
         lost = (-1 if metric.get("higher_is_better") is False else 1) * (before["value"] - after["value"])
     return Figure(lost, at=backend, low=paired.get("low"), high=paired.get("high"))
@@ -193,10 +194,11 @@ def chance_drop(report: Mapping[str, Any]) -> tuple[float | None, str]:
     """Returns what a model that knows nothing loses against the baseline in the primary metric, and both figures in words; None in reports
     that do not say."""
     before, metric = ((baseline(report).get("accuracy") or {}).get(REFERENCE) or {}).get("value"), report.get("metric") or {}
-    if before is None or metric.get("chance") is None or metric.get("name") not in METRICS:
+    known = known_metric(metric.get("name"))
+    if before is None or metric.get("chance") is None or known is None:
         return None, ""
     told = f"a model that knows nothing gets {metric['name']} {metric['chance']:.4g}, the baseline {before:.4g}"
-    return METRICS[metric["name"]].drop(before, metric["chance"]), told
+    return known.drop(before, metric["chance"]), told
 
 
 def chance_bleu(report: Mapping[str, Any]) -> tuple[float | None, str]:
@@ -210,7 +212,8 @@ def chance_bleu(report: Mapping[str, Any]) -> tuple[float | None, str]:
 
 def is_relative(metric: str | None) -> bool:
     """Whether the drop of a metric is relative to its value before (perplexity) and not a difference."""
-    return metric is not None and metric in METRICS and METRICS[metric].relative
+    known = known_metric(metric)
+    return known is not None and known.relative
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:

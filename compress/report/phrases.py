@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from compress.core.engines import ENGINES
-from compress.measure.metrics import METRICS
+from compress.measure.judged import SEPARATOR, known_metric
 from compress.report import goals
 from compress.report.decision import Change, Decision
 
@@ -30,7 +30,8 @@ def engine_name(key: str | None) -> str:
 
 def is_share(metric: str | None) -> bool:
     """Whether a metric is written in percent with differences in points; correlations are plain numbers."""
-    return metric is not None and metric in METRICS and METRICS[metric].is_share
+    known = known_metric(metric)
+    return known is not None and known.is_share
 
 
 def figure(value: float | None, metric: str | None) -> str:
@@ -62,11 +63,14 @@ def rows(cell: Mapping[str, Any]) -> str:
 
 def is_error(metric: str | None) -> bool:
     """Whether less of a metric is better, and its drop a difference: error rates."""
-    return metric is not None and metric in METRICS and not METRICS[metric].higher_is_better and not METRICS[metric].relative
+    known = known_metric(metric)
+    return known is not None and not known.higher_is_better and not known.relative
 
 
 def headline(metric: str) -> str:
-    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10` and `WER`."""
+    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10`, `WER` and `Recall:LABEL`."""
+    if SEPARATOR in metric:
+        return metric[:1].upper() + metric[1:]
     return metric.upper() if "@" in metric or is_error(metric) else metric.capitalize()
 
 

@@ -26,7 +26,7 @@ from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure import stored_vectors
 from compress.measure.chance import chance
-from compress.measure.metrics import Metric, primary
+from compress.measure.metrics import Metric
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
 from compress.report.decision import decision_of
@@ -90,7 +90,7 @@ def forgeries(run: Run) -> list[str]:
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]
-    evaluated = list(evaluations.evaluations(run))
+    evaluated, judged = list(evaluations.evaluations(run)), evaluations.judged(run)
     rows = _latency_rows(run)
     baseline = next(iter(run.variants))
     report: dict[str, Any] = {
@@ -99,7 +99,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "task": task,
         **_written(run),
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": TASKS[task].metric, **_scale(task, evaluated[0])},
+        "metric": {"name": judged.name, **_scale(judged.metric, evaluated[0])},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
@@ -139,9 +139,8 @@ def _written(run: Run) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _scale(task: Task, baseline: Evaluation) -> dict[str, Any]:
-    """Returns which way the primary metric points, and what a model gets in it that knows nothing."""
-    metric = primary(task)
+def _scale(metric: Metric, baseline: Evaluation) -> dict[str, Any]:
+    """Returns which way the judged metric points, and what a model gets in it that knows nothing."""
     return {"higher_is_better": metric.higher_is_better, "chance": chance(metric, baseline.logits, baseline.labels)}
 
 
@@ -150,7 +149,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
     build = evaluations.main_builds(run).get(name)
     first = next(iter(evaluations.recommended(build)), None) if build else None
     mine = [evaluation for evaluation in evaluated if evaluation.variant == name]
-    reference, metric = evaluated[0], primary(task)
+    reference, metric = evaluated[0], evaluations.judged(run).metric
     return {
         "id": name,
         "stages": artifact.lineage(name, run.variants),
@@ -168,10 +167,10 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "int8_layers": first.get("layers", []) if first else [],
         "attention": _attention(run, name),
         "metrics": {one.backend: one.metrics for one in mine},
-        "accuracy": _accuracy(run, name, task, mine, build),
+        "accuracy": _accuracy(run, name, metric, mine, build),
         "drops": {one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
-        "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
-        "vectors": _vectors(task, reference, mine),
+        "latency": [_with_accuracy(run, row) for row in rows if row["variant"] == name],
+        "vectors": _vectors(task, metric, reference, mine),
         "parity": build.get("parity") if build else None,
         "divided": evaluations.divided(run).get(name),
         "answers": answers(run, name),
@@ -185,7 +184,7 @@ def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str,
     return intervals.paired(metric, reference.logits, one.logits, one.labels, groups=one.groups)
 
 
-def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
+def _vectors(task: Task, metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
     """Compares the vectors of a variant in every backend with those of the baseline in torch; None for tasks with other answers.
 
     Vectors of another width have no cosine with them.
@@ -200,14 +199,14 @@ def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[
             "lowest_cosine": None if cosines is None else float(cosines.min()),
             "top10_overlap": form_of(one.labels).overlap(reference.logits, one.logits, one.labels),
             "n": len(one.logits),
-            "stored": _stored(task, reference, one),
+            "stored": _stored(metric, reference, one),
         }
     return found
 
 
-def _stored(task: Task, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
+def _stored(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
     """Judges the vectors as an index stores them, against the float vectors of the baseline in torch."""
-    scale, width, metric = stored_vectors.scale_of(one.logits, one.labels), one.logits.shape[1], primary(task)
+    scale, width = stored_vectors.scale_of(one.logits, one.labels), one.logits.shape[1]
     found: dict[str, Any] = {}
     for form in stored_vectors.FORMS:
         coded = replace(one, logits=stored_vectors.codes(one.logits, form, scale))
@@ -234,9 +233,8 @@ def _attention(run: Run, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the primary metric in every backend with its 95 % interval, or why it was not measured."""
-    metric = primary(task)
+def _accuracy(run: Run, name: str, metric: Metric, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the judged metric in every backend with its 95 % interval, or why it was not measured."""
     known = evaluations.trained_on(run)
     cells: dict[str, Any] = {one.backend: {**intervals.single(metric, one.logits, one.labels, groups=one.groups), **known} for one in mine}
     for engine in run.recipe["target"]["engines"]:
@@ -253,15 +251,15 @@ def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: di
     return cells
 
 
-def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a latency row, with the primary metric of exactly the timed configuration if that was evaluated."""
+def _with_accuracy(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a latency row, with the judged metric of exactly the timed configuration if that was evaluated."""
     timed = {key: value for key, value in row.items() if key != "variant"}
     wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
     for build in evaluations.builds(run):
         for engine in build["engines"]:
             float_precision = engine.get("float_precision", build["float_precision"])
             if (build["variant"], build["precision"], float_precision, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
-                return {**timed, "accuracy": {"value": engine["metrics"][TASKS[task].metric], "n": engine["n"]}}
+                return {**timed, "accuracy": {"value": evaluations.judged_value(run, engine), "n": engine["n"]}}
     return timed
 
 

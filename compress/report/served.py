@@ -21,7 +21,7 @@ from compress.core.tasks import TASKS, Task
 from compress.measure.answers import load_predictions
 from compress.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
 from compress.measure.fastest_answers import engines_that_answer
-from compress.measure.metrics import primary
+from compress.measure.judged import Judged
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
 
@@ -58,10 +58,14 @@ def ranking(run: Run) -> list[Ranked]:
     if exported is None or latency is None or "serve" not in target or not competes(task, Target.model_validate(target)):  # or an older run
         return []
     line = lineage(list(run.variants)[-1], run.variants)
-    baseline, metric = next(iter(run.variants)), TASKS[task].metric
-    before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]
-    goals = Goals.model_validate(run.recipe["goals"])
-    return fastest(Measured(exported.path, latency.path, line, baseline, before), goals, metric)
+    goals, judged = Goals.model_validate(run.recipe["goals"]), evaluations.judged(run)
+    return fastest(Measured(exported.path, latency.path, line, next(iter(run.variants)), _before(run, judged)), goals, judged)
+
+
+def _before(run: Run, judged: Judged) -> float:
+    """Returns the judged metric of the baseline in torch."""
+    baseline = next(iter(run.variants))
+    return judged.figure(run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"], run.predictions(baseline))
 
 
 def _first(run: Run) -> dict[str, str] | None:
@@ -82,11 +86,12 @@ def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
     task: Task = run.recipe["model"]["task"]
     if build is None or exported is None or "serve" not in target or not TASKS[task].generates or target["device"] != "cpu":
         return None
-    baseline, metric = next(iter(run.variants)), TASKS[task].metric
-    before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]
+    judged = evaluations.judged(run)
     place, goals = None if latency is None else latency.path, Goals.model_validate(run.recipe["goals"])
     proposed = any(stage.get("triton_repo", {}).get("proposals", False) for stage in run.recipe["stages"])
-    found = engines_that_answer(exported.path, place, Target.model_validate(target), goals, (metric, before), proposed=proposed)
+    found = engines_that_answer(
+        exported.path, place, Target.model_validate(target), goals, (judged.name, _before(run, judged)), proposed=proposed
+    )
     return next(iter(found[build["folder"]]), None)
 
 
@@ -131,7 +136,7 @@ def _is(model: Mapping[str, Any], build: Mapping[str, Any], entry: Mapping[str, 
 
 def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
-    metric = primary(run.recipe["model"]["task"])
+    metric = evaluations.judged(run).metric
     cells, drops = {}, {}
     for backend, file in _files(run, build, entry).items():
         logits, labels = load_predictions(file)

@@ -91,7 +91,9 @@ def _unserved(limit: LatencyGoal, recipe: Recipe) -> str | None:
     if TASKS[recipe.model.task].generates:
         return f"at: server given; answers of {recipe.model.task} are streamed token by token: leave it out"
     if not servers or recipe.target.device != "cpu":
-        return "at: server given; no stage of this recipe starts a server: add `- triton_repo: {}` for target.device: cpu, or give at: engine"
+        return (
+            "at: server given; no stage of this recipe starts a server: add `- triton_repo: {}` for target.device: cpu, or give at: engine"
+        )
     most = servers[0].max_batch_size or limit.batch
     return f"batch: {limit.batch} given with at: server; stages.{servers[0].id}.max_batch_size is {most}" if limit.batch > most else None
 
@@ -102,11 +104,17 @@ def _unmeasurable(sequence: int | None, recipe: Recipe) -> str | None:
     if not target.has_lengths(task):
         return None if sequence is None else f"sequence: {sequence} given; rows of {task} have one size: leave it out"
     if sequence is None:
-        return None if TASKS[task].two_towers else f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
+        return (
+            None
+            if TASKS[task].two_towers
+            else f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
+        )
     if TASKS[task].modality != "text":  # whose models read few lengths
         allowed = ", ".join(map(str, sorted(target.sequence_lengths)))
         more = "or add it to target.sequence_lengths"
-        return None if sequence in target.sequence_lengths else f"sequence: {sequence} given; {allowed} is measured: give one of these, {more}"
+        return (
+            None if sequence in target.sequence_lengths else f"sequence: {sequence} given; {allowed} is measured: give one of these, {more}"
+        )
     return None if sequence <= longest else f"sequence: {sequence} given; at most {longest} is allowed, the longest row (data.max_length)"
 
 

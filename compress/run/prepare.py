@@ -19,6 +19,7 @@ from compress.data.load import load_data
 from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
+from compress.measure.judged import judged_of, problem_with
 from compress.models.adapters import model_folder
 from compress.models.config import ModelConfig, label_names
 from compress.models.importing import check_model, source_digest
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE, judge: Judge = "evaluation") -> Context:
     """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
     in_samples(recipe)  # before the data, which may take long to load
+    if problem := problem_with(recipe.model.task, recipe.goals.metric):
+        raise InputError(problem)
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     return context_of(recipe, data.judged_on(judge), folder, progress, team)
 
@@ -52,6 +55,7 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
 def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
     """Returns the context of the first step on data that is loaded already; see `prepare`."""
     recipe = in_samples(recipe)
+    judged_of(recipe.model.task, recipe.goals.metric, data.labels)  # checks the class that it names
     context = Context(
         task=recipe.model.task,
         data=data,

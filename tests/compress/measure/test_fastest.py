@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compress.core.goals import Goals
 from compress.measure.fastest import CLOSE, Candidate, Measured, Scale, candidates, competing, fastest, missed, ranking, time_ms
+from compress.measure.judged import judged_of
 
 SHAPES = ((1, 32), (8, 128))
 
@@ -179,10 +180,11 @@ def test_a_float_part_in_bf16_is_a_configuration_of_its_own(tmp_path: Path) -> N
     (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
     (tmp_path / "latency.json").write_text(json.dumps(latency))
     measured = Measured(tmp_path, tmp_path, ["baseline", "quantize"], "baseline", 0.95)
-    assert [one.candidate.key[2] for one in fastest(measured, Goals(), "accuracy")] == ["bf16", "fp32", "fp32"]
-    first = fastest(measured, Goals(max_drop=0.015), "accuracy")[0]
+    judged = judged_of("text-classification", None, ())
+    assert [one.candidate.key[2] for one in fastest(measured, Goals(), judged)] == ["bf16", "fp32", "fp32"]
+    first = fastest(measured, Goals(max_drop=0.015), judged)[0]
     assert (first.candidate.names["float_precision"], first.candidate.metric) == ("fp32", 0.94)
-    assert fastest(measured, Goals(min_speedup=15), "accuracy")[0].missed == ()
+    assert fastest(measured, Goals(min_speedup=15), judged)[0].missed == ()
 
 
 def configuration(precision: str, rest: str, mode: str, size: int, seed: int, factor: float, noise: float) -> Candidate:
