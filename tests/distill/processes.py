@@ -162,6 +162,7 @@ CASES: Mapping[str, tuple[str, Stage]] = {
         for method in ("movement", "lasso")
     },
 }
+PRUNED = ("pruned", "pruned in steps", "pruned inside")
 LEARNED = ("joint", "joint channels", "moved units", "movement", "lasso")
 """Those that learn masks or zeros before they train."""
 Plans = Mapping[str, tuple[Parallel, tuple[str, ...]]]
@@ -175,9 +176,9 @@ IN_STAGES = Parallel(pipeline=2)
 INTERLEAVED = Parallel(pipeline=2, schedule="interleaved", microbatches=4)
 PLANS: Mapping[str, Plans] = {
     "quick": {
-        "ddp": (USUAL, ("finetune", "dropout", "answers", "int8", "moved units", "negatives", "relations")),
-        "fsdp2": (SHARDED, ("finetune", "dropout", "answers", "int8", "zeros")),
-        "tensor": (SHARED, ("answers", "int8", "adapters")),
+        "ddp": (USUAL, ("finetune", "dropout", "int8")),
+        "fsdp2": (SHARDED, ("finetune", "int8")),
+        "tensor": (SHARED, ("answers", "adapters")),
         "tensor with sequence": (SHARED_TOKENS, ("finetune",)),
         "context": (IN_CONTEXT, ("finetune",)),
         "pipeline": (IN_STAGES, ("finetune",)),
@@ -186,18 +187,18 @@ PLANS: Mapping[str, Plans] = {
         "ddp": (
             USUAL,
             (
-                *("inside", "order", "pruned", "pruned in steps", "pruned inside", "zeros", "eight bits"),
-                *("joint", "joint channels", "movement", "lasso"),
+                *("inside", "order", *PRUNED, "zeros", "eight bits"),
+                *("joint", "joint channels", "moved units", "movement", "lasso", "answers", "relations"),
             ),
         ),
-        "fsdp2": (SHARDED, ("inside", "order", "pruned", "pruned in steps", "pruned inside", *LEARNED)),
+        "fsdp2": (SHARDED, ("dropout", "answers", "zeros", "inside", "order", *PRUNED, *LEARNED)),
         "little memory": (Parallel(strategy="fsdp2", offload=True, checkpointing="full"), ("dropout", "inside", "int8")),
         "products": (Parallel(checkpointing="selective"), ("dropout", "inside")),
         "lamb": (SHARDED, ("lamb",)),
         "tensor": (
             SHARED,
             (
-                *("finetune", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
+                *("finetune", "int8", "states", "divisible", "zeros", "fused", "lamb", "joint", "joint channels", "moved units"),
                 *("int8 low rank", "int8 fused", "adapters fused", "pruned with adapters"),
             ),
         ),
@@ -214,7 +215,7 @@ PLANS: Mapping[str, Plans] = {
         "ddp": (
             USUAL,
             (
-                *("given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
+                *("negatives", "given negatives", "pairs", "hardest", "scored", "ranked", "towers"),
                 *("taught pairs", "similar", "related pairs", "margins", "int8 pairs"),
                 *("joined negatives", "joined pairs", "joined similar"),
             ),
@@ -274,10 +275,8 @@ CUT = (
     "int8 fused",
     "int8 pairs",
     "pruned with adapters",
-    "pruned",
-    "pruned in steps",
     "pruned twice",
-    "pruned inside",
+    *PRUNED,
     "divisible",
     "zeros",
     *LEARNED,

@@ -309,11 +309,11 @@ def moved(plan: str, results: Results) -> None:
 
 
 def test_int8_training_in_two_processes_ends_in_the_integers_of_one(results: Any) -> None:
-    same_integers(results[0], ("alone", "ddp", "fsdp2", "tensor"), "int8")
+    same_integers(results[0], ("alone", "ddp", "fsdp2"), "int8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["int8 low rank", "int8 fused"])
+@pytest.mark.parametrize("case", ["int8", "int8 low rank", "int8 fused"])
 def test_shared_layers_end_in_the_integers_of_whole_ones(case: str, more_results: Any) -> None:
     same_integers(more_results[0], ("alone", "tensor"), case)
 
@@ -341,13 +341,9 @@ def same_integers(folder: Path, places: tuple[str, ...], case: str) -> None:
             torch.testing.assert_close(other[name], scale, rtol=1e-4, atol=0)
 
 
-def test_zeros_stay_where_one_process_has_them(results: Any) -> None:
-    same_zeros(results[0], "fsdp2")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["ddp", "tensor", "pipeline"])
-def test_zeros_stay_in_all_plans(plan: str, more_results: Any) -> None:
+@pytest.mark.parametrize("plan", ["ddp", "fsdp2", "tensor", "pipeline"])
+def test_zeros_stay_where_one_process_has_them(plan: str, more_results: Any) -> None:
     same_zeros(more_results[0], plan)
 
 
@@ -389,7 +385,7 @@ def test_a_checkpoint_of_a_divided_model_is_the_stock_one(results: Any) -> None:
 
     folder, _, both = results
     assert both["ranks"] == [0.0, 1.0]
-    names = [sorted(path.name for path in (folder / place / "answers").iterdir()) for place in ("alone", "ddp", "fsdp2")]
+    names = [sorted(path.name for path in (folder / place / "finetune").iterdir()) for place in ("alone", "ddp", "fsdp2")]
     assert names[0] == names[1] == names[2]
     model: nn.Module = AutoModelForSequenceClassification.from_pretrained(folder / "fsdp2" / "finetune")
     assert type(model).__name__ == json.loads((folder / "fsdp2" / "finetune" / "config.json").read_text())["architectures"][0]
