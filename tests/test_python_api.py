@@ -85,7 +85,7 @@ def test_the_page_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         "model": True, "finetune": True, "evaluate-finetune": True, "quantize": False, "evaluate-quantize": False, "export": False,
         "latency": False, "triton_repo": False,
     }  # fmt: skip
-    assert '"name":"quantize-int8"' in capsys.readouterr().out
+    assert '"name":"quickstart"' in capsys.readouterr().out
 
 
 def test_the_quick_test_leaves_little_out() -> None:

@@ -157,13 +157,20 @@ class Connection:
             if ready is None or len(ready) != 1:
                 raise InputError(f"--server {self._address}: give --model; {_listed(ready)}")
             (name,) = ready
-        elif ready is not None and name not in ready:
+        elif ready is not None and name not in ready and not await self._answers(name):
             raise InputError(f"--model {name}: {self._address} has no such model; {_listed(ready)}{nearest(name, ready)}")
         try:
             found = await self._client.get_model_metadata(name, **self._described)
         except _ERRORS as error:
             raise InputError(f"--model {name}: {self._address} does not describe it ({_line(error)}); {_listed(ready)}") from error
         return Model(name, _inputs(name, found))
+
+    async def _answers(self, name: str) -> bool:
+        """Whether the server answers to a name that it does not list, as `compress serve` does to earlier ones."""
+        try:
+            return bool(await self._client.is_model_ready(name, **self._limit))
+        except _ERRORS:
+            return False
 
     def prepare(self, model: str, rows: Sequence[Row]) -> Prepared:
         """Returns the encoded request for k rows."""

@@ -34,6 +34,8 @@ class Fake:
 
     models: dict[str, dict[str, tuple[str, list[int]]]] = field(default_factory=lambda: {"m": TEXT})
     """Inputs of each model: data type and shape."""
+    unlisted: tuple[str, ...] = ()
+    """Names of models that it answers to and does not list."""
     lists: bool = True
     """Whether it tells its models."""
     stall_at: int | None = None
@@ -113,10 +115,13 @@ class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
         if not self.fake.lists:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "closed")
         answer = pb.RepositoryIndexResponse()
-        for name in self.fake.models:
+        for name in self.fake.models.keys() - set(self.fake.unlisted):
             answer.models.add(name=name, state="READY")
         answer.models.add(name="loading", state="UNAVAILABLE")
         return answer
+
+    async def ModelReady(self, request, context):
+        return pb.ModelReadyResponse(ready=request.name in self.fake.models)
 
     async def ModelMetadata(self, request, context):
         if request.name not in self.fake.models:
@@ -147,6 +152,7 @@ class Http:
         application.router.add_get("/v2/health/live", self.live)
         application.router.add_post("/v2/repository/index", self.index)
         application.router.add_get("/v2/models/{model}", self.model)
+        application.router.add_get("/v2/models/{model}/ready", self.ready)
         application.router.add_post("/v2/models/{model}/infer", self.infer)
         return application
 
@@ -156,8 +162,11 @@ class Http:
     async def index(self, request):
         if not self.fake.lists:
             return web.json_response({"error": "closed"}, status=404)
-        models = [{"name": name, "state": "READY"} for name in self.fake.models]
+        models = [{"name": name, "state": "READY"} for name in self.fake.models.keys() - set(self.fake.unlisted)]
         return web.json_response([*models, {"name": "loading", "state": "UNAVAILABLE"}, {"name": "never loaded"}])
+
+    async def ready(self, request):
+        return web.Response(status=200 if request.match_info["model"] in self.fake.models else 400)
 
     async def model(self, request):
         name = request.match_info["model"]

@@ -157,6 +157,13 @@ def test_a_server_of_the_other_protocol_is_no_answer(protocol):
 
 
 @both
+def test_an_earlier_name_that_is_not_listed_is_measured(protocol):
+    with serving(Fake({"sentiment": TEXT, "quantize-int8": TEXT}, unlisted=("quantize-int8",))) as fake:
+        assert ask(fake, protocol, None).name == "sentiment"
+        assert ask(fake, protocol, "quantize-int8").inputs == ("TEXT",)
+
+
+@both
 def test_models_that_do_not_fit_are_refused_in_one_line(protocol):
     language = {"TEXT": ("BYTES", [-1, 1]), "MAX_TOKENS": ("INT32", [-1, 1])}
     models = {"reviews-int8": TEXT, "language": language, "floats": {"TEXT": ("FP32", [-1, 1])}, "flat": {"TEXT": ("BYTES", [1])}}
