@@ -24,7 +24,8 @@ from compress.answers.table import answer_of
 from compress.core.forms.next_token import labels_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
-from compress.measure.metrics import primary
+from compress.measure.judged import Judged, judged_of
+from compress.measure.metrics import Metric, primary
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
@@ -61,21 +62,29 @@ class Budget:
     @property
     def measure(self) -> str:
         """A description of the loss, for the report."""
-        if primary(self.context.task).relative:
-            return f"relative increase of {TASKS[self.context.task].metric} on {len(self.rows)} selection blocks"
+        judged = self._judged
+        if judged.metric.relative:
+            return f"relative increase of {judged.name} on {len(self.rows)} selection blocks"
         if self.labels is not None:
-            return f"{TASKS[self.context.task].metric} lost on {len(self.rows)} selection rows"
+            return f"{judged.name} lost on {len(self.rows)} selection rows"
         return answer_of(self.context.task).DISAGREEMENT.format(n=len(self.rows))
 
     def loss(self, model: nn.Module) -> float:
         """Returns the loss of the model in its current state against the float model."""
-        return loss(self.context.task, self.logits, _predict(model, self.checkpoint, self.rows, self.context), self.labels)
+        logits = _predict(model, self.checkpoint, self.rows, self.context)
+        return loss(self.context.task, self.logits, logits, self.labels, self._judged.metric)
+
+    @property
+    def _judged(self) -> Judged:
+        """The metric that `goals.max_drop` is about."""
+        return judged_of(self.context.task, self.context.goals.metric, self.context.data.labels)
 
 
-def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> float:
-    """Returns the loss of logits `[n, C]` against reference logits `[n, C]`, by labels `[n]` if given, else by agreement."""
+def loss(task: Task, reference: Array, logits: Array, labels: Array | None, judged: Metric | None = None) -> float:
+    """Returns the loss of logits `[n, C]` against reference logits `[n, C]`: of the judged metric (default: the primary one) by labels
+    `[n]` if given, else by agreement."""
     if labels is not None:
-        metric = primary(task)
+        metric = primary(task) if judged is None else judged
         return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
     return answer_of(task).disagreement(reference, logits)
 

@@ -39,11 +39,14 @@ class Quantize(QuantizeSettings):
         return processes if self.mode != "ptq" else ALONE
 
     def depends(self, context: Context) -> Any:
-        """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
+        """The resolved weight bits, which depend on the processor, for mode `auto` the accuracy goal, and the metric of `goals.metric`
+        where losses are counted in it."""
         from quantize.escalation import budget_of
 
         goal = {"max_drop": budget_of(context)} if self.mode == "auto" else {}
-        return {"weight_bits": self.bits(context), **goal}
+        counted = self.mode == "auto" or self.mixed_precision is not None
+        metric = {"metric": context.goals.metric} if counted and context.goals.metric is not None else {}
+        return {"weight_bits": self.bits(context), **goal, **metric}
 
     def work(self, macs: int, data: Data) -> float:
         """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over

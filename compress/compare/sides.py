@@ -11,9 +11,10 @@ from typing import Any
 
 from compress.artifacts.run_folder import LOCK_FILE, Run
 from compress.core.errors import InputError
+from compress.measure.judged import SEPARATOR
 from compress.measure.metrics import METRICS, Metric
 from compress.pipeline import opened
-from compress.report import goals
+from compress.report import evaluations, goals
 from compress.report.document import Report
 from compress.report.page import complete
 from compress.report.view import Report as Contents
@@ -47,7 +48,7 @@ class Side:
     @property
     def metric(self) -> Metric | None:
         """Its primary metric; None where this version does not know it."""
-        return METRICS.get(self.metric_name)
+        return evaluations.judged(self.run).metric if SEPARATOR in self.metric_name else METRICS.get(self.metric_name)
 
     @property
     def served_backend(self) -> str | None:

@@ -35,7 +35,7 @@ class Goals(Config):
     metric: str | None = None
     """The metric that `max_drop`, the headline and the choice of what is served are about: one of those of the task
     (`compress list tasks`), or for classes `recall:LABEL`, `precision:LABEL` or `f1:LABEL` of one of them. null: the primary metric.
-    Trainings and quantization choose by the primary metric in any case."""
+    What quantization may lose on selection rows with labels is counted in it too; trainings choose by the primary metric in any case."""
     max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
     """Maximum drop of the judged metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
     engine, else torch). For perplexity, the maximum relative increase: served / baseline - 1."""

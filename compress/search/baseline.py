@@ -15,7 +15,6 @@ from compress.artifacts.artifact import read_json
 from compress.artifacts.run_folder import open_run
 from compress.artifacts.store import share, waited_for
 from compress.core.engines import REFERENCE
-from compress.core.step_names import EVALUATION
 from compress.measure.fastest import LATENCY, reference_rows
 from compress.measure.latency import Shape
 from compress.pipeline import run
@@ -67,7 +66,7 @@ def baseline(setup: Setup) -> Baseline:
     rows: list[dict[str, Any]] = read_json(measured.path / LATENCY) if measured else []
     return Baseline(
         checkpoint=made.path,
-        metric=finished.artifacts[f"{EVALUATION}{first}"].metrics["metrics"][setup.metric_name],
+        metric=setup.metric_of(finished, first),
         in_torch_ms={shape: row["p50_ms"] for shape, row in reference_rows(rows, first).items()},
         shared_ms=float_times(rows, name),
         first_ms=float_times(rows, first),

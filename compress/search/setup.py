@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import digest
+from compress.artifacts.run_folder import Run
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.search import Search
-from compress.core.tasks import TASKS
+from compress.core.step_names import EVALUATION
 from compress.data.splits import Data
 from compress.forecast import PlannedStep, looked_up, predicted
-from compress.measure.metrics import Metric, primary
+from compress.measure.judged import Judged, judged_of
+from compress.measure.metrics import Metric
 from compress.pipeline import check_server
 from compress.recipe import Recipe, dump, written
 from compress.run.prepare import context_of, prepare
@@ -72,15 +74,24 @@ class Setup:
         assert self.recipe.search is not None, "checked by knobs_of"
         return self.recipe.search
 
+    @cached_property
+    def judged(self) -> Judged:
+        """The metric that is judged: the primary one, or that of `goals.metric`."""
+        return judged_of(self.recipe.model.task, self.recipe.goals.metric, self.data.labels)
+
     @property
     def metric(self) -> Metric:
-        """The primary metric."""
-        return primary(self.recipe.model.task)
+        """The judged metric."""
+        return self.judged.metric
 
     @property
     def metric_name(self) -> str:
         """Its name."""
-        return TASKS[self.recipe.model.task].metric
+        return self.judged.name
+
+    def metric_of(self, run: Run, variant: str) -> float:
+        """Returns the judged metric of a variant of a run in torch."""
+        return self.judged.figure(run.artifacts[f"{EVALUATION}{variant}"].metrics["metrics"], run.predictions(variant))
 
     @cached_property
     def base(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from compress.measure.judged import judged_of
 from quantize.budget import loss
 
 
@@ -27,3 +28,12 @@ def test_perplexity_is_lost_relatively() -> None:
     reference, worse = (np.float32([[[a, 1], [a, 2]], [[a, 3], [0, -1]]]) for a in (1.0, 1.1))
     assert loss("text-generation", reference, worse, labels) == pytest.approx(np.exp(0.1) - 1, rel=1e-5)
     assert loss("text-generation", worse, reference, labels) < 0
+
+
+def test_the_loss_is_counted_in_the_judged_metric() -> None:
+    labels = np.array([0] * 10 + [1] * 90)
+    reference = np.eye(2, dtype=np.float32)[labels]
+    logits = np.eye(2, dtype=np.float32)[np.where(np.arange(100) < 5, 1, labels)]
+    task = "text-classification"
+    assert loss(task, reference, logits, labels) == pytest.approx(0.05)
+    assert loss(task, reference, logits, labels, judged_of(task, "recall:a", ("a", "b")).metric) == pytest.approx(0.5)

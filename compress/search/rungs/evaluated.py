@@ -6,7 +6,6 @@ from pathlib import Path
 
 from compress.artifacts.run_folder import open_run
 from compress.artifacts.store import share
-from compress.core.step_names import EVALUATION
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.search.setup import Setup
@@ -21,5 +20,4 @@ def evaluated(recipe: Recipe, folder: Path, setup: Setup) -> float:
     share(folder, setup.folder)
     run(recipe, folder, progress=setup.progress_of_run(), judge="selection")
     finished = open_run(folder)
-    last = list(finished.variants)[-1]
-    return float(finished.artifacts[f"{EVALUATION}{last}"].metrics["metrics"][setup.metric_name])
+    return setup.metric_of(finished, list(finished.variants)[-1])
