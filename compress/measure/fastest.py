@@ -25,15 +25,17 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import read_json
 from compress.core.engines import REFERENCE, served_on
-from compress.core.goals import Goals, LatencyGoal
-from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.judged import Judged, known_metric
 from compress.measure.turns import log_ratios, quantile, ratio
+
+if TYPE_CHECKING:  # pydantic, which the Python API is imported without
+    from compress.core.goals import Goals, LatencyGoal
+    from compress.core.target import Target
 
 EXPORTED, LATENCY = "export.json", "latency.json"
 CLOSE = 0.05
