@@ -27,14 +27,20 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.total = 0
+        """Bytes of these, some of which may be freed by now."""
         self.peak = 0
         self.see(known)
 
     def see(self, tensors: Iterable[torch.Tensor]) -> None:
         for storage in (tensor.untyped_storage() for tensor in tensors):
+            _, before = self.alive.get(storage._cdata, (None, 0))
             self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.alive = {key: (weak, size) for key, (weak, size) in self.alive.items() if not weak.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+            self.total += storage.nbytes() - before
+        if self.total > self.peak:  # else none of them can make a new peak
+            self.alive = {key: (weak, size) for key, (weak, size) in self.alive.items() if not weak.expired()}
+            self.total = sum(size for _, size in self.alive.values())
+            self.peak = max(self.peak, self.total)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -26,6 +26,7 @@ from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from tests import tiny_language_models
 from tests.distill import processes, rows_together
+from tests.once import made_once
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(3600)]  # the trainings of a part, before its first test
 
@@ -46,61 +47,67 @@ Results = tuple[Path, dict[str, Any], dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of every run of the tests."""
-    return trained("quick", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("quick", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def more_results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests."""
-    return trained("slow", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("slow", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_tokens(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests whose processes share tokens."""
-    return trained("tokens", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("tokens", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_tokens_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The same with four processes."""
-    return trained("tokens in four", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("tokens in four", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_context(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests whose processes share tokens and hold whole layers."""
-    return trained("context", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("context", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_context_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The same with four processes."""
-    return trained("context in four", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("context in four", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests with four processes."""
-    return trained("four", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("four", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_groups(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The trainings of slow tests on rows that belong together."""
-    return trained("groups", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("groups", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_groups_in_three(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The same with three processes, which deal out no batch evenly."""
-    return trained("groups in three", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("groups in three", checkpoint, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def results_of_groups_in_four(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The same with four processes."""
-    return trained("groups in four", checkpoint, tmp_path_factory.mktemp("processes"))
+    return once("groups in four", checkpoint, tmp_path_factory)
+
+
+def once(part: str, checkpoint: Callable[..., Path], factory: pytest.TempPathFactory) -> Results:
+    """Trains a part in one of the workers of a test run: each would take minutes."""
+    found: Results = made_once(factory, f"processes {part}", lambda folder: trained(part, checkpoint, folder))
+    return found
 
 
 def trained(part: str, checkpoint: Callable[..., Path], folder: Path) -> Results:

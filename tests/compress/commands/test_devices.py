@@ -21,8 +21,8 @@ STAGES: list[Any] = [
 ]
 
 
-def told(stages: list[Any], given: str, streams: int | None = None, **more: Any) -> list[str]:
-    recipe = check({**tiny_vit("tiny", 2), "target": {"engines": ["onnxruntime"], "batch_sizes": [1, 16]}, "stages": stages, **more})
+def told(stages: list[Any], given: str, streams: int | None = None, layers: int = 2, **more: Any) -> list[str]:
+    recipe = check({**tiny_vit("tiny", layers), "target": {"engines": ["onnxruntime"], "batch_sizes": [1, 16]}, "stages": stages, **more})
     lines = describe(recipe, None, given, streams).splitlines()
     return lines[next(index for index, line in enumerate(lines) if line.startswith("devices: ")) :]
 
@@ -43,9 +43,10 @@ def test_each_training_and_the_serving_are_told(tmp_path: Path, monkeypatch: pyt
 
 def test_what_does_not_fit_is_told_with_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = told([{"finetune": {"epochs": 1, "batch_size": 4}}], "2x0.1MB")  # two rows on a device: one at a time is all that is tried
+    # two rows on a device: one at a time is all that is tried
+    lines = told([{"finetune": {"epochs": 1, "batch_size": 4}}], "2x0.1MB", layers=1)
     assert lines[1].endswith(": 90.0 kB are not enough, whatever is changed")
-    fits = told([{"finetune": {"epochs": 1, "batch_size": 512}}], "1x2MB")
+    fits = told([{"finetune": {"epochs": 1, "batch_size": 512}}], "1x2MB", layers=1)
     assert fits[2].startswith("finetune: with micro_batch_size: ")
 
 

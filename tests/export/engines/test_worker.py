@@ -15,7 +15,7 @@ from compress.measure.predictions import predict
 from compress.measure.samples import CLEAN
 from compress.models.checkpoint import load
 from compress.standalone.preprocess import Preprocessor
-from export.engines.spec import EngineSpec, torch_spec
+from export.engines.spec import EngineSpec
 from export.engines.worker import synthetic
 from tests.export import sentiment
 from tests.export import tiny_checkpoints as tiny
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.whole
 NOISY = """
 import os, sys
 print("before the protocol")
-import export.engines.torch as module
-class Noisy(module.Torch):
+import export.engines.onnxruntime as module
+class Noisy(module.OnnxRuntime):
     def predict(self, features):
         print("a library talks", flush=True)
         os.system("echo and its child too")
         return super().predict(features)
-module.Torch = Noisy
+module.OnnxRuntime = Noisy
 from export.engines.worker import main
 sys.stdout.flush()
 main()
@@ -40,7 +40,7 @@ main()
 
 @dataclass(frozen=True)
 class NoisySpec(EngineSpec):
-    """A torch engine that writes to standard output."""
+    """An engine that writes to standard output."""
 
     @property
     def command(self) -> list[str]:
@@ -48,8 +48,12 @@ class NoisySpec(EngineSpec):
 
 
 @pytest.fixture(scope="module")
-def ort(float_build: Path) -> Iterator[EngineProcess]:
-    spec = EngineSpec("onnxruntime", "dynamic", "fp32", "fp32", "cpu", 1, str(float_build / "model.onnx"), str(float_build), (1, 4))
+def spec(float_build: Path) -> EngineSpec:
+    return EngineSpec("onnxruntime", "dynamic", "fp32", "fp32", "cpu", 1, str(float_build / "model.onnx"), str(float_build), (1, 4))
+
+
+@pytest.fixture(scope="module")
+def ort(spec: EngineSpec) -> Iterator[EngineProcess]:
     with EngineProcess(spec) as process:
         yield process
 
@@ -104,9 +108,8 @@ def test_a_missing_model_is_one_line(float_build: Path) -> None:
         EngineProcess(spec)
 
 
-def test_what_libraries_print_stays_off_the_channel(float_build: Path) -> None:
-    spec = NoisySpec(**torch_spec(sentiment.checkpoint(), float_build, "fp32", sentiment.TARGET).message())
-    with EngineProcess(spec) as process:
+def test_what_libraries_print_stays_off_the_channel(spec: EngineSpec) -> None:
+    with EngineProcess(NoisySpec(**spec.message())) as process:
         assert process.predict(["good", "bad film"], 2).shape == (2, 2)
         assert "a library talks" in Path(process._files.name, "stderr").read_text()
 
