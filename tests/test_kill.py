@@ -52,7 +52,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     process = start(tmp_path / "whole", mark)
     started = time.monotonic()
-    assert process.wait() in (0, 3), process.stderr.read().decode() if process.stderr else ""
+    assert process.wait() in (0, 3, 4), process.stderr.read().decode() if process.stderr else ""
     seconds = time.monotonic() - started
     generator = random.Random(0)
     kept: dict[str, int] = {}
@@ -71,7 +71,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
             time.sleep(0.1)
         assert alive(mark) == [], f"kill {kill}"
     process = start(tmp_path / "killed", mark)
-    assert process.wait() in (0, 3)
+    assert process.wait() in (0, 3, 4)
     assert kept.items() <= finished_stages(tmp_path / "killed").items()
     assert essence(tmp_path / "killed") == essence(tmp_path / "whole")
     assert not list((tmp_path / "killed").glob("stages/.*"))

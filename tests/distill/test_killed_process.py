@@ -91,7 +91,7 @@ def test_after_ten_kills_the_same_command_comes_to_equal_bits(plan: str, tmp_pat
     recipe.write_text(RECIPE.replace("strategy: STRATEGY", plan))
     whole = launched(recipe, tmp_path / "whole", tmp_path / "cache")
     _, told = whole.communicate(timeout=600)
-    assert whole.returncode in (0, 3), told[-2000:]
+    assert whole.returncode in (0, 3, 4), told[-2000:]
     draw, half_written = random.Random(f"{plan} kills"), 0
     for attempt, moment in enumerate(MOMENTS):
         run = launched(recipe, tmp_path / "killed", tmp_path / "cache")
@@ -109,7 +109,7 @@ def test_after_ten_kills_the_same_command_comes_to_equal_bits(plan: str, tmp_pat
         assert not list(stages.glob("finetune-*")), "the run was finished before it was killed"
     last = launched(recipe, tmp_path / "killed", tmp_path / "cache")
     _, told = last.communicate(timeout=600)
-    assert last.returncode in (0, 3), told[-2000:]
+    assert last.returncode in (0, 3, 4), told[-2000:]
     assert half_written
     assert "resumed after step" in told
     weights = [next((tmp_path / name / "stages").glob("finetune-*/model.safetensors")) for name in ("whole", "killed")]
