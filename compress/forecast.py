@@ -26,9 +26,10 @@ from compress.run import durations
 from compress.run.cache import cache_key
 from compress.run.disk import Variant, default_builds, predicted_bytes
 from compress.run.durations import NO_TIME, Expected
-from compress.run.expected import parts_of, seconds_of_one
+from compress.run.expected import parts_of
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.memory import engine_count, memory_of
+from compress.run.pace import seconds_of_one
 from compress.run.room import Room, Shortage, shortage
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
@@ -57,7 +58,9 @@ class PlannedStep:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Amounts that the time is made of (`compress.run.expected`)."""
     memory_bytes: int = 0
-    """Predicted memory at the peak of the step, with all of its processes."""
+    """Predicted memory at the peak of the step, with all of its processes; earlier runs correct it (`durations.predicted_memory`)."""
+    reuses: bool = False
+    """Whether it will take parts from earlier runs."""
     expected: Expected = NO_TIME
     """The time with its range."""
 
@@ -113,8 +116,7 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) ->
             reuses = entry.step.reuses(state.context_so_far(context))
             name = entry.step.NAME
             expected = durations.predict(name, entry.parts, seconds_of_one(name, known), reuses=reuses)
-            memory = durations.predicted_memory(name, entry.memory_bytes)
-            yield replace(entry, seconds=expected.seconds, expected=expected, memory_bytes=memory)
+            yield replace(entry, seconds=expected.seconds, expected=expected, reuses=reuses)
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 

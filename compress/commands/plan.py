@@ -1,30 +1,25 @@
 """`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space, memory and times without reading weights.
 
-What each step will make and take is predicted by `compress.forecast`. Four of five runs take a time within the range that stands beside it.
+What each step will make and take is counted by `compress.commands.counted`, once (`compress.commands.remembered`): the next plan of the
+same recipe loads neither torch nor data. Four of five runs take a time within the range that stands beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from compress.commands.remembered import remembered
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
-from compress.forecast import PlannedStep, lacks, steps_of
-from compress.measure.buckets import measured_at
-from compress.models.own_shape import tokens_of
-from compress.models.size import count
-from compress.recipe import Recipe
-from compress.report import phrases
-from compress.run.durations import Expected
-from compress.run.prepare import noted, prepare
-from compress.run.room import Room, shown
-from compress.stage.context import Context
-
-SHORTEST = 128
-"""Tokens below which the products of attention cost next to nothing."""
+from compress.machine.speed import speed
+from compress.recipe import Recipe, dump
+from compress.run import durations
+from compress.run.durations import NO_TIME, Expected
+from compress.run.pace import seconds_of_one
+from compress.run.room import Room, shortage, shown
 
 
 @dataclass(frozen=True)
@@ -54,49 +49,82 @@ def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, stre
     Raises:
         InputError: The recipe, the data or the model does not allow the run.
     """
-    folder = local(out or Path("runs") / recipe.name, "--out")
-    context = prepare(recipe, folder, ConsoleProgress("quiet"))
-    context.count_macs()
-    planned = list(steps_of(recipe, folder, context))
-    notes = [*recipe.goals.questions(), *noted(recipe, planned[0].config, context)]
-    data = context.data
-    unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].generates else "rows"
+    folder, more = local(out or Path("runs") / recipe.name, "--out"), list[str]()
+    with ConsoleProgress().alive("reading data and model"):
+        if given is None and recipe.search is None:
+            facts = remembered(dump(recipe), folder, lambda: _facts(recipe, folder))
+        else:
+            facts, more = _with_more(recipe, folder, given, streams, out)
+        steps = [_predicted(step, facts["threads"]) for step in facts["steps"]]
+    todo, room = [step for step in steps if not step.cached], Room.here(folder)
+    short = shortage(sum(step.disk_bytes for step in todo), {step.id: step.memory_bytes for step in todo}, room)
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
-        f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
-        *notes,
+        *facts["above"],
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'memory':>10} {'time':>10}  range",
+        *(step.line for step in steps),
+        *facts["below"],
+        *_total(steps, todo, room),
+        *(f"warning: {line}" for line in short.warned),
+        *more,
     ]
-    lines += [" ".join((_line(entry), *_tokens(entry, planned))) for entry in planned]
-    lines += _by_length(planned, context)
-    lines += _total(planned, room := Room.here(folder))
-    short = lacks(planned, room)
-    lines += [f"warning: {line}" for line in short.warned]
+    return Plan("\n".join(lines), short.refused)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the plan."""
+
+    id: str
+    cached: bool
+    disk_bytes: int
+    memory_bytes: int
+    expected: Expected
+    line: str
+
+
+def _facts(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    from compress.commands.counted import counted
+
+    return counted(recipe, folder).facts
+
+
+def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | None, out: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Returns what was counted, and what is said of devices and of a search."""
+    from compress.commands.counted import counted
+
+    found, lines = counted(recipe, folder), list[str]()
     if given is not None:
         from compress.commands.devices import describe as describe_devices
 
-        lines += ["", *describe_devices(recipe, planned, context, given, streams)]
+        lines += ["", *describe_devices(recipe, found.planned, found.context, given, streams)]
     if recipe.search is not None:
         from compress.search.plan import describe as describe_search
 
         lines += ["", describe_search(recipe, out)]
-    return Plan("\n".join(lines), short.refused)
+    return found.facts, lines
 
 
-def _line(entry: PlannedStep) -> str:
-    parameters = f"{entry.size.parameters:,}" if entry.size else ""
-    flops = f"{entry.size.flops / 1e9:.3f}" if entry.size else ""
-    time, between = ("cached", "") if entry.cached else (_duration(entry.expected.seconds), f"  {_range(entry.expected)}")
-    memory = "" if entry.cached else shown(entry.memory_bytes)
-    return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {memory:>10} {time:>10}{between}"
+def _predicted(step: Mapping[str, Any], threads: int) -> Step:
+    """Returns a step with what is predicted from the records and the speed of the machine."""
+    name, cached, expected, memory = step["stage"], step["cached"], NO_TIME, 0
+    time, between = "cached", ""
+    if not cached:
+        expected = durations.predict(name, step["parts"], seconds_of_one(name, speed(threads)), reuses=step["reuses"])
+        memory = durations.predicted_memory(name, step["memory_bytes"])
+        time, between = _duration(expected.seconds), f"  {_range(expected)}"
+    parameters = "" if step["parameters"] is None else f"{step['parameters']:,}"
+    flops = "" if step["flops"] is None else f"{step['flops'] / 1e9:.3f}"
+    taken = "" if cached else shown(memory)
+    line = f"{step['id']:<20} {parameters:>12} {flops:>11} {_bytes(step['disk_bytes']):>10} {taken:>10} {time:>10}{between}{step['note']}"
+    return Step(step["id"], cached, step["disk_bytes"], memory, expected, line)
 
 
-def _total(planned: Sequence[PlannedStep], room: Room) -> Iterator[str]:
+def _total(steps: Sequence[Step], todo: Sequence[Step], room: Room) -> Iterator[str]:
     """Yields what all steps take together, and what the machine has."""
-    todo = [entry for entry in planned if entry.cached is None]
-    time = Expected.total([entry.expected for entry in todo])
-    disk, new = (sum(entry.disk_bytes for entry in entries) for entries in (planned, todo))
-    peak = max((entry.memory_bytes for entry in todo), default=0)
+    time = Expected.total([step.expected for step in todo])
+    disk, new = (sum(step.disk_bytes for step in each) for each in (steps, todo))
+    peak = max((step.memory_bytes for step in todo), default=0)
     yield f"total: {_bytes(disk)} on disk, memory {shown(peak)}, time {_duration(time.seconds)} ({_range(time)})"
     free = f"{shown(room.disk_bytes)} free in {room.folder}"
     yield f"this machine: {_bytes(new)} still to write and {free}, {shown(room.memory_bytes)} of memory available"
@@ -106,38 +134,10 @@ def _range(expected: Expected) -> str:
     return f"{_duration(expected.low)} to {_duration(expected.high)}"
 
 
-def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]:
-    """Yields which shares of the tokens stay behind the blocks of a variant, where that is not as in the variant before it."""
-    if entry.made_by and (shares := tokens_of(entry.config)):
-        before = [other.config for other in planned for stage in entry.made_by[-2:-1] if other.step is stage]
-        if not before or tokens_of(before[0]) != shares:
-            yield f" {phrases.tokens_left(shares)}"
-
-
-def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
-    """Returns what a row of each length costs in the last variant, and the share of attention; nothing for rows that are no texts."""
-    variants = [entry for entry in planned if entry.made_by]
-    if TASKS[context.task].modality != "text" or TASKS[context.task].generates or not variants:
-        return []
-    target, longest = context.target, context.max_length
-    lengths = target.lengths if target.buckets != "auto" else [length for length in measured_at(longest) if length >= SHORTEST]
-    told = []
-    for length in sorted({length for length in lengths if length < longest} | {longest}):
-        size = count(variants[-1].config, context.task, length)
-        told.append(f"{length} tokens {size.flops / 1e9:.3f} ({size.attention_macs / max(1, size.macs):.0%})")
-    return [f"GFLOPs of a row in {variants[-1].step.id}, with the share of attention's products: {', '.join(told)}"]
-
-
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 9.95
-        else f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _bytes(size: int) -> str:

@@ -3,7 +3,7 @@
     seconds = sum over parts of  amount * seconds of one
 
 The amounts follow from the recipe, the data and the shapes of the model. What one takes comes from the speed of the machine
-(`compress.machine.speed`), and is corrected by earlier runs (`compress.run.durations`).
+(`compress.run.pace`), and is corrected by earlier runs (`compress.run.durations`).
 
     start    1: loading libraries, model and rows
     macs     multiply-accumulates (`Stage.work`)
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compress.core.engines import ENGINES, REFERENCE
-from compress.machine.speed import Speed
 from compress.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
@@ -30,10 +29,6 @@ from compress.stage.stage import Stage
 from export.export import Export
 from triton_repo.triton_repo import TritonRepo
 
-USED = 0.4
-"""Share of the speed of a large product that the products of a model reach."""
-LOOP_S = 0.02
-"""Seconds of the loop of `compress.machine.speed` on the machine that the constants are of."""
 MODES = 1.5
 """Ways in which an engine is timed, on average: with a float part in 16 bits too, where the processor has it."""
 
@@ -77,21 +72,4 @@ def _sampled_macs(macs: int, context: Context) -> float:
 
 CALL_S = 5e-4
 REFERENCE_SPEED = 3e10
-"""Multiply-accumulates per second of an engine on two cores; `seconds_of_one` corrects it."""
-
-
-def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
-    """Returns the seconds of one of each part on a machine of that speed; `stage` is the name of the stage."""
-    slow, product = known.python_s / LOOP_S, 1 / (USED * known.macs_per_s)
-    starts = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
-    trains = 1.5 if stage in ("finetune", "distill", "prune", "sparsify") else 1.0
-    return {
-        "start": slow * starts.get(stage, 2.0),
-        "macs": trains * product,
-        "bytes": 2 / known.written_per_s,
-        "builds": slow * 6.0,
-        "engines": slow * (4.0 if stage == "export" else 1.0),
-        "sampled": 1.0,
-        "served": slow * 10.0,
-        "asked": slow * 2e-3,
-    }
+"""Multiply-accumulates per second of an engine on two cores; earlier runs correct it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,49 @@ def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedToke
         InputError: Rows cannot be prepared for the model.
     """
     source = None if config.path is None else find(config.path, "model.path", weights=False)
+    notes, _ = _once(config, source, checked, tokenizer, context)
+    return (*notes, *(noted(source) if source is not None and TASKS[config.task].generates else ()))
+
+
+def num_truncated(
+    config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Any]
+) -> int:
+    """Returns how many texts are longer than data.max_length; 0 where texts are divided, or rows are none.
+
+    Args:
+        config: The recipe's model section.
+        checked: Transformers config of the model.
+        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained.
+        context: The context of the first step.
+        rows: Texts or pairs of texts.
+    """
+    task = TASKS[config.task]
+    if not task.reads_text or task.generates or task.finds_spans or task.two_towers or context.stride:
+        return 0
+    source = None if config.path is None else find(config.path, "model.path", weights=False)
+    _, prepared = _once(config, source, checked, tokenizer, context)
+    assert prepared.tokenizer is not None, "a text preprocessor has a tokenizer"
+    total = 0
+    for start in range(0, len(rows), AT_ONCE):
+        part = rows[start : start + AT_ONCE]
+        texts = [prepared.prompt + row if isinstance(row, str) else row for row in part]
+        total += sum(bool(encoded.overflowing) for encoded in prepared.tokenizer.encode_batch_fast(texts))
+    return total
+
+
+AT_ONCE = 4096
+"""Rows that are tokenized at one time."""
+_known: dict[str, tuple[tuple[str, ...], Preprocessor]] = {}
+"""What was noted and made, by everything that it depends on: a search checks the same model for every candidate."""
+
+
+def _once(
+    config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context
+) -> tuple[tuple[str, ...], Preprocessor]:
     key = _key(config, source, checked, tokenizer, context)
     if key not in _known:
         _known[key] = _checked(config, source, checked, tokenizer, context)
-    return (*_known[key], *(noted(source) if source is not None and TASKS[config.task].generates else ()))
-
-
-_known: dict[str, tuple[str, ...]] = {}
-"""What was noted, by everything that it depends on: a search checks the same model for every candidate."""
+    return _known[key]
 
 
 def _key(config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> str:
@@ -67,8 +102,8 @@ def _key(config: ModelConfig, source: Path | None, checked: Any, tokenizer: str 
 
 def _checked(
     config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context
-) -> tuple[str, ...]:
-    """Returns what `check_inputs` does."""
+) -> tuple[tuple[str, ...], Preprocessor]:
+    """Returns what `check_inputs` does, and the preprocessor."""
     built, notes, problems = copy.deepcopy(checked), list[str](), dict[str, None]()
     set_labels(settle(built), config.task, label_names(config) or context.data.labels)
     with tempfile.TemporaryDirectory(prefix="compress-inputs-") as scratch:
@@ -100,7 +135,7 @@ def _checked(
             prepared.encode([row], 0)
         except ValueError as error:
             raise InputError(f"data: the first evaluation row: {error}") from error
-    return tuple(notes)
+    return tuple(notes), prepared
 
 
 def check_teacher(config: Any, folder: Path, context: Context) -> None:

@@ -1,0 +1,108 @@
+"""What `compress plan` counts of a recipe with data and model at hand: everything in a plan that neither records nor the clock change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS
+from compress.forecast import PlannedStep, steps_of
+from compress.measure.buckets import measured_at
+from compress.models.inputs.tokenizer import resolve_tokenizer
+from compress.models.own_shape import tokens_of
+from compress.models.size import count
+from compress.recipe import Recipe
+from compress.report import phrases
+from compress.run.inputs import num_truncated
+from compress.run.prepare import noted, prepare
+from compress.stage.context import Context
+
+SHORTEST = 128
+"""Tokens below which the products of attention cost next to nothing."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted."""
+
+    facts: dict[str, Any]
+    """JSON types: lines `above` and `below` the table, `threads`, and `steps`: each with `id`, `stage`, `parameters`, `flops`,
+    `disk_bytes`, `memory_bytes`, `parts`, `cached`, `reuses`, `note`."""
+    planned: list[PlannedStep]
+    context: Context
+
+
+def counted(recipe: Recipe, folder: Path) -> Counted:
+    """Counts a recipe.
+
+    Args:
+        recipe: The recipe.
+        folder: The run folder, whose finished stages count as done.
+
+    Raises:
+        InputError: The recipe, the data or the model does not allow the run.
+    """
+    context = prepare(recipe, folder, ConsoleProgress("quiet"))
+    context.count_macs()
+    planned = list(steps_of(recipe, folder, context))
+    data, task = context.data, TASKS[context.task]
+    unit = f"blocks of {context.max_length} tokens" if task.generates else "rows"
+    above = [
+        f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
+        *_truncated(recipe, planned[0].config, context),
+        *recipe.goals.questions(),
+        *noted(recipe, planned[0].config, context),
+    ]
+    steps = [
+        {
+            "id": str(entry.step.id),
+            "stage": entry.step.NAME,
+            "parameters": entry.size.parameters if entry.size else None,
+            "flops": entry.size.flops if entry.size else None,
+            "disk_bytes": entry.disk_bytes,
+            "memory_bytes": entry.memory_bytes,
+            "parts": dict(entry.parts),
+            "cached": entry.cached is not None,
+            "reuses": entry.reuses,
+            "note": "".join(_tokens(entry, planned)),
+        }
+        for entry in planned
+    ]
+    facts = {"above": above, "steps": steps, "below": _by_length(planned, context), "threads": context.target.num_threads}
+    return Counted(facts, planned, context)
+
+
+def _truncated(recipe: Recipe, config: Any, context: Context) -> Iterator[str]:
+    """Yields how many rows of each split are longer than data.max_length, where some are."""
+    splits = {name: getattr(context.data, name) for name in ("train", "selection", "evaluation")}
+    tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
+    longer = {name: num_truncated(recipe.model, config, tokenizer, context, split.rows) for name, split in splits.items()}
+    if any(longer.values()):
+        sizes = {name: max(1, len(split)) for name, split in splits.items()}
+        each = ", ".join(f"{number} of {len(splits[name])} {name} ({number / sizes[name]:.1%})" for name, number in longer.items())
+        yield f"truncated to data.max_length {context.max_length}: {each} rows"
+
+
+def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]:
+    """Yields which shares of the tokens stay behind the blocks of a variant, where that is not as in the variant before it."""
+    if entry.made_by and (shares := tokens_of(entry.config)):
+        before = [other.config for other in planned for stage in entry.made_by[-2:-1] if other.step is stage]
+        if not before or tokens_of(before[0]) != shares:
+            yield f"  {phrases.tokens_left(shares)}"
+
+
+def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
+    """Returns what a row of each length costs in the last variant, and the share of attention; nothing for rows that are no texts."""
+    variants = [entry for entry in planned if entry.made_by]
+    if TASKS[context.task].modality != "text" or TASKS[context.task].generates or not variants:
+        return []
+    target, longest = context.target, context.max_length
+    lengths = target.lengths if target.buckets != "auto" else [length for length in measured_at(longest) if length >= SHORTEST]
+    told = []
+    for length in sorted({length for length in lengths if length < longest} | {longest}):
+        size = count(variants[-1].config, context.task, length)
+        told.append(f"{length} tokens {size.flops / 1e9:.3f} ({size.attention_macs / max(1, size.macs):.0%})")
+    return [f"GFLOPs of a row in {variants[-1].step.id}, with the share of attention's products: {', '.join(told)}"]

@@ -1,0 +1,120 @@
+"""What `compress plan` counted of a recipe, kept in the user's cache folder, so that the next plan of it loads neither data nor torch.
+
+The key is a digest of everything that was read: the recipe; size, times and place of every file of its data, models and teachers, of the
+finished stages in the run folder and of this package; what is installed; processor and GPUs. Errors are never kept. Times, memory and room
+are no part of what is kept: they follow from it, from the recorded runs and from the machine at that moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.machine.environment import cache_folder, hardware, versions
+
+PACKAGE = Path(__file__).resolve().parents[2]
+CODE = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+SETTINGS = ("COMPRESS_", "HF_", "TRANSFORMERS_")
+"""Beginnings of environment variables that decide what is read."""
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+MOST_FILES = 50_000
+"""Files that are looked at; the plan of a recipe with more is not kept, as looking would take as long."""
+
+
+def remembered(recipe: Mapping[str, Any], folder: Path, count: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what `count` returns, from the cache folder if nothing that it depends on has changed.
+
+    Args:
+        recipe: The recipe as plain data, with all defaults.
+        folder: The run folder.
+        count: Counts it; its errors are the caller's.
+    """
+    states = list(_first(_states(recipe, folder), MOST_FILES + 1))
+    if len(states) > MOST_FILES:
+        return count()
+    settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+    given = [recipe, str(folder.absolute()), states, settings, versions(), hardware()]
+    file = cache_folder() / "plans" / f"{hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()}.json"
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return kept
+    except (OSError, ValueError):
+        found = count()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(found), encoding="utf-8")
+        beside.replace(file)
+    except OSError:
+        return found  # a folder that cannot be written: counted every time
+    return found
+
+
+def _states(recipe: Mapping[str, Any], folder: Path) -> Iterator[tuple[Any, ...]]:
+    """Yields the states of all files that a plan reads."""
+    for text in dict.fromkeys(_texts(recipe)):
+        for path in _places(text):
+            yield from _state(path)
+    stages = (folder / "stages").resolve()
+    for entry in sorted(os.scandir(stages), key=lambda entry: entry.name) if stages.is_dir() else ():
+        yield (entry.name,)
+        yield from _state(Path(entry.path) / "manifest.json")
+    for name in CODE:
+        for file in sorted((PACKAGE / name).rglob("*.py")):
+            yield from _state(file)
+    for place in sorted({place for place in sys.path if place.endswith("site-packages") and Path(place).is_dir()}):
+        yield place, Path(place).stat().st_mtime_ns  # which a library that is installed or removed changes
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _places(text: str) -> Iterator[Path]:
+    """Yields where a text of a recipe may lie on this machine: as a path, or as a model or data set of the Hub in its cache."""
+    try:
+        path = Path(text).expanduser()
+        if path.exists():
+            yield path
+    except (OSError, ValueError, RuntimeError):  # no file can have this path
+        return
+    if HUB_ID.fullmatch(text):
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        for kind in ("models", "datasets"):
+            kept = hub / f"{kind}--{text.replace('/', '--')}"
+            if kept.is_dir():
+                yield kept
+
+
+def _state(path: Path) -> Iterator[tuple[Any, ...]]:
+    """Yields name, size and times of a file, or of all files in a folder."""
+    if path.is_dir():
+        for folder, _, names in os.walk(path, followlinks=True):
+            for name in sorted(names):
+                yield from _state(Path(folder, name))
+        return
+    try:
+        found = path.stat()
+    except OSError:
+        yield str(path), None
+        return
+    yield str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _first(each: Iterator[Any], count: int) -> Iterator[Any]:
+    for _, one in zip(range(count), each, strict=False):
+        yield one

@@ -1,0 +1,34 @@
+"""What one of each part of a step takes on this machine before any run was recorded (`compress.run.expected` says what the parts are)."""
+
+from __future__ import annotations
+
+from compress.machine.speed import Speed
+
+USED = 0.4
+"""Share of the speed of a large product that the products of a model reach."""
+LOOP_S = 0.02
+"""Seconds of the loop of `compress.machine.speed` on the machine that the constants are of."""
+START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
+TRAINING = 1.5
+"""How much slower a multiply-accumulate of a training is: gradients, optimizer and small operations beside the products."""
+
+
+def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:
+    """Returns the seconds of one of each part.
+
+    Args:
+        stage: Name of the stage.
+        known: The speed of the machine.
+    """
+    slow, product = known.python_s / LOOP_S, 1 / (USED * known.macs_per_s)
+    trains = TRAINING if stage in ("finetune", "distill", "prune", "sparsify") else 1.0
+    return {
+        "start": slow * START_S.get(stage, 2.0),
+        "macs": trains * product,
+        "bytes": 2 / known.written_per_s,
+        "builds": slow * 6.0,
+        "engines": slow * (4.0 if stage == "export" else 1.0),
+        "sampled": 1.0,
+        "served": slow * 10.0,
+        "asked": slow * 2e-3,
+    }
