@@ -35,7 +35,7 @@ from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import LATENCY
 from compress.data.resemblance import unlike
-from compress.data.splits import Data, Judge, trained_on
+from compress.data.splits import Judge, trained_on
 from compress.forecast import Outlook
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
@@ -48,6 +48,7 @@ from compress.report.flips.flips import write_flips
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.prepare import prepare
+from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from compress.run.warm_start import started
@@ -131,7 +132,7 @@ def run(
         contents: dict[str, Any] = {}
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
-            contents = _reported(folder, context.data, progress)
+            contents = _reported(folder, context, progress)
             end_list(folder)
         return Outcome(folder, team.broadcast(contents))
 
@@ -155,11 +156,11 @@ def _watched(
     return made, cached, seconds
 
 
-def _reported(folder: Path, data: Data, progress: ConsoleProgress) -> dict[str, Any]:
+def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> dict[str, Any]:
     """Writes what follows the last step; returns the contents of `report.json`."""
     progress.log("report: figures, intervals and flipped rows")
     with progress.alive("report"):
-        return finish(folder, data, progress.warnings)
+        return finish(folder, context, progress)
 
 
 def _counted(context: Context, outlook: Outlook, step: Stage) -> int:
@@ -201,14 +202,19 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     return run(recipe, folder, again=LATENCY, progress=progress)
 
 
-def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
-    """Writes the repository link, flips, golden rows, chain and report from the artifacts; returns the contents of `report.json`."""
+def finish(folder: Path, context: Context, progress: ConsoleProgress) -> dict[str, Any]:
+    """Writes the repository link, flips, golden rows, sizes of the splits, chain and report from the artifacts; warns of what the figures
+    show, and returns the contents of `report.json`."""
     finished = open_run(folder)
     link_repository(folder, finished.of_kind("model_repository"))
-    write_flips(finished, data)
-    evaluations.write_golden(finished, data)
+    write_flips(finished, context.data)
+    evaluations.write_golden(finished, context.data)
+    write_sizes(folder, next(iter(finished.variants.values())).path, context)
     write_chain(finished)
-    return report.write(folder, warnings)
+    contents = report.write(folder, progress.warnings)
+    for warning in contents["warnings"][len(progress.warnings) :]:
+        progress.warn(warning)
+    return contents
 
 
 def _check_start(start: str | None, steps: list[Stage]) -> None:

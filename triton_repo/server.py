@@ -33,7 +33,7 @@ from typing import Self
 
 import psutil
 
-from compress.machine.process import spawn
+from compress.machine.process import peak_memory_bytes, spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
 from triton_repo.safe_folder import linked, safe_folder
@@ -146,6 +146,16 @@ class TritonServer:
     @property
     def _models_run(self) -> bool:
         return all(_lives(one) for one in self._stubs)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Returns the largest resident sizes that the server and the processes of its models have had, added up; None where one has ended.
+
+        A page that several of them share counts in each.
+        """
+        try:
+            return sum(peak_memory_bytes(one.pid) for one in (*self._servers, *self._stubs))
+        except (FileNotFoundError, ProcessLookupError, StopIteration):  # of a process that has just ended
+            return None
 
     def check_alive(self) -> None:
         """Raises `ServerError` if the server has exited; it says how, and quotes only what this server logged."""

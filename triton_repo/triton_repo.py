@@ -74,7 +74,7 @@ LATER = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
 
@@ -436,6 +436,7 @@ class TritonRepo(Stage):
             latency = [client.latency(server.grpc_address, model.name, rows, concurrency) for concurrency in self.concurrency]
             shapes, pairs = shapes_of(context.goals.max_latency_ms), isinstance(rows[0], tuple)
             limits = {"limits": measure_limits(server.grpc_address, model, shapes, pairs, most)} if shapes else {}
+            memory = {"peak_memory_bytes": server.peak_memory_bytes()}
         predictions = f"{model.name}.safetensors"
         logits = beside_the_other(model, answers.kept(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
@@ -445,7 +446,7 @@ class TritonRepo(Stage):
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
             f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
-        return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency, **limits}
+        return {"metrics": figures, "n": count, "predictions": predictions, **compared, **memory, "latency": latency, **limits}
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:

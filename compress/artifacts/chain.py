@@ -3,7 +3,8 @@
     files -> manifest of each artifact -> chain.json -> anchor -> report.json, report.html
 
 `chain.json` is written when a run finishes. It lists the sha256 of each manifest (each of which lists the sha256 of its files), of the
-recipe with its list of artifacts, of the golden rows and of the changed predictions, and where `model_repository` leads. The anchor is the
+recipe with its list of artifacts, of the golden rows, of the changed predictions and of the sizes of the splits, and where
+`model_repository` leads. The anchor is the
 digest of that list. Whoever keeps a report elsewhere can find any later change: the report holds the list and the anchor.
 
 A chain inside the run folder finds damage, not a forger who also writes a new chain; `verify --report` with a kept report finds that one.
@@ -23,7 +24,7 @@ from compress.core.errors import InputError
 from compress.core.shown import reason
 
 CHAIN, SCHEMA = "chain.json", 1
-GOLDEN, FLIPS = "golden.safetensors", "flips.jsonl"
+GOLDEN, FLIPS, DATA = "golden.safetensors", "flips.jsonl", "data.json"
 
 
 def chain_of(run: Run) -> dict[str, Any]:
@@ -33,7 +34,8 @@ def chain_of(run: Run) -> dict[str, Any]:
         `anchor`; `files`: path (relative to the run folder) and sha256 of each, null for a missing file; `model_repository`: where it
         leads, null without one.
     """
-    names = [LOCK_FILE, GOLDEN, FLIPS, *(f"{stage['artifact']}/{artifact.MANIFEST}" for stage in run.stages)]
+    data = [DATA] if os.path.lexists(run.folder / DATA) else []  # runs of earlier versions have none
+    names = [LOCK_FILE, GOLDEN, FLIPS, *data, *(f"{stage['artifact']}/{artifact.MANIFEST}" for stage in run.stages)]
     files = [{"path": name, "sha256": _digest(run.folder / name)} for name in names]
     return anchored(files, _target(run.folder / REPOSITORY))
 

@@ -102,12 +102,12 @@ def freed_memory_returned() -> Iterator[None]:
             _set_malloc({M_MMAP_THRESHOLD: 2**25})
 
 
-def peak_memory_bytes() -> int:
-    """Returns the largest resident size that this program has had in this process.
+def peak_memory_bytes(process: int | None = None) -> int:
+    """Returns the largest resident size that this program has had in this process, or that of another process, by its id.
 
     `resource.getrusage` would count the size of the process that started it, too: the kernel keeps that maximum when a program is started.
     """
-    return _kilobytes(Path("/proc/self/status"), "VmHWM") * 1024
+    return _kilobytes(Path(f"/proc/{process or 'self'}/status"), "VmHWM") * 1024
 
 
 def trim_memory() -> None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
+from compress.artifacts.chain import DATA
 from compress.artifacts.run_folder import PROFILES, Run
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
@@ -106,6 +107,12 @@ def shared_rows(run: Run) -> dict[str, Any]:
     say."""
     found = run.artifacts[f"{EVALUATION}{next(iter(run.variants))}"].metrics.get("evaluation_rows")
     return {} if found is None else {"evaluation_rows": found}
+
+
+def sizes(run: Run) -> dict[str, Any]:
+    """Returns rows and lengths of each split as `data`; empty in runs that do not say."""
+    file = run.folder / DATA
+    return {"data": artifact.read_json(file)["splits"]} if file.is_file() else {}
 
 
 def trained_on(run: Run) -> dict[str, int]:

@@ -20,7 +20,7 @@ from compress.report import phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.labelled import labelled
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
-from compress.report.sections import accuracy, timings
+from compress.report.sections import accuracy, rows, timings
 from compress.report.sections.choice import choice
 from compress.report.sections.divided import divided
 from compress.report.sections.export import layers, parity
@@ -75,6 +75,10 @@ def render(report: Report) -> str:
         served=accuracy.served(whole),
         choice=choice(decision),
         tuned=tuned(whole),
+        splits=rows.splits(whole),
+        classes=rows.classes(whole),
+        flipped=rows.flipped(whole),
+        memory=rows.memory(whole),
         sizes=_sizes(whole, decision),
         pruning=pruning(whole),
         sparsity=sparsity(whole),

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from compress.artifacts import artifact
-from compress.artifacts.chain import chain_of, changes, damage, read_chain
+from compress.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
@@ -29,8 +29,10 @@ from compress.measure.chance import chance
 from compress.measure.metrics import Metric
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
+from compress.report.classes import classes, no_better
 from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
+from compress.report.flips.excerpt import excerpt
 from compress.report.served import served
 
 SCHEMA = 1
@@ -106,17 +108,22 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "bandwidth_bytes_per_s": bandwidth(run),
         "stages": [_stage(run, stage) for stage in run.stages],
         "triton": {"models": [*evaluations.served(run), *evaluations.for_gpus(run)], **evaluations.tuned(run)},
-        "flips": _count_lines(run.folder / "flips.jsonl"),
+        "flips": _count_lines(run.folder / FLIPS),
         "warnings": warnings,
         "integrity": chain_of(run),
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
-    report |= {**evaluations.shared_rows(run), **_timings(run, rows)}
+    report |= {**evaluations.shared_rows(run), **evaluations.sizes(run), **_timings(run, rows)}
     windows = run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows")
     if windows is not None:
         report["windows"] = windows
     report["served"] = served(run, evaluated[0])
+    report |= classes(run, evaluated[0], report["served"])
+    flipped = excerpt(run.folder / FLIPS, (report["served"] or {}).get("variant"))
+    report |= {} if flipped is None else {"flipped_rows": flipped}
+    found = no_better(report)
+    report["warnings"] = warnings if found is None or found in warnings else [*warnings, found]
     return settled(report, run.recipe["goals"])
 
 

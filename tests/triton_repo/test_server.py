@@ -6,6 +6,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from compress.core.errors import InputError
@@ -47,6 +48,18 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path):
     with pytest.raises(server.ServerError, match=r"not ready within 1 s: the log is empty"):
         server.TritonServer(tmp_path, fake(tmp_path / "env", script), tmp_path / "log", seconds=1).__enter__()
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("pid", "child"))
+
+
+def test_memory_is_that_of_the_server_and_its_models(tmp_path):
+    one = server.TritonServer(tmp_path, fake(tmp_path / "env", ""), tmp_path / "log")
+    assert one.peak_memory_bytes() == 0
+    own = psutil.Process()
+    one._servers, one._stubs = [own], [own]
+    assert one.peak_memory_bytes() >= 2 * own.memory_info().rss * 0.9
+    child = psutil.Popen(["true"])
+    child.wait()
+    one._stubs = [child]
+    assert one.peak_memory_bytes() is None
 
 
 def test_it_is_started_again_when_a_port_was_taken(tmp_path):

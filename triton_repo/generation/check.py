@@ -54,8 +54,9 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
 
     Returns:
         `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `texts` (prompts that were
-        sent as text and as messages, and answered as their token ids), `latency` (see `client.load`; also `engine_tokens_per_s`, tokens per
-        second of the engine alone, and `engine_share`, the tokens per second of the server divided by them).
+        sent as text and as messages, and answered as their token ids), `peak_memory_bytes` of the server, `latency` (see `client.load`;
+        also `engine_tokens_per_s`, tokens per second of the engine alone, and `engine_share`, the tokens per second of the server divided
+        by them).
 
     Raises:
         ServedWrong: The tokens differ, or a text is read otherwise than Transformers reads it.
@@ -86,11 +87,19 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
             ]
             texts = _check_texts(server.grpc_address, model, settings, prompts)
             latency = [_timed(server.grpc_address, settings, engine, prompts, tokens, count) for count in counts]
+        memory = {"peak_memory_bytes": server.peak_memory_bytes()}
     context.progress.log(
         f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
         f"the engine, {texts} texts are read as Transformers reads them{_speed(latency)}"
     )
-    return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "texts": texts, "latency": latency}
+    return {
+        "n": compared["decisions"],
+        "disagreements": compared["disagreements"],
+        "tokens": compared,
+        "texts": texts,
+        **memory,
+        "latency": latency,
+    }
 
 
 def _check_texts(address: str, model: Served, settings: LanguageSettings, rows: Sequence[NDArray[np.int32]]) -> int:

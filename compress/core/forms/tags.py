@@ -171,6 +171,19 @@ def entity_counts(answers: Array, labels: Array) -> Array:
     return counts
 
 
+def counts_of_kinds(answers: Array, labels: Array) -> Array:
+    """Returns for each kind of entities, in the order of their names, those that are right, found and true, int64 [K, 3]."""
+    count, predicted = answers.shape[-1], with_choices(labels, answers)
+    codes = labels[0, :count, 0] if len(labels) else np.zeros(1, np.int32)
+    counts = np.zeros(((int(codes.max()) + 3) // 4, 3), np.int64)
+    for ours, theirs in zip(_codes(predicted, count), _codes(labels, count), strict=True):
+        found, true = set(spans_of_codes(ours)), set(spans_of_codes(theirs))
+        for place, spans in enumerate((found & true, found, true)):
+            for _, _, kind in spans:
+                counts[kind, place] += 1
+    return counts
+
+
 def f1(counts: Array) -> float:
     """Returns F1 of the entities of all rows, of counts [n, 3]; 0 where there is none."""
     right, found, true = counts.sum(axis=0)

@@ -18,8 +18,27 @@ from tests.compress.report.test_page import make_report
 from tests.html_tree import Node, tree
 
 START, END = "<!DOCTYPE html><html><head><style>b>i{}</style></head><body>", "</body></html>"
+
+
+def with_rows() -> dict[str, Any]:
+    """Returns a report with everything that it says of rows, classes and memory."""
+    report = make_report()
+    figures = {"precision": 0.5, "recall": None, "f1": 0.25}
+    rows = [{"name": f"class {number}", "n": 3, "baseline": figures, "served": figures} for number in range(30)]
+    report["classes"] = {"backend": "triton", "majority": {"name": "class 1", "share": 0.1}, "rows": rows}
+    report["data"] = [{"split": "train", "rows": 30, "longest": 9, "truncated": 3}, {"split": "evaluation", "rows": 3}]
+    report["evaluation_rows"] = {"left_out_of_train": 4, "in_train": 2}
+    report["flipped_rows"] = [
+        {"row": 1, "variant": "quantize", "from": "torch", "to": "openvino", "before": "a", "after": "b", "input": "t"}
+    ]
+    report["variants"][1]["latency"][0]["peak_memory_bytes"] = 123_000_000
+    report["triton"]["models"][0]["peak_memory_bytes"] = 456_000_000
+    return report
+
+
 PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "classes": make_report,
+    "rows": with_rows,
     "answers": lambda: report_of_answers(speed(1, 100.0), speed(8, 500.0)),
 }
 
@@ -99,6 +118,22 @@ def test_every_cell_of_the_body_names_its_column(name: str) -> None:
         for cell in (cell for rows in table.all("tbody") for cell in rows.all("td")):
             if cell.text and "colspan" not in cell.attributes:
                 assert any("column" in node.classes and node.text for node in cell.children), (heads, cell.text)
+
+
+def test_what_a_report_says_of_rows_classes_and_memory_is_on_the_page() -> None:
+    page = tree(render(with_rows()))
+    (data,) = page.all("section", id="data")
+    for words in ("3 (10.0\u00a0%)", "2 evaluation rows are trained on", "4 train rows"):
+        assert words.replace("\u00a0", " ") in data.text.replace("\u00a0", " ")
+    text = page.text.replace("\u00a0", " ")
+    assert "123 MB" in text
+    assert "456 MB" in text
+    assert "class 29" in text
+    assert [node.text.replace("\u00a0", " ") for node in page.all("b") if node.text.startswith("10.00")] == ["10.00 %"]
+    assert any(button.text == "majority baseline" for button in page.all("button", klass="term"))
+    older = tree(render(make_report()))
+    assert not list(older.all("section", id="data"))
+    assert "By class" not in older.text
 
 
 def test_keys_are_unique_and_labels_mean_one_thing() -> None:

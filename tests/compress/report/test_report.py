@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from compress.artifacts.chain import write_chain
+from compress.artifacts import artifact
+from compress.artifacts.chain import DATA, write_chain
 from compress.artifacts.run_folder import LOCK_FILE, open_run
 from compress.core.errors import InputError
 from compress.report import report
@@ -45,6 +46,22 @@ def test_runs_of_versions_that_did_not_write_them_have_neither(folder: Path) -> 
     assert not {"created", "compress"} & made.keys()
     assert report.forgeries(open_run(folder)) == []
     assert "UTC" not in render(made)
+
+
+def test_the_sizes_of_the_splits_belong_to_the_chain(folder: Path) -> None:
+    assert "data" not in report.write(folder)
+    splits = [{"split": "train", "rows": 30, "longest": 9, "truncated": 3}]
+    artifact.write_json(folder / DATA, {"schema": 1, "key": "k", "splits": splits})
+    write_chain(open_run(folder))
+    made = report.write(folder)
+    assert made["data"] == splits
+    assert DATA in {entry["path"] for entry in made["integrity"]["files"]}
+    (folder / DATA).write_text("{}")
+    with pytest.raises(InputError, match=r"data.json: changed"):
+        report.write(folder)
+    (folder / DATA).unlink()
+    with pytest.raises(InputError, match=r"data.json: missing"):
+        report.write(folder)
 
 
 def test_a_date_that_is_no_text_is_damage(folder: Path) -> None:

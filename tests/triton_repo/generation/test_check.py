@@ -107,6 +107,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
         def __exit__(self, *_: object) -> None:
             pass
 
+        def peak_memory_bytes(self) -> int:
+            return 10**8
+
     monkeypatch.setattr(check, "check_texts", lambda *_, **__: 9)
     monkeypatch.setattr(client, "greedy", greedy)
     monkeypatch.setattr(client, "load", load)

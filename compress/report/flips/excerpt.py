@@ -1,0 +1,54 @@
+"""The part of `flips.jsonl` that the report shows: rows whose answer changed, with their texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.artifact import DamagedArtifact
+from compress.core.shown import reason
+
+MOST_ROWS, MOST_CHARACTERS = 60, 2000
+KEYS = ("row", "variant", "from", "to", "of", "position", "before", "after", "label", "right_before", "right_after", "input")
+
+
+def excerpt(file: Path, served: str | None) -> list[dict[str, Any]] | None:
+    """Returns up to 60 lines of `flips.jsonl`, those of the served variant first, of every step as many; None without that file.
+
+    Args:
+        file: `flips.jsonl`.
+        served: Id of the served variant.
+
+    Raises:
+        DamagedArtifact: The file is none that a run wrote.
+    """
+    if not file.is_file():
+        return None
+    try:
+        lines = [_line(json.loads(line)) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedArtifact(f"{file}: damaged ({reason(error)})") from error
+    steps: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in sorted(lines, key=lambda line: line["variant"] != served):
+        steps.setdefault((line["variant"], line["to"]), []).append(line)
+    chosen: list[dict[str, Any]] = []
+    for own in (True, False):
+        groups = [group for (variant, _), group in steps.items() if (variant == served) == own]
+        room = MOST_ROWS - len(chosen)
+        turns = [(number, place) for place, group in enumerate(groups) for number in range(len(group))]
+        taken = sorted(sorted(turns)[:room], key=lambda turn: (turn[1], turn[0]))
+        chosen += [groups[place][number] for number, place in taken]
+    return chosen
+
+
+def _line(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _short(line[key]) for key in KEYS if key in line} | {"variant": str(line["variant"]), "to": str(line["to"])}
+
+
+def _short(value: Any) -> Any:
+    """Returns a text, or the texts of a pair, cut to a length that a page can hold."""
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    return value if not isinstance(value, str) or len(value) <= MOST_CHARACTERS else f"{value[:MOST_CHARACTERS]} ..."
