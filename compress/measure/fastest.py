@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # pydantic, which the Python API is imported without
 EXPORTED, LATENCY = "export.json", "latency.json"
 CLOSE = 0.05
 """Times that differ by less are taken for equal: geometric means over shapes repeat between quiet runs to about half of this."""
+CLOSE_BEFORE = 0.02
+"""The same for runs of earlier versions, whose rows have no turns: the smallest of the equally fast ones was served, and stays so."""
 FAR = 0.25
 """No interval makes times that differ by more equal."""
 SAME_SIZE = 0.01
@@ -192,11 +194,14 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
     if not ranked:
         return []
     rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
-    close = [
-        one for one in rivals if one.time_ms <= (1 + FAR) * rivals[0].time_ms and _least_ratio(one, rivals[0], goals, cells) <= 1 + CLOSE
-    ]
-    smallest = min(one.candidate.size_bytes for one in close)
-    first = min((one for one in close if one.candidate.size_bytes <= (1 + SAME_SIZE) * smallest), key=_complexity)
+    if not any("turns_ms" in row for one in rivals for row in one.candidate.rows.values()):
+        close = [one for one in rivals if one.time_ms <= (1 + CLOSE_BEFORE) * rivals[0].time_ms]
+        first = min(close, key=lambda one: one.candidate.size_bytes)
+    else:
+        near = [one for one in rivals if one.time_ms <= (1 + FAR) * rivals[0].time_ms]
+        close = [one for one in near if _least_ratio(one, rivals[0], goals, cells) <= 1 + CLOSE]
+        smallest = min(one.candidate.size_bytes for one in close)
+        first = min((one for one in close if one.candidate.size_bytes <= (1 + SAME_SIZE) * smallest), key=_complexity)
     return [first, *(one for one in ranked if one is not first)]
 
 

@@ -157,8 +157,10 @@ def _figures(decision: Decision) -> list[View]:
     metric, backend = str(decision.metric), decision.hop
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     lost = phrases.change_interval(cost.low, cost.high, metric)
+    trust = phrases.trust_in(faster.low, faster.high, faster.busy)
+    where = f"at the worst shape: {phrases.place(faster.at)}{f', {trust}' if trust else ''}"
     return [
-        _tile("Speed-up", faster.value, phrases.ratio(faster.value), f"at the worst shape: {phrases.place(faster.at)}", faster.reason),
+        _tile("Speed-up", faster.value, phrases.ratio(faster.value), where, faster.reason),
         _tile(
             phrases.headline(metric),
             cell.get("value"),

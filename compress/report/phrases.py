@@ -324,3 +324,10 @@ def place(at: str | None) -> str | None:
     """Returns where a goal was judged, with official engine names and multiplication signs."""
     words = [engine_name(word) if word in (*ENGINES, "triton") else word for word in re.split(r"(, | )", at)] if at else []
     return "".join(TIMES if word == "x" else word for word in words) or None
+
+
+def trust_in(low: float | None, high: float | None, busy: bool) -> str:
+    """Returns what stands behind a speed-up: that the machine was busy, or else its 95 % interval; empty where neither is known."""
+    if busy:
+        return "machine busy: not to be relied on"
+    return "" if low is None or high is None else f"95 % {ratio(low)} to {ratio(high)}"

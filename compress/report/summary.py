@@ -78,7 +78,8 @@ def _speed(decision: Decision) -> str:
     if faster.value is None:
         return f"not measured: {faster.reason}"
     words = f"{phrases.ratio(faster.value)} faster" if faster.value >= 1 else f"{phrases.ratio(1 / faster.value)} slower"
-    return f"{words} than torch fp32 at the worst shape ({phrases.place(faster.at)})"
+    trust = phrases.trust_in(faster.low, faster.high, faster.busy)
+    return f"{words} than torch fp32 at the worst shape ({phrases.place(faster.at)}{f'; {trust}' if trust else ''})"
 
 
 def _size(decision: Decision) -> str:

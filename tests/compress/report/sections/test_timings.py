@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from compress.report.phrases import trust_in
 from compress.report.sections.timings import interval, mark, sentence
 
 MACHINE: dict[str, Any] = {"cores": 2, "other_cores": 0.84, "stolen": 0.0, "throttled_s": 2.5, "calibration_spread": 0.31}
@@ -21,3 +22,9 @@ def test_rows_are_marked() -> None:
     assert mark({"turns_ms": [1.0, 1.1, 1.0]}) is mark({}) is None
     assert "1.9 to 2.2 ms" in (interval({"interval_ms": [1.9, 2.2], "disturbed": 0.25}) or "")
     assert interval({}) is None
+
+
+def test_a_headline_says_whether_it_can_be_relied_on() -> None:
+    assert "machine busy" in trust_in(3.0, 5.0, busy=True)
+    assert all(end in trust_in(3.0, 5.25, busy=False) for end in ("3.00", "5.25"))
+    assert trust_in(None, None, busy=False) == ""
