@@ -328,6 +328,8 @@ Copied from a finished run by `compress deploy`; nothing here is linked to the r
 {parts}
 
 Anchor of the run: `{anchor}`. `deployment.json` holds the sha256 of every file; check them with `compress verify` on this folder.
+`golden.safetensors`, where it is here, holds 64 rows of the evaluation data with their answers: `compress rollout` checks a new version
+with them, and no client sees them.
 
 ## Serve
 
