@@ -73,3 +73,4 @@ def test_the_page_shows_texts_escaped_and_folds_long_ones() -> None:
     assert len(next(folded.all("summary")).text) < 200
     assert "B-PER (place 3)" in third.text
     assert not {"lost", "gained"} & set(third.text.split())
+    assert not list(third.all("button", klass="term")), "a step of the run is not a step of a training"
