@@ -28,6 +28,7 @@ from compress.run.disk import Variant, default_builds, predicted_bytes
 from compress.run.durations import NO_TIME, Expected
 from compress.run.expected import parts_of
 from compress.run.implicit import Evaluate, is_variant
+from compress.run.inputs import mean_share
 from compress.run.memory import engine_count, memory_of
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, Shortage, shortage
@@ -76,6 +77,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
     steps, macs, first = plan_steps(recipe), size.macs, size
+    padded = mean_share(recipe.model, checked.config, tokenizer, context)
     behind = lines(steps)
     variants: dict[str, Variant] = {}
     sizes: dict[str, Counts] = {}
@@ -94,7 +96,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
         made = size if step.PRODUCES == "checkpoint" else None
         disk = predicted_bytes(step, config, variants, context)
-        parts = parts_of(step, work, macs, disk, variants, context)
+        parts = parts_of(step, padded * work, macs, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
         planned.append(PlannedStep(step, None, made, config, made_by, disk, work, None, parts, memory))

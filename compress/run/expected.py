@@ -23,7 +23,7 @@ from compress.core.engines import ENGINES, REFERENCE
 from compress.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
-from compress.run.implicit import Latency, shapes
+from compress.run.implicit import Latency, Source, shapes
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.export import Export
@@ -33,13 +33,16 @@ MODES = 1.5
 """Ways in which an engine is timed, on average: with a float part in 16 bits too, where the processor has it."""
 
 
-def parts_of(step: Stage, work: float, macs: int, disk_bytes: int, variants: Mapping[str, Variant], context: Context) -> dict[str, float]:
+def parts_of(
+    step: Stage, work: float, macs: int, padded: float, disk_bytes: int, variants: Mapping[str, Variant], context: Context
+) -> dict[str, float]:
     """Returns the amounts of a step.
 
     Args:
         step: The step.
-        work: Its work in multiply-accumulates (`Stage.work`).
+        work: Its work in multiply-accumulates (`Stage.work`), of rows as long as they are padded to.
         macs: Multiply-accumulates of its model for one row.
+        padded: Mean length that rows are padded to, as a share of the longest.
         disk_bytes: Bytes that it writes, predicted.
         variants: The variants before it.
         context: Data and target.
@@ -48,7 +51,7 @@ def parts_of(step: Stage, work: float, macs: int, disk_bytes: int, variants: Map
         builds = len(default_builds(variants, context))
         engines = builds * sum(ENGINES[engine].builds and engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
-            rows = float(macs) * len(context.data.evaluation) * engines
+            rows = padded * macs * len(context.data.evaluation) * engines
             return {"start": 1, "builds": builds, "engines": engines, "macs": rows, "bytes": disk_bytes}
         if isinstance(step, Latency):
             timed = 2 + MODES * engines
@@ -57,7 +60,7 @@ def parts_of(step: Stage, work: float, macs: int, disk_bytes: int, variants: Map
         return {"start": 1, "served": served, "asked": served * len(context.data.evaluation), "bytes": disk_bytes}
     if isinstance(step, Buckets):
         return {"start": 1, "engines": 1, "macs": 100.0 * macs * max(context.target.batch_sizes)}
-    return {"start": 1, "macs": work} | ({"bytes": disk_bytes} if step.NAME == "model" else {})
+    return {"start": 1, "bytes": disk_bytes} if isinstance(step, Source) else {"start": 1, "macs": work}
 
 
 def _sampled_macs(macs: int, context: Context) -> float:

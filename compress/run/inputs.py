@@ -76,6 +76,27 @@ def num_truncated(
     return total
 
 
+def mean_share(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> float:
+    """Returns the mean length that evaluation rows are padded to, as a share of data.max_length; 1 where rows have one length.
+
+    Args:
+        config: The recipe's model section.
+        checked: Transformers config of the model.
+        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained.
+        context: The context of the first step.
+    """
+    task, rows = TASKS[config.task], context.data.evaluation.rows
+    if not task.reads_text or task.generates or task.finds_spans or task.two_towers or context.stride or not len(rows):
+        return 1.0
+    source = None if config.path is None else find(config.path, "model.path", weights=False)
+    _, prepared = _once(config, source, checked, tokenizer, context)
+    some = [rows[number * len(rows) // SAMPLED] for number in range(SAMPLED)] if len(rows) > SAMPLED else list(rows)
+    padded = [min(bucket for bucket in prepared.buckets if bucket >= tokens.shape[1]) for tokens in prepared.tokenized(some)]
+    return sum(padded) / len(padded) / context.max_length
+
+
+SAMPLED = 256
+"""Rows whose lengths stand for all."""
 AT_ONCE = 4096
 """Rows that are tokenized at one time."""
 _known: dict[str, tuple[tuple[str, ...], Preprocessor]] = {}

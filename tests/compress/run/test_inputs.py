@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from compress.commands.plan import describe
 from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
 from compress.models.config import ModelConfig
-from compress.models.importing import import_model
+from compress.models.importing import check_model, import_model
 from compress.pipeline import run
 from compress.recipe import Recipe, check
+from compress.run.inputs import mean_share
+from compress.run.prepare import prepare
 from tests.compress import tiny_gpt
 
 
@@ -112,3 +116,25 @@ def test_a_plan_and_an_import_say_what_answers_leave_out_of_generation_config(tm
     (folder / "generation_config.json").write_text('{"eos_token_id": "1"}')
     with pytest.raises(InputError, match='eos_token_id: "1" given; a token id, a list of them or null is allowed'):
         describe(recipe, tmp_path / "run")
+
+
+def test_a_plan_counts_the_rows_of_each_split_that_are_truncated(folder: Path, tmp_path: Path) -> None:
+    made = recipe(folder)
+    texts = [("good film " * (1 + number % 4), "yes") for number in range(14)] + [("bad movie", "no") for _ in range(14)]
+    (folder.parent / "data.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{text}{number}\t{label}\n" for number, (text, label) in enumerate(texts))
+    )
+    short = made.model_copy(update={"data": made.data.model_copy(update={"max_length": 6})})
+    context = prepare(short, tmp_path / "run", ConsoleProgress("silent"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    splits = {name: getattr(context.data, name) for name in ("train", "selection", "evaluation")}
+    longer = {name: sum(len(tokenizer.encode(row).ids) > 6 for row in split.rows) for name, split in splits.items()}
+    assert longer["train"] > 0
+    (line,) = [line for line in describe(short, tmp_path / "run").splitlines() if line.startswith("truncated")]
+    assert [f"{longer[name]} of {len(split)} {name}" in line for name, split in splits.items()] == [True] * 3
+    config = check_model(short.model, 2, 6).config
+    lengths = [min(len(tokenizer.encode(row).ids), 6) for row in splits["evaluation"].rows]
+    assert mean_share(short.model, config, None, context) <= 1
+    assert mean_share(short.model, config, None, context) >= sum(lengths) / len(lengths) / 6
