@@ -317,7 +317,7 @@ def test_the_stage(tmp_path):
 
     prepared, rows = tiny.text_preprocessor(), tiny.TEXTS * 20
     exported = tiny.export(tmp_path / "export", prepared, rows, (("baseline", "fp32"), ("quantize", "int8")))
-    data = SimpleNamespace(evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
     context = Context("text-classification", data, 16, Target(threads=1), 0, Silent(), tmp_path / "scratch")
     (tmp_path / "out").mkdir()
     stage = TritonRepo()

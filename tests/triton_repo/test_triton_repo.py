@@ -27,7 +27,7 @@ class Silent:
 
 
 def context(rows, folder: Path, **target) -> Context:
-    data = SimpleNamespace(evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
     return Context("text-classification", data, 16, Target(**target), 0, Silent(), folder)
 
 

@@ -25,7 +25,7 @@ TUNE = Tune(seconds=0.3, repeats=5, concurrency=(1, 4), instances=(1, 2), max_ba
 
 def context(folder: Path) -> Context:
     rows = tiny.TEXTS
-    data: Any = SimpleNamespace(evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data: Any = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
     return Context("text-classification", data, 16, Target(threads=2), 0, ConsoleProgress("quiet"), folder)
 
 

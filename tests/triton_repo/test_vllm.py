@@ -177,7 +177,7 @@ def exported(root: Path, packed: Path | None) -> Artifact:
 
 
 def context(folder: Path, device: str = "cuda") -> Context:
-    data: Any = SimpleNamespace(evaluation=SimpleNamespace(rows=[]))
+    data: Any = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=[]))
     folders = {"baseline": llama(), "quantize": quantized("w4a16")}
     checkpoints = {name: Artifact(made, {"id": name}) for name, made in folders.items()}
     return Context("text-generation", data, 16, Target(device=device), 0, Silent(), folder, checkpoints=checkpoints)  # type: ignore[arg-type]
