@@ -25,6 +25,8 @@ from compress.recipe import Recipe, check
 from compress.run.durations import history_file
 from compress.run.prepare import prepare
 from compress.run.steps import plan_steps
+from tests import without_clocks
+from tests.engines_inside import inside
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = pytest.mark.whole
@@ -58,6 +60,14 @@ def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Outcom
 def copy(finished: Outcome, tmp_path: Path) -> Path:
     shutil.copytree(finished.folder, tmp_path / "tiny", symlinks=True)
     return tmp_path / "tiny"
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a test of what is built again: nothing is timed, and engines open in its process."""
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    with inside():
+        yield
 
 
 def lines_of(folder: Path) -> Iterator[str]:
@@ -262,6 +272,7 @@ def test_an_export_that_took_builds_is_no_measure_for_one_that_makes_all(
     assert first.seconds == unknown.seconds
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_a_run_from_export_on_makes_float_builds_again(recipe: Recipe, copy: Path) -> None:
     before = {folder: folder.stat().st_ino for folder in (copy / "stages").glob("build-*")}
     run(recipe, copy, start="export", progress=ConsoleProgress("quiet"))
