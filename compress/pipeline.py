@@ -19,8 +19,6 @@ from typing import Any
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.chain import write_chain
 from compress.artifacts.run_folder import (
-    LOCK_FILE,
-    Run,
     end_list,
     keep_judge,
     link_repository,
@@ -47,6 +45,7 @@ from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
+from compress.run.opened import opened
 from compress.run.prepare import prepare
 from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
@@ -174,20 +173,6 @@ def _warn_of_nothing(is_baseline: bool, made: Artifact, context: Context) -> Non
     """Warns where the evaluation of the baseline says that it gets nothing right."""
     if is_baseline and (wrong := nothing_right(context.task, made.metrics["metrics"], made.metrics["n"])):
         context.progress.warn(wrong)
-
-
-def opened(folder: Path) -> Run:
-    """Returns a finished run whose recipe is one.
-
-    Raises:
-        InputError: The folder holds no finished run, or it is damaged.
-    """
-    run = open_run(folder)
-    try:
-        check(run.recipe)
-    except InputError as error:
-        raise InputError(*(f"{folder / LOCK_FILE}: recipe: {problem}" for problem in error.problems)) from error
-    return run
 
 
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:

@@ -36,8 +36,11 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert out.split() == ["compress", importlib.metadata.version("compress-transformers")]
 
 
-def test_serving_needs_no_torch() -> None:
-    code = "import sys, compress.commands.serve; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules), sys.modules.keys()"
+@pytest.mark.parametrize("command", ["serve", "verify"])
+def test_serving_and_verifying_need_no_torch(command: str) -> None:
+    code = (
+        f"import sys, compress.commands.{command}; assert not {{'torch', 'transformers', 'aiohttp'}} & set(sys.modules), sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

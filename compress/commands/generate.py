@@ -37,8 +37,8 @@ from compress.core.tasks import TASKS, tasks_with
 from compress.measure.engine_process import EngineProcess
 from compress.models.config import most_tokens, read_config
 from compress.models.inputs.vocabulary import other_tokens
-from compress.pipeline import opened
 from compress.report.evaluations import builds
+from compress.run.opened import opened
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 from compress.standalone.pieces import Pieces

@@ -157,8 +157,8 @@ def evaluation_split(folder: Path) -> Split:
     from compress.core.tasks import TASKS
     from compress.data.load import load_data
     from compress.models.config import label_names
-    from compress.pipeline import opened
     from compress.recipe import check
+    from compress.run.opened import opened
 
     recipe = check(opened(folder).recipe)
     task = recipe.model.task

@@ -22,10 +22,10 @@ from compress.core.errors import InputError
 from compress.core.forms.zero_shot import read_by
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import load_predictions
-from compress.pipeline import opened
 from compress.report import evaluations
 from compress.report.document import Report
 from compress.report.summary import missed_goals
+from compress.run.opened import opened
 from compress.standalone.preprocess import Row
 from triton_repo import control, deployment
 from triton_repo.served_models import ServedModel

@@ -51,9 +51,9 @@ def _answer(server: Service, models: list[ServedModel], request: dict[str, Any],
 
 def deploy(folder: Path, out: Path, log: Callable[[str], None] = print, everything: bool = False) -> Path:
     """Copies what is served of the model repository of a run, or all of it, to a folder outside; see `triton_repo.deployment`."""
-    from compress.pipeline import opened
     from compress.report.document import Report
     from compress.report.summary import missed_goals
+    from compress.run.opened import opened
 
     missed = missed_goals(Report.load(opened(folder).folder).data)
     for line in missed:

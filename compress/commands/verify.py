@@ -23,10 +23,10 @@ from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.answers import load_predictions
-from compress.pipeline import opened
 from compress.report import evaluations
 from compress.report.document import Report
 from compress.report.report import UNCHECKED, forgeries, write
+from compress.run.opened import opened
 
 Log = Callable[[str], None]
 

@@ -13,11 +13,11 @@ from compress.artifacts.run_folder import LOCK_FILE, Run
 from compress.core.errors import InputError
 from compress.measure.judged import SEPARATOR
 from compress.measure.metrics import METRICS, Metric
-from compress.pipeline import opened
 from compress.report import evaluations, goals
 from compress.report.document import Report
 from compress.report.page import complete
 from compress.report.view import Report as Contents
+from compress.run.opened import opened
 
 MOST_RUNS = len(ascii_uppercase)
 

@@ -27,7 +27,7 @@ from compress.core.tasks import TASKS, Task
 from compress.measure import stored_vectors
 from compress.measure.chance import chance
 from compress.measure.metrics import Metric
-from compress.report import evaluations, goals, intervals, page
+from compress.report import evaluations, goals, intervals
 from compress.report.answers import answers, bandwidth
 from compress.report.classes import classes, no_better
 from compress.report.decision import decision_of
@@ -56,6 +56,8 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     Raises:
         InputError: A file, manifest or link of the run is not what the run wrote.
     """
+    from compress.report import page
+
     run = open_run(folder)
     chain = read_chain(folder)
     problems = [*damage(run), *changes(chain, run, "the run finished")]

@@ -115,7 +115,7 @@ def test_images_of_a_folder(tmp_path):
 def test_the_evaluation_rows_of_a_run(monkeypatch):
     """With the recipe of a run in the place of its folder; the slow test of the page on the Python API asks a real one."""
     finished = check({**tiny_vit("tiny"), "stages": [{"finetune": {"epochs": 1}}]})
-    monkeypatch.setattr("compress.pipeline.opened", lambda folder: SimpleNamespace(recipe=dump(finished)))
+    monkeypatch.setattr("compress.run.opened.opened", lambda folder: SimpleNamespace(recipe=dump(finished)))
     rows = load_data(finished.data, finished.model.task, None, lambda line: None).evaluation.rows
     with serving(Fake({"m": {"IMAGE": ("BYTES", [-1, 1])}})) as fake:
         status, printed, errors = bench("runs/tiny", "--server", fake.grpc_address, "--seconds", "0.1")
