@@ -106,7 +106,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
             "What a model gets that always gives the most frequent class, or otherwise knows nothing. A model that is no better than this "
             "has learned nothing that the metric shows.",
         ),
-        Term("support", "Rows", "How many evaluation rows belong to the class.", ("Entities",)),
+        Term("support", "Rows of a class", "How many evaluation rows (entities) belong to the class."),
         Term("other_metric", "Other metrics", "Every metric of the task in every backend; goals refer to the primary one."),
         Term(
             "first_ten",

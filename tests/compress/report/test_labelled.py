@@ -153,7 +153,7 @@ def test_labels_that_vary_are_found() -> None:
         "P50\u00a0ms": "p50",
         "OpenVINO": "backend",
     }
-    assert term_of("a name of a user") is None
+    assert [term_of(label) for label in ("a name of a user", "rows")] == [None, None], "settings have names of their own"
 
 
 def test_a_definition_without_an_entry_is_refused() -> None:
