@@ -48,7 +48,8 @@ def mean(text: str, left_out: int) -> np.ndarray:
         return transformer.model(input_ids=ids).last_hidden_state[0, left_out:].mean(0).numpy()
 
 
-print(f"sentence-transformers {sentence_transformers.__version__}: tokens of the prompt: {tokens('query: ')}, with a text: {tokens('query: cat and dog')}")
+print(f"sentence-transformers {sentence_transformers.__version__}: tokens of the prompt: {tokens('query: ')}")
+print(f"tokens of the prompt and a text: {tokens('query: cat and dog')}")
 cat, dog, both = model.encode(["cat", "dog", "cat and dog"], prompt="query: ")
 print(f"largest element of the vectors of 'cat' and 'dog': {np.abs(cat).max()}, {np.abs(dog).max()}")
 print(f"'cat and dog' is the mean from ' and' on: {np.allclose(both, mean('query: cat and dog', 3), atol=1e-5)}")
