@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from compress.machine.speed import Speed
 from tests import without_clocks
 from tests.engines_inside import inside
 from tests.traced_once import traced_once
@@ -44,6 +45,16 @@ def _share_the_registry_of_the_exporter() -> None:
 def _graphs_are_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     own = tmp_path_factory.getbasetemp()
     with traced_once((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test times this machine, nor tells the user's cache folder of it; a pool of threads of OpenMP would also stop forked processes."""
+    folder = tmp_path_factory.mktemp("speed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compress.machine.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9))
+        patch.setattr("compress.machine.speed.cache_folder", lambda: folder)
         yield
 
 

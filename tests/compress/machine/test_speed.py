@@ -13,7 +13,7 @@ from compress.machine.speed import Speed, measured, speed
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "compress")
     return []
 
 
