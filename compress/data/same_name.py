@@ -76,13 +76,21 @@ def order_of(own: tuple[str, ...], names: tuple[str, ...], where: str, origin: s
 
 
 def by_place(own: tuple[str, ...], names: tuple[str, ...]) -> str:
-    """Returns which names of a file stand for which others at the same place, in words; empty where names decide, or one side has none."""
+    """Returns which names of a file stand for which others at the same place, in words; empty where names decide, or one side has none.
+
+    Names that are numbers are none, unless they number the classes otherwise than their places do: class_encode_column of datasets sorts
+    integers as text (5.2), so that class 2 of twelve is called "10". Whether a model counts the integers or the places no file says.
+    """
     same = SameName(names)
-    if len(own) != len(names) or all(same(name) != NONE for name in own) or all(map(_GENERIC.fullmatch, own)):
+    if len(own) != len(names) or all(same(name) != NONE for name in own):
         return ""
-    if all(map(_GENERIC.fullmatch, names)):
+    places = list(range(len(own)))
+    if all(map(_GENERIC.fullmatch, own)):
+        numbers = [int(name.upper().removeprefix("LABEL_")) for name in own]
+        places = [place for place in places if sorted(numbers) == places and numbers[place] != place]
+    elif all(map(_GENERIC.fullmatch, names)):
         return ""
-    pairs = [f"{one!a} = {other!a}" for one, other in zip(own, names, strict=True)]
+    pairs = [f"{own[place]!a} = {names[place]!a}" for place in places]
     return ", ".join(pairs[:12]) + (", ..." if len(pairs) > 12 else "")
 
 

@@ -123,6 +123,24 @@ def test_names_that_differ_are_matched_by_place_and_said_so_unless_one_contradic
     assert not any("by their place" in line for line in told)
 
 
+def test_integers_that_the_library_sorted_as_text_are_said_to_be_matched_by_place(tmp_path: Path) -> None:
+    """`class_encode_column` of datasets 5.2 calls class 2 of twelve "10"; a model's LABEL_2 may be either."""
+    datasets.disable_progress_bars()
+    for split in ("train", "test"):
+        rows = {"text": [f"{split} row {number}" for number in range(24)], "label": [number % 12 for number in range(24)]}
+        Dataset.from_dict(rows).class_encode_column("label").to_parquet(tmp_path / f"{split}.parquet")
+    told: list[str] = []
+    names = tuple(f"LABEL_{index}" for index in range(12))
+    data = load_data(DataConfig(path=str(tmp_path)), "text-classification", names, told.append)
+    assert by_row(data)["train row 2"] == 4
+    assert any("by their place" in line and "'10' = 'LABEL_2'" in line and "'0'" not in line for line in told)
+    told.clear()
+    for own in (tuple(map(str, range(12))), names):
+        write(tmp_path, ClassLabel(names=list(own)), list(own) * 2)
+        load_data(DataConfig(path=str(tmp_path)), "text-classification", names, told.append)
+    assert not any("by their place" in line for line in told)
+
+
 def test_every_kind_of_list_that_the_library_writes_is_looked_into(tmp_path: Path) -> None:
     label = ClassLabel(names=["a", "b"])
     written = Features({"one": label, "two": List(label), "three": List(List(label)), "four": LargeList(label), "none": Value("int64")})
