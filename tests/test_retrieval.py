@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_the_report_compares_what_is_found(quantized: Any) -> None:
         assert cell["bytes"] == size
         assert cell["scale"] == (scale if form == "int8" else None)
     assert "Vectors in an index" in (quantized.folder / "report.html").read_text()
-    assert "95&nbsp;% interval on n queries" in (quantized.folder / "report.html").read_text()
+    assert "interval on n queries" in re.sub(r"<[^>]+>", "", (quantized.folder / "report.html").read_text())
     assert student["metrics"]["torch"].keys() == set(METRICS)
 
 

@@ -140,6 +140,11 @@ class Facts:
         return self.answer == "labels"
 
     @property
+    def judges_classes(self) -> bool:
+        """Whether every class has a recall and a precision over rows."""
+        return self.answer in ("class", "labels")
+
+    @property
     def fits_thresholds(self) -> bool:
         """Whether thresholds that are chosen on selection rows decide what holds."""
         return self.several or self.finds_spans

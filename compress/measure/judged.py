@@ -78,10 +78,9 @@ def problem_with(task: Task, asked: str | None) -> str | None:
     if asked is None or asked in row.metrics:
         return None
     kind, separator, label = asked.partition(SEPARATOR)
-    by_class = row.answer in ("class", "labels")
-    if by_class and separator and kind in OF_CLASS and label:
+    if row.judges_classes and separator and kind in OF_CLASS and label:
         return None
-    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if by_class else []
+    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.judges_classes else []
     allowed = [*row.metrics, *more]
     return f"goals.metric: {asked!r} given; {', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}"
 

@@ -137,7 +137,7 @@ def test_a_tag_and_any_text_are_a_value_or_one_line_with_its_place(tag: str, val
     try:
         parse_yaml(text, "r.yaml")
     except InputError as error:
-        one_line(error, "r.yaml line 1, column ", most=1)
+        one_line(error, "r.yaml line ", ", column ", most=1)
 
 
 @pytest.mark.parametrize("value", ['!!int ""', '!!float "_"', "!!bool x", "!!null x", "!!binary x", "!!timestamp x"])
