@@ -4,12 +4,14 @@ A sample is the wall time of a call, with the processor time of the engine's pro
 (`compress.machine.waits`).
 
     undisturbed   waited <= 5 % of the wall time
-    figures       of the undisturbed samples, if there are `MIN_CLEAN` of them, or if they are half of all
+    figures       of the undisturbed samples, if there are `MIN_CLEAN` of them, of two turns at least, or if they are half of all
     estimated     otherwise: a disturbed call would have taken  min(wall, processor time / p).  p is the processor time per wall time of
-                  undisturbed calls of this engine, here or at other shapes; the number of threads where there are none
+                  undisturbed calls of this engine, here or at other shapes
     interval      of the median: p50 exp(+- t s / sqrt(n)) over the n turns (`compress.measure.turns`); for one turn of its order statistics
     busy          estimated, and threads waited for more than half of the time that they wanted to run; or not even an estimate is possible
-                  (no processor time, another device); or the half-width of the interval is over `NOISY` after at least three turns
+                  (no processor time, another device, no undisturbed call of an engine with several threads: OpenVINO keeps its threads
+                  busy for 1.3 to 1.8 of two cores, and two assumed make it a third too fast); or the half-width of the interval is over
+                  `NOISY` after at least three turns
 
 The processor time of a call does not change much when others take the cores. What an engine burns while it waits for its own threads is in
 it: that is bounded (`compress.machine.waits.bounded_spin`), and with half of the time lost to others a figure is given up.
@@ -122,12 +124,14 @@ def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None 
     taken = [one for one in turns if one is not None]
     count, clean = sum(len(one.wall) for one in taken), sum(int(one.clean.sum()) for one in taken)
     is_watched = all(one.waited is not None for one in taken)
-    is_clean = clean >= MIN_CLEAN or 2 * clean >= count
+    spans = len(taken) == 1 or sum(bool(one.clean.any()) for one in taken) > 1  # a single turn may be one of a fast clock
+    is_clean = (clean >= MIN_CLEAN and spans) or 2 * clean >= count
     estimable = on_cpu and is_watched
+    known_spread = parallelism(taken) or elsewhere or (1.0 if threads == 1 else None)
     if is_clean:
         used: list[Floats | None] = [None if one is None else one.wall[one.clean] for one in turns]
     elif estimable:
-        spread = parallelism(taken) or elsewhere or float(threads)
+        spread = known_spread or float(threads)
         used = [None if one is None else _estimated(one, min(float(threads), max(spread, _most_parallel(taken)))) for one in turns]
     else:
         used = [None if one is None else one.wall for one in turns]
@@ -148,7 +152,7 @@ def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None 
         within=float(np.mean([third - first for first, third in ends])),
         disturbed=1 - clean / count if is_watched else None,
         estimated=not is_clean and estimable,
-        busy=(not is_clean and (not estimable or _waiting(taken) > WAITED)) or (len(known) >= 3 and half > NOISY),
+        busy=(not is_clean and (not estimable or known_spread is None or _waiting(taken) > WAITED)) or (len(known) >= 3 and half > NOISY),
     )
 
 
