@@ -194,7 +194,7 @@ def finish(folder: Path, context: Context, progress: ConsoleProgress) -> dict[st
     link_repository(folder, finished.of_kind("model_repository"))
     write_flips(finished, context.data)
     evaluations.write_golden(finished, context.data)
-    write_sizes(folder, next(iter(finished.variants.values())).path, context)
+    write_sizes(folder, finished.artifacts[finished.baseline].path, context)
     write_chain(finished)
     contents = report.write(folder, progress.warnings)
     for warning in contents["warnings"][len(progress.warnings) :]:

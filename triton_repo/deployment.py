@@ -88,7 +88,7 @@ def chosen_models(folder: Path) -> list[ServedModel]:
     Raises:
         InputError: The folder is no finished run and no deployment.
     """
-    return [model for model in models_in(folder) if model.part is not None]
+    return served_models.divided(models_in(folder), everything=False)[0]
 
 
 def missed_goals(folder: Path) -> list[str]:
@@ -130,7 +130,7 @@ def deploy(
     made = _intact(run)
     _check_place(run, out)
     models = _models(run, made)
-    copied = [model for model in models if everything or model.part is not None]
+    copied, left = served_models.divided(models, everything)
     with artifact.writing(out.absolute()) as temporary:
         files = dict(_copied(made, temporary, models, copied))
         (temporary / README).write_text(_readme(run, temporary), encoding="utf-8")
@@ -148,11 +148,11 @@ def deploy(
             "digest": artifact.digest(files),
         }
         artifact.write_json(temporary / MANIFEST, document)
-    left = [model.folder for model in models if model not in copied]
     size_mb = sum(entry["size"] for entry in files.values()) / 1e6
     log(f"{out}: {len(files)} files, {size_mb:.1f} MB of {run.recipe['name']}, anchor {owner['anchor'][:12]}; see {out / README}")
     if left:
-        log(f"not copied: {', '.join(left)}, which {'is' if len(left) == 1 else 'are'} not served; give --all to copy every model")
+        names = ", ".join(model.folder for model in left)
+        log(f"not copied: {names}, which {'is' if len(left) == 1 else 'are'} not served; give --all to copy every model")
     return out
 
 
@@ -259,7 +259,7 @@ def _golden(run: Run, folder: Path, copied: Sequence[ServedModel]) -> Iterator[P
     if not {f"logits.{model.build}.triton" for model in copied} & set(_tensors(run.folder / GOLDEN)):
         return
     shutil.copyfile(run.folder / GOLDEN, folder / GOLDEN)
-    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    _, labels = load_predictions(run.predictions(run.baseline))
     save_file({LABELS: np.ascontiguousarray(labels)}, folder / GOLDEN_LABELS)
     yield from (folder / GOLDEN, folder / GOLDEN_LABELS)
 

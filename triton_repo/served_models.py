@@ -67,6 +67,12 @@ def models_of(repository: Path, results: Mapping[str, Any], run: str) -> list[Se
     ]
 
 
+def divided(models: Sequence[ServedModel], everything: bool) -> tuple[list[ServedModel], list[ServedModel]]:
+    """Returns the models to load or copy, and the models left out; only `everything` loads a model that is not served."""
+    wanted = [model for model in models if everything or model.part is not None]
+    return wanted, [model for model in models if model not in wanted]
+
+
 def written(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
     """Returns models as plain data, for the manifest of a deployment."""
     return [asdict(model) for model in models]

@@ -59,6 +59,11 @@ class Run:
         """The evaluated checkpoints, which are the rows of the report, in order; the first is the baseline."""
         return {name: found for name, found in self.artifacts.items() if f"{EVALUATION}{name}" in self.artifacts}
 
+    @property
+    def baseline(self) -> str:
+        """Id of the variant that the others are compared with."""
+        return next(iter(self.variants))
+
     def predictions(self, variant: str) -> Path:
         """Returns the file with a variant's torch predictions on the evaluation split."""
         evaluated = self.artifacts[f"{EVALUATION}{variant}"]

@@ -1,4 +1,4 @@
-"""`compress rollout`: rolls the models of a running `compress serve` over to those of another run, or of a deployment of it.
+"""`compress rollout`: replaces the models of a running `compress serve` by the models of another run or deployment.
 
 The command asks the serving process over its control socket (`triton_repo.control`), and that process does the work: it hashes the new run,
 compares the models with those that it serves, and rolls over one after the other (`triton_repo.roll_over`). What is served goes over to
@@ -106,7 +106,7 @@ def _opened(folder: Path) -> _New:
     else:
         run = opened(folder)
         repository, task = deployment.repository_of(folder), run.recipe["model"]["task"]
-        _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+        _, labels = load_predictions(run.predictions(run.baseline))
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     return _New(deployment.models_in(folder), repository, rows, recorded, labels, task)
 

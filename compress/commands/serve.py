@@ -12,7 +12,7 @@ from typing import Any
 from triton_repo import deployment
 from triton_repo.control import Control
 from triton_repo.ports import FIXED, Ports
-from triton_repo.served_models import ServedModel
+from triton_repo.served_models import ServedModel, divided
 from triton_repo.service import Service
 from triton_repo.serving import serve as serve_repository
 from triton_repo.serving import server_of
@@ -33,12 +33,11 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED
         ServerError: The server did not start, or died too often.
     """
     repository = deployment.repository_of(folder)
-    known = deployment.models_in(folder)
-    models = [model for model in known if everything or model.part is not None]
+    models, others = divided(deployment.models_in(folder), everything)
     server = server_of(repository, folder / deployment.LOG, ports, models)
-    others = [model.folder for model in known if model not in models]
     if others:
-        log(f"not loaded: {', '.join(others)}; give --all to load every model, and not only what was chosen to be served")
+        names = ", ".join(model.folder for model in others)
+        log(f"not loaded: {names}; give --all to load every model, and not only what was chosen to be served")
     with Control(folder, lambda request, say: _answer(server, models, request, say)):
         serve_repository(server, log)
 

@@ -187,7 +187,7 @@ def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
     """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
-    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    _, labels = load_predictions(run.predictions(run.baseline))
     yield from compare_golden(key, run.recipe["model"]["task"], labels, recorded, logits, log)
 
 

@@ -1,7 +1,7 @@
 """The comparison as plain data, `compare.json`, and as a page, `compare.html`.
 
 `compare.json` is the machine interface; keys are only ever added. Times of different runs were not measured in turns, so no figure here
-divides the time of one run by that of another: a speed-up is against the torch reference of its own run.
+divides the time of one run by the time of another: a speed-up is against the torch reference of its own run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from compress.artifacts.artifact import write_json, write_text
 from compress.compare import machines, page, recipes
 from compress.compare.pairs import pairs
 from compress.compare.sides import Side, check_out, read_sides
-from compress.compare.timing import NAMES, NOT_IN_TURNS, configurations
+from compress.compare.timing import NOT_IN_TURNS, configurations
 from compress.core.step_names import EVALUATION
+from compress.measure.fastest import NAMES
 from compress.report import goals
 
 SCHEMA = 1
@@ -64,7 +65,7 @@ def collect(sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _run(side: Side) -> dict[str, Any]:
-    report, baseline = side.report, next(iter(side.run.variants))
+    report, baseline = side.report, side.run.baseline
     backend, cost, faster = side.served_backend, goals.drop(side.report), goals.speedup(side.report)
     cell = goals.served_accuracy(report).get(backend or "") or {}
     return {

@@ -1,6 +1,6 @@
 """The comparison as one self-contained HTML page, in the house style of the report (`compress.report.page`).
 
-Charts, cells of the ledger and all number formats are those of the report; this page adds what stands between runs.
+Charts, ledger cells and number formats come from the report. This page adds the differences between runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import yaml
 
 from compress.compare import machines
 from compress.compare.sides import Side
-from compress.compare.timing import NOT_IN_TURNS, is_higher_better, one_metric, points, references, shapes_of
+from compress.compare.timing import NOT_IN_TURNS, one_metric, points, references, shapes_of
 from compress.core.tasks import TASKS
 from compress.report import goals, phrases
-from compress.report.charts import scatter
 from compress.report.labelled import labelled
-from compress.report.page import template
+from compress.report.page import state_of, template
 from compress.report.sections import accuracy
 from compress.report.view import View, plain
 
@@ -97,7 +96,6 @@ def _significance(pair: Contents) -> str:
 
 def _run(run: Contents, colour: int) -> View:
     metric, cell, cost, faster = run["metric"], run["accuracy"], run["drop"], run["speedup"]
-    states = [goal.get("met") for goal in run["goals"]]
     return {
         "key": run["key"],
         "colour": colour,
@@ -120,7 +118,7 @@ def _run(run: Contents, colour: int) -> View:
         "no_speedup": faster["reason"] or phrases.NO_REASON,
         "size": phrases.size(run["size_bytes"]),
         "goals": phrases.goals_sentence(list(run["goals"])),
-        "state": "missed" if False in states else "met" if states and all(states) else "open",
+        "state": state_of(run["goals"]),
         "warnings": len(run["warnings"]),
     }
 
@@ -159,37 +157,28 @@ def _timing_note(contents: Contents) -> str:
 
 def _plots(sides: Sequence[Side]) -> list[View]:
     """Returns for each shape its plot of the metric against latency, with the front of each run and the joint one."""
-    metric, views, colours = sides[0].metric_name, [], _colours(sides)
-    tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
-    for shape in shapes_of(sides):
-        shown = [point for _, point in points(sides, shape)]
-        if not shown:
-            continue
-        higher = is_higher_better(sides)
-        wide = scatter.scatter(shown, 1040, 480, tick, all_labels=True, higher_is_better=higher)
-        narrow = scatter.scatter(shown, 360, 380, tick, all_labels=True, higher_is_better=higher)
-        engines = [engine for engine in accuracy.BACKENDS if any(point.engine == engine for point in shown)]
-        views.append(
-            {
-                "title": phrases.place(goals.shape_name(shape)),
-                "wide": wide,
-                "narrow": narrow,
-                "engines": [{"name": phrases.engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines],
-                "runs": [
-                    {"key": side.key, "colour": colour, "name": side.report.get("name") or "unnamed"}
-                    for side, colour in zip(sides, colours, strict=True)
-                ],
-                "references": _references(sides, shape),
-            }
-        )
-    return views
+    runs = [
+        {"key": side.key, "colour": colour, "name": side.report.get("name") or "unnamed"}
+        for side, colour in zip(sides, _colours(sides), strict=True)
+    ]
+    all_points = {shape: [point for _, point in points(sides, shape)] for shape in shapes_of(sides)}
+    return [
+        {
+            "title": phrases.place(goals.shape_name(shape)),
+            **accuracy.plot(sides[0].report["metric"], shown, (480, 380)),
+            "runs": runs,
+            "references": _references(sides, shape),
+        }
+        for shape, shown in all_points.items()
+        if shown
+    ]
 
 
 def _references(sides: Sequence[Side], shape: goals.Shape) -> View:
     """Returns the time of the baseline in torch of each run, and whether it is the same model everywhere: if so, the times say how far the
     moments of measuring were alike."""
     times = [f"{side.key} {phrases.milliseconds(references(side.report).get(shape))} ms" for side in sides]
-    checkpoints = {side.run.artifacts[next(iter(side.run.variants))].digest for side in sides}
+    checkpoints = {side.run.artifacts[side.run.baseline].digest for side in sides}
     return {"times": ", ".join(times), "same": len(checkpoints) == 1}
 
 

@@ -1,7 +1,7 @@
 """Paired differences of two runs: the primary metric on the same evaluation rows.
 
 Both runs hold the predictions of each of their models, in the order of the evaluation split. If the rows are the same, a row that both get
-right, or both get wrong, cancels, and the interval of the difference is that of a report (`compress.report.intervals.paired`), over the
+right, or both get wrong, cancels. The interval of the difference is computed as in a report (`compress.report.intervals.paired`), over the
 same groups. The rows are the same if the digests of their contents and labels, in order, are equal (`evaluation_rows.sha256`). Runs of
 earlier versions do not hold that digest; there the digest of all data decides, which is equal only if every split is.
 """
@@ -142,7 +142,7 @@ def _rows(side: Side) -> str | None:
 
 def _data(side: Side) -> tuple[str, str] | None:
     """Returns the digest of all data of a run and the split that it was judged on; None where it is not known."""
-    depends = side.run.artifacts[f"{EVALUATION}{_baseline(side)}"].manifest.get("depends_on") or {}
+    depends = side.run.artifacts[f"{EVALUATION}{side.run.baseline}"].manifest.get("depends_on") or {}
     if "data" not in depends:
         return None
     note = side.run.folder / JUDGE
@@ -151,15 +151,11 @@ def _data(side: Side) -> tuple[str, str] | None:
 
 
 def _other_rows(first: Side, second: Side) -> str:
-    counts = [side.run.artifacts[f"{EVALUATION}{_baseline(side)}"].metrics["n"] for side in (first, second)]
+    counts = [side.run.artifacts[f"{EVALUATION}{side.run.baseline}"].metrics["n"] for side in (first, second)]
     if counts[0] != counts[1]:
         return f"other evaluation rows: {first.key} has {counts[0]}, {second.key} has {counts[1]}"
     return f"other evaluation rows: {counts[0]} in both runs, with other contents, labels or order"
 
 
-def _baseline(side: Side) -> str:
-    return next(iter(side.run.variants))
-
-
 def _baseline_file(side: Side) -> Path:
-    return side.run.predictions(_baseline(side))
+    return side.run.predictions(side.run.baseline)

@@ -1,6 +1,6 @@
 """Times of several runs: every configuration with its metric, the front of each run, and the joint one.
 
-Times of different runs were not measured in turns. No figure here divides the time of one run by that of another: a speed-up is against
+Times of different runs were not measured in turns. No figure here divides the time of one run by the time of another: a speed-up is against
 the torch reference of its own run.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from compress.compare.sides import Side
 from compress.core.engines import REFERENCE
+from compress.measure.fastest import NAMES
 from compress.measure.turns import ratio
 from compress.report import goals
 from compress.report.charts import scatter
@@ -23,8 +24,6 @@ NOT_IN_TURNS = (
     "Speed-ups are against the torch reference of the same run"
 )
 """What stands beside every figure that compares times."""
-NAMES = ("variant", "precision", "float_precision", "engine", "mode")
-"""What a configuration is called by."""
 TIMES = ("p50_ms", "p90_ms", "p99_ms", "throughput_per_s")
 
 

@@ -60,7 +60,7 @@ def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     if told is None or exported is None:
         return None
     (before, labels), (after, _) = (load_predictions(exported.path / one["predictions"]) for one in (told, entry))
-    groups = load_groups(run.predictions(next(iter(run.variants))))
+    groups = load_groups(run.predictions(run.baseline))
     change = paired(judged(run).metric, before, after, labels, groups=groups)
     return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}
 

@@ -68,7 +68,7 @@ def judged(run: Run) -> Judged:
     """Returns the metric that is judged: the primary one, or that of `goals.metric`."""
     asked = run.recipe["goals"].get("metric")
     named = asked is not None and SEPARATOR in asked
-    config = artifact.read_json(next(iter(run.variants.values())).path / "config.json") if named else {}
+    config = artifact.read_json(run.artifacts[run.baseline].path / "config.json") if named else {}
     names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
     return judged_of(run.recipe["model"]["task"], asked, [names[number] for number in sorted(names)])
 
@@ -105,7 +105,7 @@ def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
 def shared_rows(run: Run) -> dict[str, Any]:
     """Returns which rows train and evaluation had in common, and the digest of the latter, as `evaluation_rows`; empty in runs that do not
     say."""
-    found = run.artifacts[f"{EVALUATION}{next(iter(run.variants))}"].metrics.get("evaluation_rows")
+    found = run.artifacts[f"{EVALUATION}{run.baseline}"].metrics.get("evaluation_rows")
     return {} if found is None else {"evaluation_rows": found}
 
 
@@ -157,7 +157,7 @@ def _triton(run: Run) -> dict[str, Any]:
 
 def evaluations(run: Run) -> Iterator[Evaluation]:
     """Yields the evaluations of every variant in the order torch, engines, server; of each engine only its recommended mode."""
-    groups = load_groups(run.predictions(next(iter(run.variants))))  # every backend answers the same rows
+    groups = load_groups(run.predictions(run.baseline))  # every backend answers the same rows
     yield from (replace(one, groups=groups) for one in _evaluations(run))
 
 

@@ -252,7 +252,7 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
         measured = ", ".join(shape_name(known) for known in sorted(cells, key=_work))
         return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
     if cells[shape].get(key) is None:
-        return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for a p{goal['percentile']}")
+        return Figure(at=where, reason=_too_few(cells[shape], goal))
     low, high = (cells[shape].get("interval_ms") or (None, None)) if goal["percentile"] == 50 else (None, None)
     return _steady(Figure(cells[shape][key], at=where, low=low, high=high), cells[shape])
 
@@ -267,9 +267,12 @@ def server_latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure
     if not rows:
         return Figure(at=where, reason="no server was timed at this shape")
     if rows[0].get(key) is None:
-        few = f"{rows[0].get('n') or 'the'} samples are too few for a p{goal['percentile']}"
-        return Figure(at=where, reason=rows[0].get("reason") or few)
+        return Figure(at=where, reason=rows[0].get("reason") or _too_few(rows[0], goal))
     return Figure(rows[0][key], at=where)
+
+
+def _too_few(row: Row, goal: Mapping[str, Any]) -> str:
+    return f"{row.get('n') or 'the'} samples are too few for a p{goal['percentile']}"
 
 
 def _latency_goal(report: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def render(report: Report) -> str:
         facts=_facts(whole),
         verdict=phrases.verdict(decision),
         goals_sentence=phrases.goals_sentence(list(decision.goals)),
-        state=_state(decision.goals),
+        state=state_of(decision.goals),
         figures=_figures(decision),
         goals=[_goal(goal, _metric(whole)) for goal in decision.goals],
         findings=[_goal(found, _metric(whole)) for found in decision.findings],
@@ -146,7 +146,8 @@ def _facts(report: Report) -> list[str]:
     return [str(fact) for fact in (report.get("task"), phrases.moment(report.get("created")), made_by, cpu) if fact]
 
 
-def _state(judged: Sequence[Report]) -> str:
+def state_of(judged: Sequence[Report]) -> str:
+    """Returns `missed` if a goal is, `met` if all are, else `open`."""
     if any(goal.get("met") is False for goal in judged):
         return "missed"
     return "met" if judged and all(goal.get("met") for goal in judged) else "open"

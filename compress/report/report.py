@@ -96,7 +96,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     task: Task = run.recipe["model"]["task"]
     evaluated, judged = list(evaluations.evaluations(run)), evaluations.judged(run)
     rows = _latency_rows(run)
-    baseline = next(iter(run.variants))
+    baseline = run.baseline
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "name": run.recipe["name"],

@@ -59,12 +59,12 @@ def ranking(run: Run) -> list[Ranked]:
         return []
     line = lineage(list(run.variants)[-1], run.variants)
     goals, judged = Goals.model_validate(run.recipe["goals"]), evaluations.judged(run)
-    return fastest(Measured(exported.path, latency.path, line, next(iter(run.variants)), _before(run, judged)), goals, judged)
+    return fastest(Measured(exported.path, latency.path, line, run.baseline, _before(run, judged)), goals, judged)
 
 
 def _before(run: Run, judged: Judged) -> float:
     """Returns the judged metric of the baseline in torch."""
-    baseline = next(iter(run.variants))
+    baseline = run.baseline
     return judged.figure(run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"], run.predictions(baseline))
 
 

@@ -61,7 +61,7 @@ def baseline(setup: Setup) -> Baseline:
     finished = open_run(folder)
     # the last variant: shared stages may have made the model smaller, and candidates start from there
     name, made = list(finished.variants.items())[-1]
-    first = next(iter(finished.variants))
+    first = finished.baseline
     measured = finished.of_kind("latency")
     rows: list[dict[str, Any]] = read_json(measured.path / LATENCY) if measured else []
     return Baseline(

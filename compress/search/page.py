@@ -9,6 +9,7 @@ from compress.report import phrases
 from compress.report.charts import scatter
 from compress.report.labelled import labelled
 from compress.report.page import template
+from compress.report.sections import accuracy
 from compress.report.view import View
 from compress.search.space import words
 
@@ -107,14 +108,7 @@ def _plots(contents: Contents) -> View | None:
         points.append(scatter.Point(results["latency"], results["metric"], None, None, one["name"], title, str(engine), role))
     if not points:
         return None
-    tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
-    higher = contents["metric"]["higher_is_better"]
-    engines = sorted({point.engine for point in points})
-    return {
-        "wide": scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher),
-        "narrow": scatter.scatter(points, 360, 340, tick, all_labels=True, higher_is_better=higher),
-        "legend": [{"name": phrases.engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines],
-    }
+    return accuracy.plot(contents["metric"], points, (440, 340))
 
 
 def _point(point: Contents, contents: Contents) -> View:

@@ -85,4 +85,4 @@ def write_flips(run: Run, data: Data) -> int:
 
 def _described(run: Run, data: Data) -> Flips:
     name = form_of(data.evaluation.labels).flips
-    return TokenFlips(next(iter(run.variants.values())).path, data) if name == "tokens" else DESCRIBED_BY[name](data)
+    return TokenFlips(run.artifacts[run.baseline].path, data) if name == "tokens" else DESCRIBED_BY[name](data)

@@ -30,18 +30,31 @@ BACKENDS = (*ENGINES, "triton")
 
 def plots(report: Report, decision: Decision) -> list[View]:
     """Returns for each shape its plot of the metric against latency (one for wide, one for narrow screens) and its legend."""
-    metric, views = report["metric"]["name"], []
-    for shape in shapes_of(report):
-        points = [point_of(report, *one) for one in configurations_of(report, shape, decision)]
-        if points:
-            tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
-            higher = report["metric"].get("higher_is_better") is not False
-            wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
-            narrow = scatter.scatter(points, 360, 340, tick, all_labels=True, higher_is_better=higher)
-            engines = [engine for engine in BACKENDS if any(point.engine == engine for point in points)]
-            legend = [{"name": engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines]
-            views.append({"title": phrases.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
-    return views
+    all_points = {shape: [point_of(report, *one) for one in configurations_of(report, shape, decision)] for shape in shapes_of(report)}
+    return [
+        {"title": phrases.place(goals.shape_name(shape)), **plot(report["metric"], points, (440, 340))}
+        for shape, points in all_points.items()
+        if points
+    ]
+
+
+def plot(metric: Report, points: Sequence[scatter.Point], heights: tuple[int, int]) -> View:
+    """Returns a plot of points, and its legend.
+
+    Args:
+        metric: `name` and `higher_is_better`, as in report.json.
+        points: At least one.
+        heights: Of the plots for wide and for narrow screens, pixels.
+    """
+    tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric["name"]) else (lambda value: f"{value:.4g}")
+    higher = metric.get("higher_is_better") is not False
+    wide, narrow = (
+        scatter.scatter(points, width, height, tick, all_labels=True, higher_is_better=higher)
+        for width, height in zip((1040, 360), heights, strict=True)
+    )
+    engines = [engine for engine in BACKENDS if any(point.engine == engine for point in points)]
+    legend = [{"name": engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines]
+    return {"wide": wide, "narrow": narrow, "legend": legend}
 
 
 def shapes_of(report: Report) -> list[goals.Shape]:
