@@ -2,7 +2,7 @@
 
     precision = right / found      recall = right / true      f1 = 2 right / (found + true)
 
-found are the rows (entities) that were given the class, true those that have it, right those of both. An undefined figure (0 / 0) is None.
+found: rows (entities) predicted as the class; true: rows labelled with it; right: both. An undefined figure (0 / 0) is None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
 from compress.core.forms import label_sets, tags, zero_shot
 from compress.measure.answers import load_predictions
-from compress.measure.metrics import METRICS
+from compress.measure.judged import OF_CLASS, known_metric
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
 from compress.report.served import predictions_of
@@ -90,17 +90,14 @@ def _served(run: Run, served: Mapping[str, Any] | None) -> tuple[str | None, Arr
 
 
 def _figures(count: Array) -> dict[str, float | None]:
-    right, found, true = (int(part) for part in count)
-    return {"precision": _ratio(right, found), "recall": _ratio(right, true), "f1": _ratio(2 * right, found + true)}
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+    counts_of_class = [float(part) for part in count]
+    parts = {name: OF_CLASS[name](*counts_of_class) for name in ("precision", "recall", "f1")}
+    return {name: numerator / divisor if divisor else None for name, (numerator, divisor) in parts.items()}
 
 
 def _names(run: Run, reference: Evaluation, size: int) -> list[str]:
-    """Returns the names of the classes: those of the checkpoint, or of the kinds of its tags; numbers where it has none."""
-    file = next(iter(run.variants.values())).path / CONFIG
+    """Returns the class names of the checkpoint, or the kinds of its tags; numbers if it has no names."""
+    file = run.artifacts[run.baseline].path / CONFIG
     known = (artifact.read_json(file).get("id2label") or {}) if file.is_file() else {}
     names = [str(known.get(str(number), number)) for number in range(max(size, len(known)))]
     if tags.are_tags(reference.labels):
@@ -127,11 +124,13 @@ def no_better(report: Mapping[str, Any]) -> str | None:
     metric, chance = report["metric"]["name"], report["metric"].get("chance")
     if chance is None:
         return None
-    higher = METRICS[metric].higher_is_better
+    known = known_metric(metric)
+    if known is None:
+        return None
     found = []
     for variant in report["variants"]:
         value = (variant["accuracy"].get(REFERENCE) or {}).get("value")
-        if value is not None and (value <= chance if higher else value >= chance):
+        if value is not None and (value <= chance if known.higher_is_better else value >= chance):
             found.append(f"{variant['id']} {phrases.figure(value, metric)}")
     if not found:
         return None
