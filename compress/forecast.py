@@ -54,16 +54,19 @@ class PlannedStep:
     disk_bytes: int
     work: float
     """Multiply-accumulates (`Stage.work`)."""
-    seconds: float | None
-    """Predicted time; None until it is looked up."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Amounts that the time is made of (`compress.run.expected`)."""
     memory_bytes: int = 0
     """Predicted memory at the peak of the step, with all of its processes; earlier runs correct it (`durations.predicted_memory`)."""
     reuses: bool = False
     """Whether it will take parts from earlier runs."""
-    expected: Expected = NO_TIME
-    """The time with its range."""
+    expected: Expected | None = None
+    """The predicted time with its range; None until it is looked up."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time; None until it is looked up."""
+        return None if self.expected is None else self.expected.seconds
 
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
@@ -99,7 +102,7 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
         parts = parts_of(step, padded * work, macs, padded, disk, variants, context)
         engines = engine_count(len(default_builds(variants, context)) if variants else 0, context)
         memory = memory_of(step, size, first, config, engines, context)
-        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, None, parts, memory))
+        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, parts, memory))
     return planned
 
 
@@ -113,12 +116,12 @@ def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) ->
         found = _find(entry.step, state, context, folder) if chain else None
         chain = found is not None
         if found is not None:
-            yield replace(entry, cached=found, disk_bytes=found.size_bytes, seconds=0.0, memory_bytes=0)
+            yield replace(entry, cached=found, disk_bytes=found.size_bytes, expected=NO_TIME, memory_bytes=0)
         else:
             reuses = entry.step.reuses(state.context_so_far(context))
             name = entry.step.NAME
             expected = durations.predict(name, entry.parts, seconds_of_one(name, known), reuses=reuses)
-            yield replace(entry, seconds=expected.seconds, expected=expected, reuses=reuses)
+            yield replace(entry, expected=expected, reuses=reuses)
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 
@@ -138,7 +141,7 @@ def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
     return shortage(sum(entry.disk_bytes for entry in todo), memory, room)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outlook:
     """What a run that goes on expects of its steps: room is checked before the first one that runs, and what it took is recorded.
 
@@ -151,15 +154,12 @@ class Outlook:
     recipe: Recipe
     context: Context
     folder: Path
+    _is_checked: bool = field(default=False, init=False)
 
     @cached_property
     def planned(self) -> dict[str, PlannedStep]:
         """The steps by id; predicted when the first of them runs, as a run whose steps are all cached needs no prediction."""
         return {str(entry.step.id): entry for entry in predicted(self.recipe, self.context)}
-
-    @cached_property
-    def _looked(self) -> list[str]:
-        return []
 
     def check(self, step: Stage) -> None:
         """Checks, when the first step runs, that there is room for it and all that follow; warns where that is not sure.
@@ -167,9 +167,9 @@ class Outlook:
         Raises:
             InputError: There is not.
         """
-        if self._looked:
+        if self._is_checked:
             return
-        self._looked.append(str(step.id))
+        self._is_checked = True
         ids = list(self.planned)
         short = lacks([self.planned[name] for name in ids[ids.index(str(step.id)) :]], Room.here(self.folder))
         for line in short.warned:

@@ -14,7 +14,7 @@ from typing import Any
 from compress.commands.remembered import remembered
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
-from compress.machine.speed import speed
+from compress.machine.speed import Speed, speed
 from compress.recipe import Recipe, dump
 from compress.run import durations
 from compress.run.durations import NO_TIME, Expected
@@ -38,7 +38,7 @@ def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, 
 
 
 def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> Plan:
-    """Returns the plan; of a recipe with a `search` that of the search too.
+    """Returns the plan, with the plan of the search if the recipe has a `search`.
 
     Args:
         recipe: The recipe.
@@ -55,7 +55,8 @@ def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, stre
             facts = remembered(dump(recipe), folder, lambda: _facts(recipe, folder))
         else:
             facts, more = _with_more(recipe, folder, given, streams, out)
-        steps = [_predicted(step, facts["threads"]) for step in facts["steps"]]
+        known = speed(facts["threads"])
+        steps = [_predicted(step, known) for step in facts["steps"]]
     todo, room = [step for step in steps if not step.cached], Room.here(folder)
     short = shortage(sum(step.disk_bytes for step in todo), {step.id: step.memory_bytes for step in todo}, room)
     lines = [
@@ -105,12 +106,12 @@ def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | N
     return found.facts, lines
 
 
-def _predicted(step: Mapping[str, Any], threads: int) -> Step:
+def _predicted(step: Mapping[str, Any], known: Speed) -> Step:
     """Returns a step with what is predicted from the records and the speed of the machine."""
     name, cached, expected, memory = step["stage"], step["cached"], NO_TIME, 0
     time, between = "cached", ""
     if not cached:
-        expected = durations.predict(name, step["parts"], seconds_of_one(name, speed(threads)), reuses=step["reuses"])
+        expected = durations.predict(name, step["parts"], seconds_of_one(name, known), reuses=step["reuses"])
         memory = durations.predicted_memory(name, step["memory_bytes"])
         time, between = _duration(expected.seconds), f"  {_range(expected)}"
     parameters = "" if step["parameters"] is None else f"{step['parameters']:,}"

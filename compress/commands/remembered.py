@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compress.machine.cached import read_cached, write_cached
 from compress.machine.environment import cache_folder, hardware, versions
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -41,19 +42,11 @@ def remembered(recipe: Mapping[str, Any], folder: Path, count: Callable[[], dict
     settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
     given = [recipe, str(folder.absolute()), states, settings, versions(), hardware()]
     file = cache_folder() / "plans" / f"{hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()}.json"
-    try:
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return kept
-    except (OSError, ValueError):
-        found = count()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(found), encoding="utf-8")
-        beside.replace(file)
-    except OSError:
-        return found  # a folder that cannot be written: counted every time
-    return found
+    counted: dict[str, Any] | None = read_cached(file)
+    if counted is None:
+        counted = count()
+        write_cached(file, counted)  # a folder that cannot be written: counted every time
+    return counted
 
 
 def _states(recipe: Mapping[str, Any], folder: Path) -> Iterator[tuple[Any, ...]]:

@@ -143,7 +143,7 @@ def interval(
         value, drawn = (np.arctanh(np.clip(of, -LARGEST_CORRELATION, LARGEST_CORRELATION)) for of in (value, drawn))
     apart = drawn - drawn.mean()
     error = float(np.sqrt((count - 1) / count * (apart**2).sum() if few else (apart**2).mean() * count / (count - 1)))
-    quantile = _student(min(groups.effective, _contributing(apart)) if few else groups.effective, confidence)
+    quantile = student(min(groups.effective, _contributing(apart)) if few else groups.effective, confidence)
     if bounds == "share" and 0 <= value <= 1:
         return score(value, value * (1 - value) / error**2 if error and 0 < value < 1 else count, quantile)
     ends = float(value) - quantile * error, float(value) + quantile * error
@@ -171,12 +171,18 @@ def percentiles(drawn: Array, groups: Groups, confidence: float = CONFIDENCE) ->
     """Returns the expanded percentile interval of what was drawn, `[resamples]`, over at least two groups."""
     from scipy.stats import norm  # takes a second to import
 
-    level = float(norm.cdf(-_student(groups.effective, confidence) * (len(groups) / (len(groups) - 1)) ** 0.5))
+    level = float(norm.cdf(-student(groups.effective, confidence) * (len(groups) / (len(groups) - 1)) ** 0.5))
     low, high = np.quantile(drawn, [level, 1 - level])
     return Interval(float(low), float(high))
 
 
-def _student(groups: float, confidence: float) -> float:
-    from scipy.stats import t as student_t
+def student(groups: float, confidence: float = CONFIDENCE) -> float:
+    """Returns how many standard errors the interval of a mean over so many groups reaches: Student's t, with one degree of freedom less.
 
-    return float(student_t.ppf((1 + confidence) / 2, max(groups - 1, LEAST_FREEDOM)))
+    Args:
+        groups: Effective number of groups.
+        confidence: Coverage, between 0 and 1.
+    """
+    from scipy.special import stdtrit  # that of scipy.stats, which takes a second to import
+
+    return float(stdtrit(max(groups - 1, LEAST_FREEDOM), (1 + confidence) / 2))

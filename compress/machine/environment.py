@@ -59,6 +59,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def processor() -> dict[str, Any]:
+    """Returns the part of `hardware` that decides how fast this machine computes."""
+    known = hardware()
+    return {name: known[name] for name in ("cpu", "cpu_features", "cores", "gpus")}
+
+
 @functools.cache
 def gpus() -> list[str]:
     """Returns the names of the NVIDIA GPUs that the driver lists; empty if there are none."""

@@ -103,7 +103,7 @@ def freed_memory_returned() -> Iterator[None]:
 
 
 def peak_memory_bytes(process: int | None = None) -> int:
-    """Returns the largest resident size that this program has had in this process, or that of another process, by its id.
+    """Returns the peak resident size of this process since its program started, or of another process, by its id.
 
     `resource.getrusage` would count the size of the process that started it, too: the kernel keeps that maximum when a program is started.
     """

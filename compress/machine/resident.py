@@ -39,7 +39,7 @@ class Resident:
 
 
 def resident_bytes(root: Path = PROCESSES) -> int:
-    """Returns the memory of this process, and that of its descendants which is theirs alone.
+    """Returns the memory of this process, plus the private memory of its descendants.
 
     Args:
         root: The folder of all processes.

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.machine.environment import cache_folder, hardware, versions
+from compress.machine.cached import read_cached, write_cached
+from compress.machine.environment import cache_folder, hardware, processor, versions
 
 REPEATS = 5
 SIZE = 512
@@ -63,23 +64,17 @@ def speed(threads: int, measure: Callable[[int], Speed] | None = None, load: Cal
     if kept is not None:
         fastest = max(kept.macs_per_s, found.macs_per_s), min(kept.python_s, found.python_s), max(kept.written_per_s, found.written_per_s)
         found = Speed(*fastest)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(asdict(found) | {"quiet": quiet}), encoding="utf-8")
-        beside.replace(file)
-    except OSError:
-        return found  # a folder that cannot be written: measured every time
+    write_cached(file, asdict(found) | {"quiet": quiet})  # a folder that cannot be written: measured every time
     return found
 
 
 def _kept(file: Path) -> tuple[Speed | None, bool]:
-    """Returns what a file keeps, and whether the machine was quiet; (None, False) for one that is not there or was cut off by a kill."""
+    """Returns the speed in a file, and whether the machine was quiet; (None, False) for one that is absent or damaged."""
+    entry = read_cached(file)
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        found = Speed(**{name: float(kept[name]) for name in Speed.__dataclass_fields__})
-        return (found, bool(kept["quiet"])) if all(value > 0 for value in asdict(found).values()) else (None, False)
-    except (OSError, ValueError, KeyError, TypeError):
+        known = Speed(**{name: float(entry[name]) for name in Speed.__dataclass_fields__})
+        return (known, bool(entry["quiet"])) if all(value > 0 for value in asdict(known).values()) else (None, False)
+    except (ValueError, KeyError, TypeError):
         return None, False
 
 
@@ -121,6 +116,5 @@ def _best(work: Callable[[], Any]) -> float:
 
 
 def _key(threads: int) -> str:
-    known = hardware()
-    given = {name: known[name] for name in ("cpu", "cpu_features", "cores", "gpus")} | {"threads": threads, "versions": versions()}
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+    depends_on = processor() | {"threads": threads, "versions": versions()}
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]

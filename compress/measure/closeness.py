@@ -49,7 +49,7 @@ from compress.answers.answer import LOGIT_BYTES
 from compress.answers.table import answer_of
 from compress.core.errors import InputError
 from compress.core.forms.table import form_of
-from compress.core.resampling import LEAST_FREEDOM, Groups, each_alone
+from compress.core.resampling import Groups, each_alone, student
 from compress.core.spread import spread
 from compress.core.tasks import TASKS, Task
 from compress.data.groups import groups_of_rows, groups_of_split
@@ -67,7 +67,6 @@ ADDED_FLOOR = 1e-4
 BATCH_SIZE = 32
 LEAST_BLOCKS = 64
 """Fewest blocks of a language model that a choice rests on, if the split has them."""
-CONFIDENCE = 0.95
 Array = NDArray[Any]
 K = TypeVar("K")
 
@@ -275,15 +274,13 @@ def interval(values: Array, groups: Groups | None = None) -> tuple[float, float]
         values: Distances, or differences of distances on the same rows.
         groups: Which of them belong together; None: each stands alone.
     """
-    from scipy.stats import t as student_t  # takes a second to import
-
     groups = each_alone(len(values)) if groups is None else groups
     mean, count = float(np.mean(values)), len(groups)
     if count < 2:
         return -math.inf, math.inf
     sums = np.bincount(np.unique(groups.numbers, return_inverse=True)[1], weights=values - mean)
     error = math.sqrt(count / (count - 1) * float(sums @ sums)) / len(values)
-    half = float(student_t.ppf((1 + CONFIDENCE) / 2, max(groups.effective - 1, LEAST_FREEDOM))) * error
+    half = student(groups.effective) * error
     return mean - half, mean + half
 
 

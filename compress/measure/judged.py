@@ -8,7 +8,7 @@
         f1:LABEL         2 |P and T| / (|P| + |T|)
 
 A figure of a class whose divisor is 0 is 0. A model that always answers a class has all of its recall, so the floor of `recall:LABEL`
-(`compress.measure.chance`) is that of shuffled answers alone.
+(`compress.measure.chance`) comes from shuffled answers alone.
 """
 
 from __future__ import annotations

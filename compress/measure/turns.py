@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from compress.core.resampling import student
+
 Row = Mapping[str, Any]
 
 
@@ -37,14 +39,12 @@ def half_width(logarithms: Sequence[float]) -> float:
 
 
 def quantile(freedom: float) -> float:
-    """Returns Student's t at 97.5 %."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))
+    """Returns Student's t at 97.5 %, for one degree of freedom or more."""
+    return student(freedom + 1)
 
 
 def interval(medians_ms: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95 % interval of a median from those of at least two turns, in ms; else None."""
+    """Returns the 95 % interval of a median from the medians of at least two turns, in ms; else None."""
     if len(medians_ms) < 2:
         return None
     logarithms = np.log(medians_ms)

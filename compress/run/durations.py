@@ -23,13 +23,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compress.artifacts.artifact import digest
-from compress.machine.environment import cache_folder, hardware
+from compress.machine.environment import cache_folder, hardware, processor
 
 KEPT = 20
 """Lines that a prediction is fitted to."""
@@ -168,12 +169,13 @@ def _around(seconds: float, misses: Sequence[float]) -> Expected:
 
 def _lines(stage: str) -> Iterator[dict[str, Any]]:
     """Yields the lines of a stage on this machine, the oldest first."""
-    if not history_file().is_file():
+    try:
+        state = history_file().stat()
+    except OSError:
         return
     machine = _machine()
-    for line in history_file().read_text(encoding="utf-8", errors="replace").splitlines():
+    for entry in _entries(history_file(), (state.st_size, state.st_mtime_ns, state.st_ino)):
         try:
-            entry = json.loads(line)
             if (entry["machine"], entry["stage"]) != (machine, stage):
                 continue
             parts = entry["parts"] if "parts" in entry else {"start": 1.0, "macs": entry["work"]}
@@ -183,10 +185,21 @@ def _lines(stage: str) -> Iterator[dict[str, Any]]:
             pair = None if memory is None else (max(1, int(memory[0])), max(1, int(memory[1])))
             if math.isfinite(seconds) and all(map(math.isfinite, parts.values())):
                 yield {"parts": parts, "seconds": max(1e-3, seconds), "reused": bool(entry.get("reused")), "busy": others, "memory": pair}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
-            continue  # truncated by a kill
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
+            continue  # written by something else
+
+
+@lru_cache(maxsize=1)
+def _entries(file: Path, state: tuple[int, int, int]) -> list[Any]:
+    """Returns all lines of a file, read once for all steps of a plan as long as its state is the same."""
+    entries = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue  # cut off by a kill
+    return entries
 
 
 def _machine() -> str:
-    machine = hardware()
-    return digest({key: machine[key] for key in ("cpu", "cpu_features", "cores", "gpus")})[:16]
+    return digest(processor())[:16]

@@ -26,6 +26,7 @@ from compress.models.inputs.sounds import settle
 from compress.models.inputs.tokenizer import TrainedTokenizer
 from compress.models.inputs.tokenizer_file import state_of
 from compress.models.library import quiet
+from compress.run.split_sizes import lengths
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 
@@ -62,18 +63,17 @@ def num_truncated(
         context: The context of the first step.
         rows: Texts or pairs of texts.
     """
-    task = TASKS[config.task]
-    if not task.reads_text or task.generates or task.finds_spans or task.two_towers or context.stride:
+    if not _cuts_texts(config, context):
         return 0
     source = None if config.path is None else find(config.path, "model.path", weights=False)
     _, prepared = _once(config, source, checked, tokenizer, context)
-    assert prepared.tokenizer is not None, "a text preprocessor has a tokenizer"
-    total = 0
-    for start in range(0, len(rows), AT_ONCE):
-        part = rows[start : start + AT_ONCE]
-        texts = [prepared.prompt + row if isinstance(row, str) else row for row in part]
-        total += sum(bool(encoded.overflowing) for encoded in prepared.tokenizer.encode_batch_fast(texts))
-    return total
+    return sum(length > prepared.max_length for length in lengths(prepared, rows))
+
+
+def _cuts_texts(config: ModelConfig, context: Context) -> bool:
+    """Whether rows are texts of one model that are cut at data.max_length: no blocks, no windows, no images beside them."""
+    task = TASKS[config.task]
+    return task.reads_text and not (task.generates or task.finds_spans or task.two_towers or context.stride)
 
 
 def mean_share(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> float:
@@ -85,8 +85,8 @@ def mean_share(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokeni
         tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained.
         context: The context of the first step.
     """
-    task, rows = TASKS[config.task], context.data.evaluation.rows
-    if not task.reads_text or task.generates or task.finds_spans or task.two_towers or context.stride or not len(rows):
+    rows = context.data.evaluation.rows
+    if not len(rows) or not _cuts_texts(config, context):
         return 1.0
     source = None if config.path is None else find(config.path, "model.path", weights=False)
     _, prepared = _once(config, source, checked, tokenizer, context)
@@ -97,8 +97,6 @@ def mean_share(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokeni
 
 SAMPLED = 256
 """Rows whose lengths stand for all."""
-AT_ONCE = 4096
-"""Rows that are tokenized at one time."""
 _known: dict[str, tuple[tuple[str, ...], Preprocessor]] = {}
 """What was noted and made, by everything that it depends on: a search checks the same model for every candidate."""
 

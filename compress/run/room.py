@@ -1,7 +1,7 @@
 """Whether a run has room: its disk space and its memory, checked before the first stage by `compress plan` and `compress run`.
 
-A prediction may be wrong by half. What is refused would not fit even if it took that much less; what would not fit if it took that much
-more is warned of.
+A prediction may be wrong by half. A run is refused if it would not fit even with that much less. There is a warning if it would not fit
+with that much more.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ data, tokenizer and length are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,9 @@ def sizes(prepared: Preprocessor, context: Context) -> list[dict[str, Any]]:
     text = prepared.towers.get("text", prepared)
     found = []
     for name, rows in seen.items():
-        lengths = _lengths(text, rows, context) if reads_texts(text) else []
-        longest = max(lengths, default=None)
-        cut = None if longest is None or text.aggregate else sum(length > text.max_length for length in lengths)
+        counted = _lengths_shown(text, rows, context) if reads_texts(text) else []
+        longest = max(counted, default=None)
+        cut = None if longest is None or text.aggregate else sum(length > text.max_length for length in counted)
         found.append({"split": name, "rows": counts[name], "longest": longest, "truncated": cut})
     return found
 
@@ -67,18 +67,30 @@ def reads_texts(prepared: Preprocessor) -> bool:
     return prepared.tokenizer is not None and not prepared.generates and not prepared.finds_spans
 
 
-def _lengths(prepared: Preprocessor, rows: Sequence[Row], context: Context) -> list[int]:
-    """Returns the tokens of each text, special ones included, before anything is cut."""
+def _lengths_shown(prepared: Preprocessor, rows: Sequence[Row], context: Context) -> list[int]:
+    """Returns the lengths of those rows that are texts, with a bar."""
+    texts = [row for row in rows if isinstance(row, str | tuple)]
+    with context.progress.bar("lengths of rows", len(texts)) as advance:
+        return lengths(prepared, texts, advance)
+
+
+def lengths(prepared: Preprocessor, rows: Sequence[Row], advance: Callable[[int], object] = lambda _: None) -> list[int]:
+    """Returns the tokens of each text or pair of texts, special ones included, before anything is cut.
+
+    Args:
+        prepared: A preprocessor with a tokenizer.
+        rows: Texts, or pairs of texts.
+        advance: Called with the number of texts after each chunk.
+    """
     from tokenizers import Tokenizer
 
-    texts: list[Any] = [prepared.prompt + row if isinstance(row, str) else row for row in rows if isinstance(row, str | tuple)]
+    texts: list[Any] = [prepared.prompt + row if isinstance(row, str) else row for row in rows]
     assert prepared.tokenizer is not None, "a text preprocessor has a tokenizer"
     whole = Tokenizer.from_str(prepared.tokenizer.to_str())  # the other one is shared, and set to truncate
     whole.no_truncation()
-    lengths: list[int] = []
-    with context.progress.bar("lengths of rows", len(texts)) as advance:
-        for start in range(0, len(texts), CHUNK):
-            part = texts[start : start + CHUNK]
-            lengths += [len(row.ids) for row in whole.encode_batch_fast(part)]
-            advance(len(part))
-    return lengths
+    counts: list[int] = []
+    for start in range(0, len(texts), CHUNK):
+        part = texts[start : start + CHUNK]
+        counts += [len(row.ids) for row in whole.encode_batch_fast(part)]
+        advance(len(part))
+    return counts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ from pydantic import Field
 from compress.artifacts.artifact import digest, write_json, writing
 from compress.core.config import Config
 from compress.core.errors import InputError
+from compress.machine.cached import read_cached, write_cached
 from compress.machine.environment import cache_folder
 from compress.measure.latency import Shape
 from compress.stage.context import Context, TimedPrecision
@@ -110,7 +111,7 @@ class Timing:
                     f"{shallow:.4g} ms, so their latency cannot be told from noise: give measure: macs, or a larger batch size"
                 )
             cached = {"table": measured.as_json(), "points": [[*point, value] for point, value in zip(wanted, ms, strict=True)]}
-            _keep(file, cached)
+            write_cached(file, cached)  # a cache that cannot be written is skipped, since it only saves time
         table = LatencyTable.read(cached["table"])
         batch, sequence = self.shape
         place = {"engine": self.context.target.engines[0], "precision": self.precision, "batch": batch, "sequence": sequence}
@@ -174,21 +175,13 @@ def table_folder() -> Path:
 def _read(file: Path) -> dict[str, Any] | None:
     from prune.latency.table import LatencyTable
 
+    contents: Any = read_cached(file)
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        LatencyTable.read(found["table"])
-    except (OSError, ValueError, KeyError, TypeError):
+        LatencyTable.read(contents["table"])
+    except (ValueError, KeyError, TypeError):
         return None  # absent, or truncated by a kill: measure again
-    return found
-
-
-def _keep(file: Path, contents: Mapping[str, Any]) -> None:
-    """Writes a table to the cache; a cache that cannot be written is skipped, since it only saves time."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, contents)
-    except OSError:
-        return
+    table: dict[str, Any] = contents
+    return table
 
 
 def _list(values: Sequence[Any]) -> str:

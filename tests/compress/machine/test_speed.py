@@ -40,8 +40,8 @@ def test_it_is_measured_again_for_other_threads_libraries_and_processors(asked: 
     speed(1, counting(asked), idle)
     monkeypatch.setattr(module, "versions", lambda: {"torch": "9.9"})
     speed(2, counting(asked), idle)
-    known = module.hardware()
-    monkeypatch.setattr(module, "hardware", lambda: {**known, "cpu": "another"})
+    known = module.processor()
+    monkeypatch.setattr(module, "processor", lambda: {**known, "cpu": "another"})
     speed(2, counting(asked), idle)
     assert asked == [2, 1, 2, 2]
 
