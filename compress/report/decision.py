@@ -140,7 +140,7 @@ def decision_of(report: Mapping[str, Any]) -> Decision:
 
 
 def _others(report: Mapping[str, Any], hop: str | None) -> tuple[Change, ...]:
-    """Returns what the metrics beside the judged one lost: those of exactly what is served where the report has them."""
+    """Returns the losses in the other metrics, of the served configuration if the report has its metrics."""
     block, judged = report.get("served") or {}, (report.get("metric") or {}).get("name")
     before = _named((goals.baseline(report).get("metrics") or {}).get(REFERENCE))
     own = (block.get("metrics") or {}) if block else goals.served_variant(report).get("metrics") or {}

@@ -38,16 +38,16 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "paired",
             "Paired interval",
-            "The interval of a difference between two models on the same rows. It is much narrower than those of both values, since what "
-            "makes a row hard is hard for both.",
+            "The interval of a difference between two models on the same rows. It is much narrower than the interval of either value, "
+            "since what makes a row hard is hard for both.",
             ("change, 95 % interval", "paired 95 % bootstrap interval"),
         ),
         Term("n", "n", "How many rows (tokens, for language models) or timed samples a figure is made of."),
         Term(
             "change",
             "Change",
-            "The value minus that of the baseline in torch, on the same rows. Points (pt) are differences of percentages: from 91 % to "
-            "90 % is -1 pt. For perplexity it is relative, in percent.",
+            "The value minus the value of the baseline in torch, on the same rows. Points (pt) are differences of percentages: from 91 % "
+            "to 90 % is -1 pt. For perplexity it is relative, in percent.",
             ("Difference",),
         ),
         Term(
@@ -182,7 +182,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "tokens_per_s", "Tokens/s", "Tokens per second of all streams together.", ("Tokens/s without", "Tokens/s with", "Engine alone")
         ),
-        Term("engine_share", "Server / engine", "Tokens per second of the server divided by those of the engine alone."),
+        Term("engine_share", "Server / engine", "Tokens per second of the server, divided by tokens per second of the engine alone."),
         Term(
             "bandwidth",
             "Bandwidth",
@@ -194,7 +194,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "equal_tokens",
             "Tokens of the baseline",
-            "Share of the greedy tokens that are those of the float baseline, up to the first other one.",
+            "Share of the greedy tokens that equal the tokens of the float baseline, up to the first different one.",
         ),
         Term(
             "own_tokens",
@@ -228,7 +228,7 @@ GROUPS: Mapping[str, tuple[Term, ...]] = {
         Term(
             "memory",
             "Memory",
-            "Most resident memory of the process, with its libraries; of a server that of all its processes together.",
+            "Peak resident memory of the process, with its libraries. For a server: the sum over its processes.",
             ("Peak memory", "Memory of the engine", "Memory of the server"),
         ),
         Term("stage_time", "Time", "Wall time of the step in the run that made it.", ("Took",)),

@@ -89,7 +89,7 @@ class _Element:
     pieces: list[str] = field(default_factory=list)
     depth: int = 0
     label: str = ""
-    """Its own text as HTML, without that of elements in it."""
+    """Its own text as HTML, without the text of nested elements."""
 
 
 class _Reader(HTMLParser):

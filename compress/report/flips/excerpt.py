@@ -15,7 +15,7 @@ KEYS = ("row", "variant", "from", "to", "of", "position", "before", "after", "la
 
 
 def excerpt(file: Path, served: str | None) -> list[dict[str, Any]] | None:
-    """Returns up to 60 lines of `flips.jsonl`, those of the served variant first, of every step as many; None without that file.
+    """Returns up to 60 lines of `flips.jsonl`, served variant first, spread evenly over the steps; None if there is no such file.
 
     Args:
         file: `flips.jsonl`.
