@@ -38,6 +38,8 @@ LISTS = (
 )
 SERVED = "served"
 """Row of a table that is of what is served, whichever variant that is."""
+BY_PLACE = ("turns_ms",)
+"""Lists whose places mean something, such as the turn of a time: a null entry stays."""
 MAPS = ("environment", "metric", "metrics", "accuracy", "drops", "triton", "versions", "target")
 
 
@@ -117,7 +119,9 @@ def complete(value: Any) -> Any:
 def _fill(value: Any) -> Any:
     if isinstance(value, Mapping):
         empty: View = {**{key: [] for key in LISTS}, **{key: {} for key in MAPS}}
-        filled = {key: empty[key] if item is None and key in empty else _fill(item) for key, item in value.items()}
+        filled = {
+            key: empty[key] if item is None and key in empty else item if key in BY_PLACE else _fill(item) for key, item in value.items()
+        }
         # a metric may have the same name as one of the maps
         return filled | ({"metrics": value["metrics"]} if value.get("metrics") else {})
     return [_fill(item) for item in value if item is not None] if isinstance(value, list | tuple) else value

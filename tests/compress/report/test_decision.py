@@ -182,3 +182,16 @@ def test_a_report_that_says_little_has_a_decision_too(report: dict[str, Any]) ->
     found = decision_of(report)
     assert isinstance(found, Decision)
     assert (found.names, found.cost.value, found.size_bytes, found.reason, found.missed) == ({}, None, None, None, ())
+
+
+def test_the_page_forms_ratios_of_the_same_turns_as_the_report() -> None:
+    """A turn without a usable sample is null in `turns_ms`; without it the page would divide times of different turns."""
+    report = finished("text-classification", "f1", 0.8771, 0.8731, INT8, {})
+    for variant in report["variants"]:
+        for timed in variant["latency"]:
+            time = timed["p50_ms"]
+            lost = timed["engine"] == "torch"
+            timed["turns_ms"] = [time, None, 3 * time, time] if lost else [time, 2 * time, 3 * time, time]
+    speedup = decision_of(report).speedup
+    assert speedup.low == pytest.approx(speedup.value) == pytest.approx(speedup.high)  # the machine was as slow for both in each turn
+    assert decision_of(complete(report)).speedup == speedup
