@@ -14,12 +14,12 @@ import typer
 
 from compress.commands import launch
 from compress.commands.exit_status import finish
-from compress.core.errors import InputError
-from compress.core.named import one_of
-from compress.core.shown import pasted
-from compress.core.tasks import TASKS
-from compress.machine.parallel import is_launched, joined
-from compress.machine.waits import bounded_spin
+from foundation.core.errors import InputError
+from foundation.core.named import one_of
+from foundation.core.shown import pasted
+from foundation.core.tasks import TASKS
+from foundation.machine.parallel import is_launched, joined
+from foundation.machine.waits import bounded_spin
 from triton_repo.load.settings import Load
 from triton_repo.ports import FIXED
 
@@ -46,7 +46,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 def _print_version(wanted: bool) -> None:
     """Prints the version and ends the command."""
     if wanted:
-        from compress.core.version import version
+        from foundation.core.version import version
 
         typer.echo(f"compress {version()}")
         raise typer.Exit
@@ -125,7 +125,7 @@ def run(
         if processes > 1 and not is_launched():
             return launch.start(processes, [sys.executable, *sys.argv])
         checked = _read(recipe, settings)
-        from compress.core.progress import ConsoleProgress
+        from foundation.core.progress import ConsoleProgress
 
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
         if os.environ.get("RANK", "0") == "0":
@@ -155,9 +155,9 @@ def search(
 
     def work() -> int:
         checked = _read(recipe, settings)
-        from compress.core.progress import ConsoleProgress
         from compress.search.search import search as search_recipe
         from compress.search.summary import summary
+        from foundation.core.progress import ConsoleProgress
 
         outcome = search_recipe(checked, out, progress=ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal"))
         for line in summary(outcome.contents, outcome.folder):
@@ -252,8 +252,8 @@ def bench(
         others = (model, protocol, rate, concurrency, data, column, out, *settings.values())
         if folder is None or any(value is not None for value in others):
             raise InputError("bench: give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent")
-        from compress.core.progress import ConsoleProgress
         from compress.pipeline import measure_again
+        from foundation.core.progress import ConsoleProgress
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
         return _conclude(outcome.folder, outcome.report)
@@ -327,7 +327,7 @@ def generate(
     def work() -> None:
         from compress.commands.generate import Wanted
         from compress.commands.generate import generate as answer
-        from compress.core.decoding import Decoding
+        from foundation.core.decoding import Decoding
 
         penalties = repetition_penalty, presence_penalty, frequency_penalty
         ends = tuple(stop or ()), tuple(stop_token or ())

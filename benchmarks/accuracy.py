@@ -26,20 +26,20 @@ import numpy as np
 from our_engine import answers_of_engine, built
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8, ordinary_export
 
-from compress.artifacts.run_folder import open_run
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS as KINDS
-from compress.data.load import load_data
-from compress.data.splits import Data
-from compress.machine.environment import fingerprint
-from compress.measure.answers import load_predictions
-from compress.measure.metrics import Metric, metrics
-from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired_bootstrap
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec
+from foundation.artifacts.run_folder import open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS as KINDS
+from foundation.data.load import load_data
+from foundation.data.splits import Data
+from foundation.machine.environment import fingerprint
+from foundation.measure.answers import load_predictions
+from foundation.measure.metrics import Metric, metrics
+from foundation.models.config import label_names
 
 ROOT = Path(__file__).resolve().parent.parent
 CALIBRATION_ROWS = 512

@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from compress.core.engines import ENGINES
-from compress.measure.engine_process import EngineProcess, read_rows, write_rows
-from compress.standalone.preprocess import Preprocessor, Row
 from export.engines.worker import Request, Tell, serve
+from foundation.core.engines import ENGINES
+from foundation.measure.engine_process import EngineProcess, read_rows, write_rows
+from foundation.standalone.preprocess import Preprocessor, Row
 from triton_repo.load.process import drawn
 from triton_repo.load.settings import Load
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.core.progress import ConsoleProgress
-from compress.measure.closeness import spread
-from compress.measure.predictions import compared
-from compress.models.importing import import_model
 from compress.recipe import read
 from compress.run.prepare import prepare
-from compress.stage.context import Context
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.closeness import spread
+from foundation.measure.predictions import compared
+from foundation.models.importing import import_model
+from foundation.stage.context import Context
 from quantize.bias_correction import correct_biases
 from quantize.quantize import Quantize
 from quantize.schemes import choose_scales

@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.machine.environment import fingerprint
-from compress.machine.load import Watch
-from compress.measure.latency import Shape, measure
-from compress.measure.race import Race, Rival
-from compress.measure.turns import ratio
 from compress.run.implicit import shapes
 from export.engines.spec import EngineSpec, spec_of, torch_spec
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.machine.environment import fingerprint
+from foundation.machine.load import Watch
+from foundation.measure.latency import Shape, measure
+from foundation.measure.race import Race, Rival
+from foundation.measure.turns import ratio
 
 LOADS = (0.0, 0.5, 1.0, 4.0)
 ROUNDS = ((0.0, 0.5, 1.0), (0.5, 1.0), (0.0, 0.5, 1.0, 4.0), (0.5, 1.0))

@@ -32,18 +32,18 @@ from typing import Any
 import numpy as np
 from accuracy import ROOT, TASKS, mean_metric
 
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS as KINDS
-from compress.data.load import load_data
-from compress.machine.environment import fingerprint
-from compress.measure.answers import load_predictions
-from compress.measure.metrics import Metric
-from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired_bootstrap
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS as KINDS
+from foundation.data.load import load_data
+from foundation.machine.environment import fingerprint
+from foundation.measure.answers import load_predictions
+from foundation.measure.metrics import Metric
+from foundation.models.config import label_names
 
 TEACHER = "teacher"
 PRESETS = ("soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "relational")

@@ -25,21 +25,21 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.forms.vectors import cosines
-from compress.core.progress import ConsoleProgress
-from compress.data.load import load_data
-from compress.data.splits import Data
-from compress.machine.environment import fingerprint
-from compress.measure.answers import load_predictions
-from compress.measure.engine_process import EngineProcess, Job
-from compress.measure.latency import measure
-from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.evaluations import builds
 from compress.report.intervals import paired
 from export.engines.spec import spec_of
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.forms.vectors import cosines
+from foundation.core.progress import ConsoleProgress
+from foundation.data.load import load_data
+from foundation.data.splits import Data
+from foundation.machine.environment import fingerprint
+from foundation.measure.answers import load_predictions
+from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.latency import measure
+from foundation.measure.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).parent / "workers" / "sentence_transformers_worker.py"

@@ -5,8 +5,8 @@
 
 Peers, built from the baseline of the run by `generation_peers.py`: OpenVINO GenAI with the weights compressed by NNCF to int8 and int4, in
 the same settings as ours; ONNX Runtime GenAI in fp32 and int4; CTranslate2 in float32 and int8. Every engine has its own process, and the
-processes take turns (compress/measure/generation.py). Perplexity is over the evaluation blocks of the run; "as torch" is the share of equal
-tokens in greedy answers of 64 tokens to the starts of 32 of these blocks. Prints a table and writes `generation.json` with hardware,
+processes take turns (foundation/measure/generation.py). Perplexity is over the evaluation blocks of the run; "as torch" is the share of
+equal tokens in greedy answers of 64 tokens to the starts of 32 of these blocks. Prints a table and writes `generation.json` with hardware,
 versions, n and percentiles.
 """
 
@@ -24,20 +24,6 @@ from typing import Any
 
 import generation_peers
 
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.engines import ENGINES
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import Task
-from compress.data.load import load_data
-from compress.data.splits import Split
-from compress.machine.bandwidth import read_bandwidth
-from compress.machine.environment import fingerprint
-from compress.measure.engine_process import EngineProcess, Job, write_rows
-from compress.measure.generation import TOKENS, Reads, Workload, measure_generation
-from compress.measure.metrics import metrics
-from compress.measure.tokens import compare_tokens
-from compress.models.checkpoint import load_float
-from compress.models.config import read_config
 from compress.recipe import Recipe, check
 from compress.report.evaluations import builds
 from export.choices import Generation
@@ -48,6 +34,20 @@ from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
 from export.generation.prompts import Prompts, greedy
 from export.generation.reads import reads_per_token
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.engines import ENGINES
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import Task
+from foundation.data.load import load_data
+from foundation.data.splits import Split
+from foundation.machine.bandwidth import read_bandwidth
+from foundation.machine.environment import fingerprint
+from foundation.measure.engine_process import EngineProcess, Job, write_rows
+from foundation.measure.generation import TOKENS, Reads, Workload, measure_generation
+from foundation.measure.metrics import metrics
+from foundation.measure.tokens import compare_tokens
+from foundation.models.checkpoint import load_float
+from foundation.models.config import read_config
 
 GENAI = "openvino_genai"
 ASKED = Generation(prompts=32, tokens=64)

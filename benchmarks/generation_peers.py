@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import writing
-from compress.machine.process import environment
 from export.generation.genai_folder import MODEL
+from foundation.artifacts.artifact import writing
+from foundation.machine.process import environment
 
 WORKER = Path(__file__).parent / "workers" / "generation_worker.py"
 GROUP_SIZE = 64
@@ -25,7 +25,7 @@ GROUP_SIZE = 64
 
 @dataclass(frozen=True)
 class PeerJob:
-    """How to open an engine of another tool, as `compress.measure.engine_process` asks for it."""
+    """How to open an engine of another tool, as `foundation.measure.engine_process` asks for it."""
 
     library: str
     """onnxruntime-genai or ctranslate2."""

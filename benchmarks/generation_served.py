@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifacts.artifact import read_json
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.decoding import Decoding
-from compress.machine.environment import fingerprint
-from compress.measure.engine_process import EngineProcess
 from compress.recipe import check
 from compress.report.evaluations import builds
 from export.engines.spec import EngineSpec, spec_of
 from export.generation.questions import prompts_of, read_questions
+from foundation.artifacts.artifact import read_json
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.decoding import Decoding
+from foundation.machine.environment import fingerprint
+from foundation.measure.engine_process import EngineProcess
 from triton_repo import environment
 from triton_repo.generation.client import load
 from triton_repo.server import TritonServer

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compress.core.progress import ConsoleProgress
-from compress.measure.predictions import compared
-from compress.models.checkpoint import load
-from compress.models.importing import import_model
 from compress.recipe import read
 from compress.run.prepare import prepare
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.predictions import compared
+from foundation.models.checkpoint import load
+from foundation.models.importing import import_model
 from prune.calibration import calibration_batches
 from prune.sparsify.curvature import curvatures, in_metric, metrics
 from prune.sparsify.lasso import layer_mask, model_masks

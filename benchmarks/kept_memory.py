@@ -6,7 +6,7 @@ A BERT of the size of MiniLM-L6 with random weights, on rows of 90 to 240 random
 
     glibc       as the C library does by itself
     returned    everything is returned after each step
-    kept        everything is kept (`compress.machine.process.keep_freed_memory`)
+    kept        everything is kept (`foundation.machine.process.keep_freed_memory`)
     if short    kept, and returned once more is held than is left (`return_memory_if_short`); --left MiB stand for the machine's
 
 Prints the seconds of the later half of the steps and the largest resident size.
@@ -24,8 +24,8 @@ import time
 import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
-from compress.machine import process
-from compress.machine.environment import fingerprint
+from foundation.machine import process
+from foundation.machine.environment import fingerprint
 
 WAYS = ("glibc", "returned", "kept", "if short")
 WIDTH, LAYERS, HEADS, NEURONS, WORDS = 384, 6, 12, 1536, 3000

@@ -71,8 +71,8 @@ def write_model(folder: Path, sizes: dict[str, int], vocabulary: int = VOCABULAR
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig
 
-    from compress.artifacts.shards import ShardWriter
-    from compress.models.streaming import meta_model
+    from foundation.artifacts.shards import ShardWriter
+    from foundation.models.streaming import meta_model
 
     config = LlamaConfig(**sizes, vocab_size=vocabulary, tie_word_embeddings=False, architectures=["LlamaForCausalLM"], use_cache=False)
     model, _ = meta_model(config)
@@ -97,12 +97,12 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
-    from compress.artifacts.artifact import Artifact
-    from compress.core.forms.next_token import labels_of
-    from compress.core.progress import ConsoleProgress
-    from compress.core.target import Target
-    from compress.data.splits import Data, Split
-    from compress.stage.context import Context
+    from foundation.artifacts.artifact import Artifact
+    from foundation.core.forms.next_token import labels_of
+    from foundation.core.progress import ConsoleProgress
+    from foundation.core.target import Target
+    from foundation.data.splits import Data, Split
+    from foundation.stage.context import Context
     from quantize.quantize import Quantize
 
     torch.set_num_threads(threads)

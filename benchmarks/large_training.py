@@ -76,7 +76,7 @@ class Watch:
 
 def stage_of(method: str, rows: int, optimizer: str) -> Any:
     """Returns the stage of a method."""
-    from compress.training.finetune import Finetune
+    from foundation.training.finetune import Finetune
     from quantize.quantize import Quantize
 
     settings: dict[str, Any] = {"epochs": 1, "batch_size": rows, "keep": "last", "learning_rate": 1e-5, "optimizer": {"name": optimizer}}
@@ -108,15 +108,15 @@ def train_here(folder: Path, out: Path, method: str, given: Given) -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
-    from compress.artifacts.artifact import Artifact
-    from compress.core.forms.next_token import labels_of
-    from compress.core.progress import ConsoleProgress
-    from compress.core.target import Parallel, Target
-    from compress.data.splits import Data, Split
-    from compress.machine.parallel import joined
-    from compress.stage.context import Context
-    from compress.training import train
     from distill.injected import Injected
+    from foundation.artifacts.artifact import Artifact
+    from foundation.core.forms.next_token import labels_of
+    from foundation.core.progress import ConsoleProgress
+    from foundation.core.target import Parallel, Target
+    from foundation.data.splits import Data, Split
+    from foundation.machine.parallel import joined
+    from foundation.stage.context import Context
+    from foundation.training import train
 
     random, rows, tokens = np.random.default_rng(0), given.rows, given.tokens
     vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -165,8 +165,8 @@ def predicted(folder: Path, method: str, arguments: argparse.Namespace) -> int:
     from transformers import AutoConfig
 
     from compress.devices.trained import Training, needed
-    from compress.machine.device import computing_device
-    from compress.training.precision import autocast_dtype
+    from foundation.machine.device import computing_device
+    from foundation.training.precision import autocast_dtype
     from quantize.training.planned import int8_layers
 
     stage, config, several = (

@@ -15,9 +15,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import check
+from foundation.core.progress import ConsoleProgress
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,

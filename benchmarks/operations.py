@@ -45,12 +45,12 @@ import psutil
 from served_model import ServedModel, Settings, arguments, carry_out, in_turns, median, ratio
 from tritonclient.grpc import InferenceServerClient
 
-from compress.artifacts.chain import GOLDEN
 from compress.commands.rollout import answer as roll_out
-from compress.core.errors import InputError
-from compress.machine.environment import fingerprint
 from compress.report.evaluations import read_golden
-from compress.standalone.preprocess import Preprocessor
+from foundation.artifacts.chain import GOLDEN
+from foundation.core.errors import InputError
+from foundation.machine.environment import fingerprint
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer

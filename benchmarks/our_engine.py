@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import writing
-from compress.data.splits import Data
-from compress.measure.engine_process import EngineProcess
-from compress.models.inputs.preprocessor import preprocessor
 from compress.recipe import Recipe
 from export.engines.openvino import convert, files
 from export.engines.spec import EngineSpec, spec_of
 from export.graph.quantized import precision_of, write_graphs
+from foundation.artifacts.artifact import writing
+from foundation.data.splits import Data
+from foundation.measure.engine_process import EngineProcess
+from foundation.models.inputs.preprocessor import preprocessor
 
 
 def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:

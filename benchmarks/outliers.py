@@ -19,11 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from compress.artifacts.run_folder import open_run  # noqa: E402
-from compress.core.progress import ConsoleProgress  # noqa: E402
-from compress.measure.answers import load_predictions  # noqa: E402
 from compress.pipeline import run  # noqa: E402
 from compress.recipe import read  # noqa: E402
+from foundation.artifacts.run_folder import open_run  # noqa: E402
+from foundation.core.progress import ConsoleProgress  # noqa: E402
+from foundation.measure.answers import load_predictions  # noqa: E402
 from tests.quantize.outliers import planted_post_norm_bert, planted_vit  # noqa: E402
 
 SETTINGS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.standalone.preprocess import Preprocessor, Row
 
 
 def ordinary_export(checkpoint: Path, folder: Path, out: Path) -> Path:

@@ -5,7 +5,7 @@
 FOLDER holds MiniLM fine-tuned on SST-2, and the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names; without them the recipe's Hub
 ids are used. Peers: torch fp32 and bf16, ONNX Runtime fp32 and dynamic int8, OpenVINO fp32 and bf16 and int8 by NNCF, the latter calibrated
 on the same rows as ours and with its settings for Transformers. Every engine has its own process, and the processes take turns
-(compress/measure/latency.py). Prints a table and writes `peers.json` with hardware, versions, n and percentiles.
+(foundation/measure/latency.py). Prints a table and writes `peers.json` with hardware, versions, n and percentiles.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 
-from compress.artifacts.run_folder import Run, open_run, unfinished
-from compress.core.progress import ConsoleProgress
-from compress.data.load import load_data
-from compress.machine.environment import fingerprint
-from compress.measure.latency import measure
-from compress.measure.metrics import metrics
-from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.evaluations import builds
 from compress.report.intervals import wilson
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec, spec_of, torch_spec
+from foundation.artifacts.run_folder import Run, open_run, unfinished
+from foundation.core.progress import ConsoleProgress
+from foundation.data.load import load_data
+from foundation.machine.environment import fingerprint
+from foundation.measure.latency import measure
+from foundation.measure.metrics import metrics
+from foundation.models.config import label_names
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, 32), (1, 128), (8, 128)]

@@ -23,14 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.progress import ConsoleProgress
-from compress.machine.environment import fingerprint
-from compress.measure.latency import Shape, measure
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.run.implicit import EXPORTED, shapes
 from export.engines.spec import EngineSpec, spec_of
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.machine.environment import fingerprint
+from foundation.measure.latency import Shape, measure
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 5

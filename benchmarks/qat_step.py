@@ -3,10 +3,10 @@
     python benchmarks/qat_step.py [--model FOLDER] [--batch 32] [--sequence 128] [--turns 4] [--steps 8] [--threads N]
 
 FOLDER holds a fine-tuned text classifier; without it MiniLM-L6-H384 is built with random weights. The step is that of
-compress/training/train.py: autocast (bfloat16 where the processor multiplies it), forward, cross entropy, backward, clipping, AdamW; random
-tokens, no padding, no teacher. Fake quantization is what torch users write: fake_quantize of input and weight with the same scales, then
-the float product. Every kind has its own process; they take turns, warm-up steps are discarded, ratios are of medians. Prints hardware,
-versions and a Markdown table.
+foundation/training/train.py: autocast (bfloat16 where the processor multiplies it), forward, cross entropy, backward, clipping, AdamW;
+random tokens, no padding, no teacher. Fake quantization is what torch users write: fake_quantize of input and weight with the same scales,
+then the float product. Every kind has its own process; they take turns, warm-up steps are discarded, ratios are of medians. Prints
+hardware, versions and a Markdown table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.machine.environment import fingerprint, physical_cores
-from compress.machine.process import environment, spawn
+from foundation.machine.environment import fingerprint, physical_cores
+from foundation.machine.process import environment, spawn
 
 KINDS = {"finetune": "finetuning", "qat": "QAT, true int8 (LSQ)", "fake": "torch fake quantization"}
 WARM_UP = 3
@@ -81,7 +81,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """Takes as many steps as each line of the standard input says, and answers with their times."""
     import torch
 
-    from compress.training.precision import autocast_dtype
+    from foundation.training.precision import autocast_dtype
 
     step = stepper(arguments)
     for line in sys.stdin:
@@ -99,9 +99,9 @@ def stepper(arguments: argparse.Namespace) -> Callable[[], None]:
     from torch import nn
     from transformers import AutoModelForSequenceClassification, BertConfig
 
-    from compress.models.checkpoint import load
-    from compress.models.forward import forward
-    from compress.training.precision import autocast_dtype, parameter_groups
+    from foundation.models.checkpoint import load
+    from foundation.models.forward import forward
+    from foundation.training.precision import autocast_dtype, parameter_groups
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
@@ -129,8 +129,8 @@ def prepare(model: Any, features: dict[str, Any], kind: str) -> None:
     """Calibrates the linear layers of the encoder by the largest input of the batch, and replaces them by those of `kind`."""
     import torch
 
-    from compress.models.forward import forward, linears
-    from compress.schemes.int8 import LayerScales, weight_scale
+    from foundation.models.forward import forward, linears
+    from foundation.schemes.int8 import LayerScales, weight_scale
     from quantize.calibration import Histogram, collect
     from quantize.training.qat import insert
 

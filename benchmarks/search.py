@@ -20,24 +20,24 @@ from typing import Any
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, ordinary_export
 
-from compress.artifacts.run_folder import Run, open_run
-from compress.artifacts.store import share
 from compress.commands.recipes import find
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.core.tasks import TASKS
-from compress.data.load import load_data
-from compress.data.splits import Data
-from compress.machine.environment import fingerprint
-from compress.measure.latency import measure
-from compress.measure.metrics import METRICS
-from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report import evaluations, intervals
 from compress.run.implicit import shapes
 from compress.search.search import search
 from export.engines.spec import EngineSpec, spec_of, torch_spec
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.artifacts.store import share
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS
+from foundation.data.load import load_data
+from foundation.data.splits import Data
+from foundation.machine.environment import fingerprint
+from foundation.measure.latency import measure
+from foundation.measure.metrics import METRICS
+from foundation.models.config import label_names
 
 CALIBRATION_ROWS = 512
 NNCF = "openvino int8 by NNCF, static"

@@ -30,24 +30,24 @@ import numpy as np
 from our_engine import answers_of_engine
 from search import CALIBRATION_ROWS, TORCH, references, served
 
-from compress.artifacts.run_folder import Run, open_run
 from compress.commands.recipes import find
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
-from compress.data.load import load_data
-from compress.data.splits import Data
-from compress.machine.environment import fingerprint
-from compress.measure.latency import measure
-from compress.measure.metrics import METRICS
-from compress.models.config import label_names
 from compress.recipe import Recipe, read
 from compress.report import intervals
 from compress.run.implicit import shapes
 from compress.search.search import search
-from compress.standalone.preprocess import Preprocessor
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS
+from foundation.data.load import load_data
+from foundation.data.splits import Data
+from foundation.machine.environment import fingerprint
+from foundation.measure.latency import measure
+from foundation.measure.metrics import METRICS
+from foundation.models.config import label_names
+from foundation.standalone.preprocess import Preprocessor
 
 SHAPES: list[tuple[int, int | None]] = [(1, 32), (1, 128), (8, 128)]
 SPACE: dict[str, list[Any]] = {

@@ -21,12 +21,12 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.load_test import evaluation_rows
-from compress.core.engines import ENGINES
-from compress.measure.answers import load_predictions
 from compress.report import evaluations
-from compress.standalone.preprocess import Preprocessor
+from foundation.artifacts.run_folder import open_run
+from foundation.core.engines import ENGINES
+from foundation.measure.answers import load_predictions
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.config import from_text, model_names, to_text
 from triton_repo.deployment import repository_of

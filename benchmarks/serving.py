@@ -32,10 +32,10 @@ import tritonclient.http
 from bare_engine import BareEngine, asked, predicted
 from served_model import ServedModel, Serving, Settings, arguments, carry_out, in_turns, median, ratio, sampled
 
-from compress.machine.environment import fingerprint
-from compress.measure.engine_process import EngineProcess
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.response import RESPONSES
+from foundation.machine.environment import fingerprint
+from foundation.measure.engine_process import EngineProcess
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import RESPONSES
 from triton_repo import environment
 from triton_repo.client import Answers, tensors
 from triton_repo.load.settings import Load

@@ -4,7 +4,7 @@
 
 times the baseline of a finished run in torch (fp32, eager, the threads of the target) at the smallest shape, on the machine as it is and
 beside one process that computes all the time. The counts take turns. Prints the medians of wall and processor time.
-`compress.machine.waits` holds the count that is used. Run it on a machine that does nothing else; it takes about two minutes.
+`foundation.machine.waits` holds the count that is used. Run it on a machine that does nothing else; it takes about two minutes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from busy_timings import engines_of, load_of
 
-from compress.artifacts.run_folder import open_run
-from compress.measure.engine_process import EngineProcess
+from foundation.artifacts.run_folder import open_run
+from foundation.measure.engine_process import EngineProcess
 
 COUNTS = ("0", "1000", "3000", "5000", "10000", "300000")
 """300,000 is the default of libgomp."""

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from compress.models.architecture.attention import find_attentions
-from compress.models.architecture.blocks import blocks_of, states_of
-from compress.models.architecture.dropped_tokens import most_significant, staying
-from compress.models.inputs.tokenizer import load_tokenizer
-from compress.training.train import Batch
+from foundation.models.architecture.attention import find_attentions
+from foundation.models.architecture.blocks import blocks_of, states_of
+from foundation.models.architecture.dropped_tokens import most_significant, staying
+from foundation.models.inputs.tokenizer import load_tokenizer
+from foundation.training.train import Batch
 from prune.tokens.significance import significance
 from prune.tokens.tokens import shares_of
 

@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from compress.answers.table import answer_of
-from compress.artifacts.run_folder import Run, open_run
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
-from compress.data.load import load_data
-from compress.machine.environment import fingerprint
-from compress.measure.metrics import metrics
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.config import label_names
-from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.standalone.preprocess import Preprocessor
+from foundation.answers.table import answer_of
+from foundation.artifacts.run_folder import Run, open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS
+from foundation.data.load import load_data
+from foundation.machine.environment import fingerprint
+from foundation.measure.metrics import metrics
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.config import label_names
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.standalone.preprocess import Preprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = "stages=[{prune: {granularity: [vocabulary]}}]"

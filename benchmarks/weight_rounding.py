@@ -16,16 +16,16 @@ import argparse
 import json
 from pathlib import Path
 
-from compress.answers.table import answer_of
-from compress.artifacts.run_folder import open_run
-from compress.core.forms.next_token import perplexity
-from compress.core.progress import ConsoleProgress
-from compress.machine.environment import fingerprint
-from compress.measure.answers import load_predictions
-from compress.measure.metrics import Metric
 from compress.pipeline import run
 from compress.recipe import read
 from compress.report.intervals import paired_bootstrap
+from foundation.answers.table import answer_of
+from foundation.artifacts.run_folder import open_run
+from foundation.core.forms.next_token import perplexity
+from foundation.core.progress import ConsoleProgress
+from foundation.machine.environment import fingerprint
+from foundation.measure.answers import load_predictions
+from foundation.measure.metrics import Metric
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = {

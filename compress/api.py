@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from compress.core.errors import InputError
 from compress.report.document import Accuracy, Goal, Latency, Report, Variant
+from foundation.core.errors import InputError
 from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
-    from compress.core.progress import Volume
     from compress.recipe import Recipe
+    from foundation.core.progress import Volume
     from triton_repo.service import Service
 
 __all__ = [
@@ -102,8 +102,8 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine is not fit for it.
     """
-    from compress.core.progress import ConsoleProgress
     from compress.pipeline import run as run_recipe
+    from foundation.core.progress import ConsoleProgress
 
     outcome = run_recipe(recipe, _path(out), start=start, force=force, progress=ConsoleProgress(volume))
     return Report(outcome.report, outcome.folder)
@@ -123,8 +123,8 @@ def search(recipe: Recipe, out: str | Path | None = None, *, volume: Volume = "n
     Raises:
         InputError: The recipe, the space, the model, the data or the machine is not fit for it.
     """
-    from compress.core.progress import ConsoleProgress
     from compress.search.search import search as search_recipe
+    from foundation.core.progress import ConsoleProgress
 
     return dict(search_recipe(recipe, _path(out), progress=ConsoleProgress(volume)).contents)
 
@@ -139,8 +139,8 @@ def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:
     Raises:
         InputError: The folder holds no finished run, or the run has no engines.
     """
-    from compress.core.progress import ConsoleProgress
     from compress.pipeline import measure_again
+    from foundation.core.progress import ConsoleProgress
 
     outcome = measure_again(Path(folder), ConsoleProgress(volume))
     return Report(outcome.report, outcome.folder)

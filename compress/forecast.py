@@ -13,14 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts import artifact
-from compress.artifacts.artifact import Artifact, DamagedArtifact
-from compress.core.errors import InputError
-from compress.core.tasks import num_classes
-from compress.machine.speed import speed
-from compress.models.importing import check_model
-from compress.models.inputs.tokenizer import resolve_tokenizer
-from compress.models.size import Counts, count
 from compress.recipe import Recipe
 from compress.run import durations
 from compress.run.cache import cache_key
@@ -34,8 +26,16 @@ from compress.run.pace import seconds_of_one
 from compress.run.room import Room, Shortage, shortage
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
-from compress.stage.context import Context
-from compress.stage.stage import REUSED, Stage, input_named, lines
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact, DamagedArtifact
+from foundation.core.errors import InputError
+from foundation.core.tasks import num_classes
+from foundation.machine.speed import speed
+from foundation.models.importing import check_model
+from foundation.models.inputs.tokenizer import resolve_tokenizer
+from foundation.models.size import Counts, count
+from foundation.stage.context import Context
+from foundation.stage.stage import REUSED, Stage, input_named, lines
 
 
 @dataclass(frozen=True)

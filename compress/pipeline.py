@@ -16,30 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.chain import write_chain
-from compress.artifacts.run_folder import (
-    end_list,
-    keep_judge,
-    link_repository,
-    locked,
-    open_run,
-    start_list,
-    write_lock,
-)
-from compress.artifacts.store import sweep
-from compress.core.errors import InputError, nearest
-from compress.core.files import local
-from compress.core.progress import ConsoleProgress
-from compress.core.step_names import LATENCY
-from compress.data.resemblance import unlike
-from compress.data.splits import Judge, trained_on
 from compress.forecast import Outlook
-from compress.machine import environment
-from compress.machine.parallel import ALONE, Team
-from compress.machine.process import keep_freed_memory
-from compress.machine.resident import Resident
-from compress.measure.chance import nothing_right
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
@@ -51,9 +28,32 @@ from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from compress.run.warm_start import started
-from compress.stage.context import Context
-from compress.stage.stage import Stage
 from export.export import Export
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.chain import write_chain
+from foundation.artifacts.run_folder import (
+    end_list,
+    keep_judge,
+    link_repository,
+    locked,
+    open_run,
+    start_list,
+    write_lock,
+)
+from foundation.artifacts.store import sweep
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local
+from foundation.core.progress import ConsoleProgress
+from foundation.core.step_names import LATENCY
+from foundation.data.resemblance import unlike
+from foundation.data.splits import Judge, trained_on
+from foundation.machine import environment
+from foundation.machine.parallel import ALONE, Team
+from foundation.machine.process import keep_freed_memory
+from foundation.machine.resident import Resident
+from foundation.measure.chance import nothing_right
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
 
 UNSEEN = "a candidate of a search: every figure here is of selection rows, which its stages chose by, too; no evaluation row was used"
@@ -94,7 +94,7 @@ def run(
         force: Run every stage again.
         again: Id of a single step to run again.
         progress: Where progress is shown; default: the terminal.
-        team: The processes of the run (`compress.machine.parallel.joined`); all of them make this call with the same arguments.
+        team: The processes of the run (`foundation.machine.parallel.joined`); all of them make this call with the same arguments.
         judge: The rows that models are judged on; selection leaves the evaluation rows unseen, and the report says so.
 
     Returns:

@@ -13,27 +13,27 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from compress.core.config import Config
-from compress.core.engines import ENGINES, served_on
-from compress.core.errors import InputError, nearest
-from compress.core.files import local, read_plain
-from compress.core.goals import Goals
-from compress.core.named import one_of
-from compress.core.problems import explain
-from compress.core.search import Search
-from compress.core.shown import reason, shown
-from compress.core.step_names import BASELINE, INPUT, is_reserved
-from compress.core.target import Parallel, Target
-from compress.core.tasks import TASKS, tasks_with
-from compress.core.yaml_file import DEEPEST, parse_yaml
-from compress.data.config import DataConfig
-from compress.models.config import ModelConfig
-from compress.models.inputs.tokenizer import TrainTokenizer
-from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
-from compress.stage.towers import refused
-from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
+from foundation.core.config import Config
+from foundation.core.engines import ENGINES, served_on
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local, read_plain
+from foundation.core.goals import Goals
+from foundation.core.named import one_of
+from foundation.core.problems import explain
+from foundation.core.search import Search
+from foundation.core.shown import reason, shown
+from foundation.core.step_names import BASELINE, INPUT, is_reserved
+from foundation.core.target import Parallel, Target
+from foundation.core.tasks import TASKS, tasks_with
+from foundation.core.yaml_file import DEEPEST, parse_yaml
+from foundation.data.config import DataConfig
+from foundation.models.config import ModelConfig
+from foundation.models.inputs.tokenizer import TrainTokenizer
+from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
+from foundation.stage.towers import refused
+from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import between_blocks, blocks_of, stacks_of
-from compress.models.architecture.origin import Origin
-from compress.models.inputs.padding import mask_of, read_by_decoder
-from compress.training.precision import in_float32
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import between_blocks, blocks_of, stacks_of
+from foundation.models.architecture.origin import Origin
+from foundation.models.inputs.padding import mask_of, read_by_decoder
+from foundation.training.precision import in_float32
 
 CAPTURING = "capturing_sdpa"
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from compress.core.config import Config
-from compress.core.errors import InputError
-from compress.models.library import SIDES
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+from foundation.models.library import SIDES
 
 LayerMap = Literal["uniform", "skip", "last"] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 SearchedMap = LayerMap | Literal["searched"]

@@ -19,23 +19,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task, num_classes, tasks_with
 from distill.losses.loss import check_compared, check_processes, check_stacks
 from distill.settings import DistillSettings
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, Task, num_classes, tasks_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from compress.data.splits import Data
-    from compress.machine.parallel import Team
-    from compress.stage.context import Context
-    from compress.training.history import History
     from distill.losses.loss import Setting
     from distill.objective import Objective
     from distill.presets import Preset
     from distill.steps import Steps
+    from foundation.data.splits import Data
+    from foundation.machine.parallel import Team
+    from foundation.stage.context import Context
+    from foundation.training.history import History
 
 
 class Distill(DistillSettings):
@@ -51,9 +51,9 @@ class Distill(DistillSettings):
 
     def depends(self, context: Context) -> Any:
         """Digests of the student's checkpoint (`student.path`), `extra_text` and `corpus`, where given."""
-        from compress.models.config import ModelConfig
-        from compress.models.importing import source_digest
         from distill.plain_text import digest, read_plain
+        from foundation.models.config import ModelConfig
+        from foundation.models.importing import source_digest
 
         digests: dict[str, str] = {}
         if self.student.path is not None:
@@ -70,8 +70,8 @@ class Distill(DistillSettings):
         Teachers with cached logits run once over the rows; a teacher of which more is captured, or that runs on masked or mixed rows, runs
         in every epoch.
         """
-        from compress.stage.stage import teachers_named
         from distill.plain_text import read_plain
+        from foundation.stage.stage import teachers_named
 
         rows = self.fraction * len(data.train)
         if self.corpus is not None:  # packed rows are fewer and longer
@@ -90,7 +90,7 @@ class Distill(DistillSettings):
 
     def _compares(self, data: Data) -> bool:
         """Whether a loss compares the rows of a batch; micro-batches are then run forward twice."""
-        from compress.training.losses.vector import compares_vectors
+        from foundation.training.losses.vector import compares_vectors
 
         preset = self.resolved()
         hard = preset.hard_weight != 0 and compares_vectors(None, data.train.labels)
@@ -108,11 +108,11 @@ class Distill(DistillSettings):
         Raises:
             InputError: They do not fit.
         """
-        from compress.models.config import check_length
-        from compress.training.allowed import check_training
-        from compress.training.supervised import check_labelled, check_loss
         from distill.objective import check_covered
         from distill.student import check_student
+        from foundation.models.config import check_length
+        from foundation.training.allowed import check_training
+        from foundation.training.supervised import check_labelled, check_loss
 
         if TASKS[context.task].per_token:
             self._check_tokens(context.task, self.resolved())
@@ -164,11 +164,11 @@ class Distill(DistillSettings):
             check_processes(loss, setting, context.team)
 
     def _joins_micro_batches(self, preset: Preset, settings: Sequence[Setting], task: Task) -> bool:
-        """Whether rows of several micro-batches can be compared (`compress.training.grad_cache`).
+        """Whether rows of several micro-batches can be compared (`foundation.training.grad_cache`).
 
         All losses have to read the vectors alone, and to train nothing besides.
         """
-        from compress.models.meta import on_meta_device
+        from foundation.models.meta import on_meta_device
 
         facts = TASKS[task]
         if not self.JOINS_MICRO_BATCHES or not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in preset.losses):
@@ -191,8 +191,8 @@ class Distill(DistillSettings):
 
     def _check_answers(self) -> None:
         """Raises if losses need the internals of several teachers, or logits on a corpus."""
-        from compress.stage.stage import teachers_named
         from distill.presets import PRESETS
+        from foundation.stage.stage import teachers_named
 
         losses = self.losses or PRESETS[self.loss or "soft_target"].losses
         internal = [loss.name for loss in losses if not loss.ANSWERS_ONLY]
@@ -252,13 +252,13 @@ class Distill(DistillSettings):
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
-        from compress.machine.device import computing_device
-        from compress.models.checkpoint import save
-        from compress.training.selection import selection_metric
-        from compress.training.thresholds import fit_null_threshold
-        from compress.training.train import TrainConfig, Training, train
         from distill.steps import Steps
         from distill.student import build
+        from foundation.machine.device import computing_device
+        from foundation.models.checkpoint import save
+        from foundation.training.selection import selection_metric
+        from foundation.training.thresholds import fit_null_threshold
+        from foundation.training.train import TrainConfig, Training, train
 
         assert context.teachers, "the pipeline provides the teachers"
         device, team = computing_device(), context.team
@@ -295,8 +295,8 @@ class Distill(DistillSettings):
 
     def _with_answers(self, context: Context, folder: Path, device: Any) -> Context:
         """Returns the context with the answers of the first teacher as targets of the train split."""
-        from compress.models.checkpoint import load
         from distill.sequences import with_answers
+        from foundation.models.checkpoint import load
 
         assert self.sequences is not None
         name, teacher = context.teachers[0].digest, load(folder, device)

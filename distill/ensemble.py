@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.training.losses.answer_loss import AnswerLoss
-from compress.training.train import Batch
 from distill.capture import Captured, Wanted
 from distill.teacher import Teacher
+from foundation.training.losses.answer_loss import AnswerLoss
+from foundation.training.train import Batch
 
 
 def run_teachers(

@@ -1,10 +1,10 @@
 """Distillation losses for other stages: recovery after pruning, sparse training, quantization-aware training.
 
-Those stages do not import this package: the pipeline injects `Injected` (`compress.stage.context.Losses`), and a stage names the losses it
-wants in its settings (`compress.stage.distillation.DistillationSettings`). The keys mean what they mean in the stage `distill`, with one
+Those stages do not import this package: the pipeline injects `Injected` (`foundation.stage.context.Losses`), and a stage names its losses
+in its settings (`foundation.stage.distillation.DistillationSettings`). The keys mean what they mean in the stage `distill`, with one
 addition: if the student is a pruned copy of the teacher, only the kept layers, channels and heads of the teacher are captured
-(`compress.models.architecture.origin`), so that each one learns from its original. Layer numbers then count the kept layers. Not supported:
-further training rows (`extra_text`, `augment`, `corpus`) and several teachers.
+(`foundation.models.architecture.origin`), so that each one learns from its original. Layer numbers then count the kept layers. Not
+supported: further training rows (`extra_text`, `augment`, `corpus`) and several teachers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.core.problems import explain
-from compress.models.forward import freeze
-from compress.stage.context import Context
-from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from distill.distill import Distill
 from distill.steps import Steps
+from foundation.core.errors import InputError
+from foundation.core.problems import explain
+from foundation.models.forward import freeze
+from foundation.stage.context import Context
+from foundation.stage.distillation import Distillation, DistillationSettings, SettingKeys
 
 
 class _InjectedStage(Distill):
@@ -47,7 +47,7 @@ class _InjectedStage(Distill):
 
 
 class Injected:
-    """Distillation losses by name for stages outside this package; see `compress.stage.context.Losses`."""
+    """Distillation losses by name for stages outside this package; see `foundation.stage.context.Losses`."""
 
     def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
         """Checks, before the first stage runs, that losses fit two models and the task.

@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compress.core.errors import InputError
 from distill.choices import LayerMap
+from foundation.core.errors import InputError
 
 
 def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple[int, int], ...]:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.core.config import Config
-from compress.core.errors import InputError
-from compress.models.inputs.tokenizer import load_tokenizer
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+from foundation.models.inputs.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

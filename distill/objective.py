@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import Task
-from compress.machine.parallel import ALONE, Team
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
 from distill.capture import Captured, Wanted
 from distill.ensemble import run_teachers
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
+from foundation.core.errors import InputError
+from foundation.core.tasks import Task
+from foundation.machine.parallel import ALONE, Team
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 
 
 class Objective(nn.Module):

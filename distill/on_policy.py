@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from compress.core.config import Config
-from compress.core.forms.next_token import IGNORED
-from compress.models.library import quiet
+from foundation.core.config import Config
+from foundation.core.forms.next_token import IGNORED
+from foundation.models.library import quiet
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.training.train import Batch
+    from foundation.training.train import Batch
 
 
 class OnPolicy(Config):
@@ -76,7 +76,7 @@ class Sampling:
         """Returns blocks whose first part is given and whose rest the student wrote."""
         import torch
 
-        from compress.models.generation import generate
+        from foundation.models.generation import generate
 
         ids_bL = batch.features["input_ids"]
         length = ids_bL.shape[1]
@@ -92,7 +92,7 @@ class Sampling:
         """Returns pairs whose targets the student wrote, each up to its end token."""
         import torch
 
-        from compress.models.generation import answer_tokens, generate
+        from foundation.models.generation import answer_tokens, generate
 
         features, width = batch.features, batch.labels.shape[1]
         ends, read = answer_tokens(model).ends, {name: features[name] for name in ("input_ids", "attention_mask")}

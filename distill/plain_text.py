@@ -23,14 +23,14 @@ from typing import Annotated, Any
 from pydantic import Field
 from tokenizers import Encoding, Tokenizer
 
-from compress.core.config import Config
-from compress.core.errors import InputError
-from compress.core.files import local
-from compress.data import tables
-from compress.data.config import ColumnName
-from compress.data.splits import content_key
-from compress.data.tables import Quoting
-from compress.standalone.preprocess import Row
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+from foundation.core.files import local
+from foundation.data import tables
+from foundation.data.config import ColumnName
+from foundation.data.splits import content_key
+from foundation.data.tables import Quoting
+from foundation.standalone.preprocess import Row
 
 CHUNK = 1024
 

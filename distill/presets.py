@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compress.stage.distillation import LossName
 from distill.losses.distilbert import Cosine
 from distill.losses.generalized_jsd import GeneralizedJsd
 from distill.losses.hidden import Hidden
@@ -27,6 +26,7 @@ from distill.losses.similarity import Similarity
 from distill.losses.soft_target import SoftTarget
 from distill.losses.tinybert import TinyBert
 from distill.schedules import Ramp
+from foundation.stage.distillation import LossName
 
 AnyLoss = Annotated[
     SoftTarget

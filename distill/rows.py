@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.splits import Data, Split, hold_out
-from compress.models.inputs.tokenizer import load_tokenizer
 from distill.plain_text import PlainText, new_rows, packed, read_plain
+from foundation.data.splits import Data, Split, hold_out
+from foundation.models.inputs.tokenizer import load_tokenizer
 
 
 def gather(

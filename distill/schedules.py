@@ -5,7 +5,7 @@ v(t) = start + (end - start) * t / (n - 1)        t: step, from 0; n: total step
 
 from __future__ import annotations
 
-from compress.core.config import Config
+from foundation.core.config import Config
 
 
 class Ramp(Config):

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from safetensors.numpy import load_file, save_file
 
-from compress.artifacts.artifact import digest
-from compress.core.config import Config, as_given
-from compress.core.forms.next_token import IGNORED, labels_of
-from compress.core.progress import Progress
-from compress.data.splits import Split
-from compress.models.library import quiet
-from compress.standalone.preprocess import TokenPair
 from distill.on_policy import tokens_given
+from foundation.artifacts.artifact import digest
+from foundation.core.config import Config, as_given
+from foundation.core.forms.next_token import IGNORED, labels_of
+from foundation.core.progress import Progress
+from foundation.data.splits import Split
+from foundation.models.library import quiet
+from foundation.standalone.preprocess import TokenPair
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +68,7 @@ def with_answers(
         name: What the teacher is, for the names of the files.
         progress: Shows a bar.
     """
-    from compress.models.encoder_decoder import answered
+    from foundation.models.encoder_decoder import answered
 
     pairs = [row for row in split.rows if isinstance(row, TokenPair)]
     blocks = [row for row in split.rows if isinstance(row, np.ndarray)]
@@ -114,9 +114,9 @@ def continued(model: Any, sources: Sequence[Ids], beams: int, lengths: Sequence[
     """
     import torch
 
-    from compress.models.encoder_decoder import BATCH_SIZE
-    from compress.models.forward import device_of
-    from compress.models.generation import generate
+    from foundation.models.encoder_decoder import BATCH_SIZE
+    from foundation.models.forward import device_of
+    from foundation.models.generation import generate
 
     device, answers = device_of(model), [np.zeros(0, np.int32)] * len(sources)
     alike: dict[tuple[int, int], list[int]] = {}  # no padding, so that a continuation does not depend on the other sources

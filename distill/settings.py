@@ -6,10 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.core.config import as_given
-from compress.stage.stage import ModelStage, teachers_named
-from compress.training.choices import Optimizer
-from compress.training.lora import Lora
 from distill.choices import Student
 from distill.masking import Augment
 from distill.on_policy import OnPolicy
@@ -17,11 +13,15 @@ from distill.plain_text import PlainText
 from distill.presets import AnyLoss, PresetName
 from distill.schedules import Ramp, always_zero, smallest
 from distill.sequences import Sequences
+from foundation.core.config import as_given
+from foundation.stage.stage import ModelStage, teachers_named
+from foundation.training.choices import Optimizer
+from foundation.training.lora import Lora
 
 if TYPE_CHECKING:
-    from compress.stage.context import Context
     from distill.losses.loss import Setting
     from distill.presets import Preset
+    from foundation.stage.context import Context
 
 TeacherName = Annotated[str, Field(min_length=1)]
 

@@ -19,23 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.data.splits import Split
-from compress.measure.predictions import compared
-from compress.models.architecture.origin import Origin
-from compress.models.checkpoint import load
-from compress.models.config import ModelConfig
-from compress.models.importing import import_model
-from compress.stage.context import Context
-from compress.stage.stage import is_model, teachers_named
-from compress.standalone.preprocess import Preprocessor
-from compress.training.distilled import on_devices
-from compress.training.finetune import trained_here
-from compress.training.losses.table import losses_of
-from compress.training.rows import Rows
-from compress.training.selection import EVALUATION_BATCH, answered, judged_by
-from compress.training.teacher_logits import teacher_logits
 from distill.capture import Capture, Wanted
 from distill.ensemble import shares
 from distill.losses.loss import Shape
@@ -46,6 +29,23 @@ from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
 from distill.teacher import CACHE_BYTES, Pair, Teacher, about, match_inputs
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.data.splits import Split
+from foundation.measure.predictions import compared
+from foundation.models.architecture.origin import Origin
+from foundation.models.checkpoint import load
+from foundation.models.config import ModelConfig
+from foundation.models.importing import import_model
+from foundation.stage.context import Context
+from foundation.stage.stage import is_model, teachers_named
+from foundation.standalone.preprocess import Preprocessor
+from foundation.training.distilled import on_devices
+from foundation.training.finetune import trained_here
+from foundation.training.losses.table import losses_of
+from foundation.training.rows import Rows
+from foundation.training.selection import EVALUATION_BATCH, answered, judged_by
+from foundation.training.teacher_logits import teacher_logits
 
 
 @dataclass(frozen=True)

@@ -29,24 +29,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.answers.table import answer_of
-from compress.core.errors import InputError, nearest
-from compress.core.tasks import TASKS, Task
-from compress.models.adapters import model_folder
-from compress.models.architecture.attention import probe
-from compress.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
-from compress.models.architecture.shapes import auto_class, remade
-from compress.models.checkpoint import load
-from compress.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
-from compress.models.forward import device_of
-from compress.models.heads.reader import THRESHOLD_KEY
-from compress.models.importing import import_model
-from compress.models.layers.conv1d import with_linears
-from compress.models.library import REFUSED, depths_of, one_line, quiet, task_classes, with_class
-from compress.models.own_shape import SHAPE_KEY
-from compress.stage.context import Context
 from distill.choices import Student
 from distill.width import narrow, with_widths
+from foundation.answers.table import answer_of
+from foundation.core.errors import InputError, nearest
+from foundation.core.tasks import TASKS, Task
+from foundation.models.adapters import model_folder
+from foundation.models.architecture.attention import probe
+from foundation.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
+from foundation.models.architecture.shapes import auto_class, remade
+from foundation.models.checkpoint import load
+from foundation.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
+from foundation.models.forward import device_of
+from foundation.models.heads.reader import THRESHOLD_KEY
+from foundation.models.importing import import_model
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.library import REFUSED, depths_of, one_line, quiet, task_classes, with_class
+from foundation.models.own_shape import SHAPE_KEY
+from foundation.stage.context import Context
 
 CARRIED = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "type_vocab_size", "image_size", "num_channels")
 """Config keys that every student inherits, as it gets the same tokens or images as the incoming model."""

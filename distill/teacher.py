@@ -1,6 +1,6 @@
 """The teacher: frozen, in evaluation mode, and run as rarely as possible.
 
-If all losses need only logits, these are computed once for all training rows (`compress.training.teacher_logits`). If a loss needs hidden
+If all losses need only logits, these are computed once for all training rows (`foundation.training.teacher_logits`). If a loss needs hidden
 states or attention, the teacher runs on every batch, without gradient. A teacher with a different tokenizer gets the rows in its own
 tokens, which is sufficient for losses on logits.
 """
@@ -18,18 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.models.architecture.origin import Origin
-from compress.models.forward import on_device
-from compress.training.distilled import tokens_of
-from compress.training.rows import CHUNK, Rows
-from compress.training.train import Batch
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 from distill.on_policy import Sampling
+from foundation.core.errors import InputError
+from foundation.models.architecture.origin import Origin
+from foundation.models.forward import on_device
+from foundation.training.distilled import tokens_of
+from foundation.training.rows import CHUNK, Rows
+from foundation.training.train import Batch
 
 if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
+    from foundation.standalone.preprocess import Preprocessor
 
 FITTING = "; give a model that was trained for this task and these labels"
 CACHE_BYTES = 2**30

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.attention import Attention, find_attentions, out_axis
-from compress.models.architecture.axes import Axes, axes_of, key_of, size_of
-from compress.models.architecture.blocks import blocks_of
-from compress.models.architecture.shapes import remade
-from compress.models.architecture.structure import head_axes
-from compress.models.own_shape import SHAPE_KEY
+from foundation.core.errors import InputError
+from foundation.models.architecture.attention import Attention, find_attentions, out_axis
+from foundation.models.architecture.axes import Axes, axes_of, key_of, size_of
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.shapes import remade
+from foundation.models.architecture.structure import head_axes
+from foundation.models.own_shape import SHAPE_KEY
 
 
 def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> Any:

@@ -41,6 +41,7 @@ FOLDERS = {
     "quantize/": "",
     "export/": "",
     "triton_repo/": "",
+    "foundation/": "",
     "recipes/": "Recipes to run and to start from",
     "docker/": "Images, Compose, Prometheus, Grafana and Kubernetes for a deployed GPU repository",
     "benchmarks/": "The commands behind every figure, and their results",

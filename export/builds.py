@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from compress.artifacts.artifact import lineage
-from compress.core.engines import ENGINES
-from compress.stage.context import Context
 from export.engines.registry import engine_module
 from export.graph.quantized import precision_of
+from foundation.artifacts.artifact import lineage
+from foundation.core.engines import ENGINES
+from foundation.stage.context import Context
 
 HALVES: Final = ("fp16", "bf16")
 Asked = tuple[str, str, str, str]

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.core.config import Config
-from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
+from foundation.core.config import Config
+from foundation.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 
 FloatPrecision = Literal["fp32", "bf16", "fp16"]
 

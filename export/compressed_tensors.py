@@ -33,17 +33,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from compress.artifacts.artifact import write_json
-from compress.models.library import quiet
-from compress.models.meta import on_meta_device
-from compress.models.own_shape import SHAPE_KEY
-from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
-from compress.schemes.fp8 import Fp8Scales, to_e4m3
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
-from compress.schemes.table import SCHEMES
+from foundation.artifacts.artifact import write_json
+from foundation.models.library import quiet
+from foundation.models.meta import on_meta_device
+from foundation.models.own_shape import SHAPE_KEY
+from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
+from foundation.schemes.fp8 import Fp8Scales, to_e4m3
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.int8 import DynamicScales, LayerScales, levels, quantize
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
+from foundation.schemes.table import SCHEMES
 
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
@@ -62,7 +62,7 @@ def obstacle(checkpoint: Path) -> str | None:
     if document.get("products") or document.get("residuals"):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
     if SHAPE_KEY in json.loads((checkpoint / "config.json").read_text(encoding="utf-8")):
-        return "its layers differ in size, as pruning left them, and only compress.models.checkpoint.load builds such a shape"
+        return "its layers differ in size, as pruning left them, and only foundation.models.checkpoint.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
         if name not in modules:

@@ -29,12 +29,12 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from compress.artifacts.artifact import write_json
-from compress.artifacts.safetensors import read_json
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.models.config import read_config
-from compress.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
+from foundation.artifacts.artifact import write_json
+from foundation.artifacts.safetensors import read_json
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.models.config import read_config
+from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
 
 HIDDEN = "last_hidden_state"
 """What both backends read."""

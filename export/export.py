@@ -34,23 +34,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.artifacts.artifact import Artifact, Kind, digest, write_json
-from compress.core.config import as_given
-from compress.core.engines import ENGINES
-from compress.core.errors import InputError
-from compress.core.named import one_of
-from compress.core.tasks import TASKS
-from compress.models.library import model_class
-from compress.stage.stage import Stage
-from compress.standalone.preprocess import Preprocessor
 from export.choices import FloatPrecision, Generation
+from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
+from foundation.core.config import as_given
+from foundation.core.engines import ENGINES
+from foundation.core.errors import InputError
+from foundation.core.named import one_of
+from foundation.core.tasks import TASKS
+from foundation.models.library import model_class
+from foundation.stage.stage import Stage
+from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
-    from compress.stage.context import Context
     from export.builds import Asked, Build
     from export.exporter import Exporter
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse
+    from foundation.stage.context import Context
 
 EXPORTED = "export.json"
 COMPRESSED = "compressed-tensors"
@@ -150,13 +150,13 @@ class Export(Stage):
                 its answers.
             EngineError: An engine failed.
         """
-        from compress.stage.stage import REUSED
         from export.builds import planned
         from export.exporter import Exporter
         from export.generation.agreement import Agreement
         from export.generation.proposals import with_proposals
         from export.half_graphs import HalfGraphs
         from export.towers import TowersExporter
+        from foundation.stage.stage import REUSED
 
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)

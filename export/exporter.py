@@ -10,15 +10,6 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from compress.core.engines import ENGINES, REFERENCE, EngineName
-from compress.core.tasks import TASKS
-from compress.data.splits import Split
-from compress.measure.engine_process import EngineProcess
-from compress.measure.tokens import load_answers
-from compress.schemes.table import is_static_int8, of_precision
-from compress.schemes.tables import load_tables
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor
 from export.builds import HALVES, Asked, Build, computes_bf16
 from export.choices import FloatPrecision
 from export.engines.registry import engine_module
@@ -31,6 +22,15 @@ from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
+from foundation.core.engines import ENGINES, REFERENCE, EngineName
+from foundation.core.tasks import TASKS
+from foundation.data.splits import Split
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.tokens import load_answers
+from foundation.schemes.table import is_static_int8, of_precision
+from foundation.schemes.tables import load_tables
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor
 
 MODEL, SPLIT = "model.onnx", "model_split.onnx"
 NO_GRAPH = "torch has no graph of its own that could be counted"
@@ -223,16 +223,16 @@ class Exporter:
     @cached_property
     def _floating(self) -> NDArray[Any]:
         """What torch answers to the rows of the gate with grid weights and float activations."""
-        from compress.measure.predictions import predict
-        from compress.models.checkpoint import load_float
+        from foundation.measure.predictions import predict
+        from foundation.models.checkpoint import load_float
 
         return predict(load_float(self.build.checkpoint), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
 
     def _as_rounded(self, rounding: Rounding) -> NDArray[Any]:
         """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
-        from compress.measure.predictions import predict, predicts_streamed
-        from compress.models.checkpoint import load, load_float
         from export.parity.own_rounding import rounding_blocks
+        from foundation.measure.predictions import predict, predicts_streamed
+        from foundation.models.checkpoint import load, load_float
 
         split, expected = self._gate
         checkpoint = self.build.checkpoint
@@ -248,10 +248,10 @@ class Exporter:
     def _amplified(self) -> dict[str, Any] | None:
         """How the predictions of torch compare with its own after a nudge, where they do not pass the gate; None where they do, and for
         models that are not held to this (`export.parity.amplified`)."""
-        from compress.measure.agreement import compare_predictions
-        from compress.measure.predictions import predict, predicts_streamed
-        from compress.models.checkpoint import load
         from export.parity.amplified import nudged
+        from foundation.measure.agreement import compare_predictions
+        from foundation.measure.predictions import predict, predicts_streamed
+        from foundation.models.checkpoint import load
 
         (split, expected), task, checkpoint = self._gate, self.context.task, self.build.checkpoint
         if not TASKS[task].generates or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint, task):
@@ -275,8 +275,8 @@ class Exporter:
 
     def _in_torch(self, split: Split) -> NDArray[Any]:
         """Returns the predictions of torch eager."""
-        from compress.measure.predictions import predict, predict_streamed, predicts_streamed
-        from compress.models.checkpoint import load
+        from foundation.measure.predictions import predict, predict_streamed, predicts_streamed
+        from foundation.models.checkpoint import load
 
         checkpoint = self.build.checkpoint
         if predicts_streamed(checkpoint, self.context.task):
@@ -288,8 +288,8 @@ class Exporter:
 
         A mode whose predictions do not pass is not runnable: it is neither evaluated, timed nor served, and its entry says why.
         """
-        from compress.measure.answers import load_predictions
         from export.engines.spec import spec_of
+        from foundation.measure.answers import load_predictions
 
         if not ENGINES[entry["engine"]].builds:
             compared = self._compared(entry, self._gate[1])
@@ -370,10 +370,10 @@ class Exporter:
         Raises:
             ParityError: The integers of a layer are wrong.
         """
-        from compress.measure.agreement import compare_predictions, shortfall
         from export.parity.amplified import NOISE, further_in_more_rows
         from export.parity.own_rounding import further_than_torch, rounding_blocks
         from export.parity.parity import as_rows, check_layers
+        from foundation.measure.agreement import compare_predictions, shortfall
 
         split, expected = self._gate
         rounding = self._rounding(entry["engine"])
@@ -407,8 +407,8 @@ class Exporter:
 
     def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: NDArray[Any]) -> dict[str, Any]:
         """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
-        from compress.measure.answers import save_predictions
-        from compress.measure.metrics import metrics, num_predictions
+        from foundation.measure.answers import save_predictions
+        from foundation.measure.metrics import metrics, num_predictions
 
         labels, task = self.context.data.evaluation.labels, self.context.task
         half = self._half(entry)

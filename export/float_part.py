@@ -10,8 +10,9 @@ the int8 engine with the rest in r,
 
     D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
 
-A float build in halves is judged likewise, with D(fp32) = 0. The rule is that of int8 attention under `auto` (`compress.measure.closeness`,
-which has the floor). OpenVINO on a CPU has bf16; TensorRT has fp16 and bf16, and `export.half_graphs` says which of them is asked.
+A float build in halves is judged likewise, with D(fp32) = 0. The rule is that of int8 attention under `auto`
+(`foundation.measure.closeness`, which has the floor). OpenVINO on a CPU has bf16; TensorRT has fp16 and bf16, and `export.half_graphs` says
+which of them is asked.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.answers.table import answer_of
-from compress.core.forms.zero_shot import are_images_and_texts
-from compress.core.spread import spread
-from compress.core.tasks import TASKS, Task
-from compress.measure.closeness import bound_of, floor_of, spread_rows
-from compress.measure.closeness import distance as divergence
-from compress.stage.context import Context
-from compress.standalone.preprocess import Row
 from export.choices import FloatPrecision
+from foundation.answers.table import answer_of
+from foundation.core.forms.zero_shot import are_images_and_texts
+from foundation.core.spread import spread
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.closeness import bound_of, floor_of, spread_rows
+from foundation.measure.closeness import distance as divergence
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Row
 
 TRIAL_ROWS = 256
 Array = NDArray[Any]

@@ -25,14 +25,14 @@ from typing import Any, Final, Literal
 import onnx
 from numpy.typing import NDArray
 
-from compress.core.spread import spread
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor, Row
 from export.choices import FloatPrecision
 from export.graph.attention import fuse_attention
 from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
+from foundation.core.spread import spread
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor, Row
 
 RANGE_ROWS: Final = 64
 """Rows that ranges are measured on: `export.graph.halves` keeps three quarters of the range for the others."""

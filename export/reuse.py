@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
-from compress.artifacts.store import holding
-from compress.core.tasks import TASKS
-from compress.stage.context import Context
 from export.builds import Asked, Build, has_half_graphs
+from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
+from foundation.artifacts.store import holding
+from foundation.core.tasks import TASKS
+from foundation.stage.context import Context
 
 ENTRY, ANSWERS = "entry.json", "answers"
 

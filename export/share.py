@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.schemes.table import INT4_PRECISIONS
 from export.graph.macs import Gemm
+from foundation.schemes.table import INT4_PRECISIONS
 
 
 def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any]:

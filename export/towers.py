@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from compress.artifacts.artifact import write_json
-from compress.core.engines import ENGINES, EngineName
-from compress.core.forms.zero_shot import SIDES
-from compress.models.heads.towers import tower_of
-from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
 from export.engines.registry import engine_module
 from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
+from foundation.artifacts.artifact import write_json
+from foundation.core.engines import ENGINES, EngineName
+from foundation.core.forms.zero_shot import SIDES
+from foundation.models.heads.towers import tower_of
+from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
 
 
 class TowersExporter(Exporter):
@@ -124,7 +124,7 @@ class TowersExporter(Exporter):
 
     def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
         """Compares both towers with torch together, and each by itself."""
-        from compress.measure.agreement import compare_predictions, shortfall
+        from foundation.measure.agreement import compare_predictions, shortfall
 
         compared = super()._compared(entry, answers, layers)
         split, expected = self._gate

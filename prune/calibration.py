@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.core.runs import rows_of
-from compress.models.forward import device_of
-from compress.stage.context import Context
-from compress.training.rows import Rows
-from compress.training.train import Batch
+from foundation.core.runs import rows_of
+from foundation.models.forward import device_of
+from foundation.stage.context import Context
+from foundation.training.rows import Rows
+from foundation.training.train import Batch
 
 BATCH_SIZE = 32
 

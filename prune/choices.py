@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.core.config import Config, as_given
-from compress.stage.distillation import DistillationSettings
-from compress.training.choices import Optimizer
-from compress.training.lora import Lora
+from foundation.core.config import Config, as_given
+from foundation.stage.distillation import DistillationSettings
+from foundation.training.choices import Optimizer
+from foundation.training.lora import Lora
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
 """What a model is cut in."""

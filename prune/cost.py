@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.models.architecture.axes import Axis
-    from compress.models.architecture.structure import Sizes, Structure
+    from foundation.models.architecture.axes import Axis
+    from foundation.models.architecture.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "cross", "ffn", "experts"]

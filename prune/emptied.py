@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import HEAD_KINDS, Structure
+from foundation.models.architecture.structure import HEAD_KINDS, Structure
 from prune.cost import count_of
 from prune.hook_points import HookPoints
 

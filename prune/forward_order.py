@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.attention import find_attentions
-from compress.models.architecture.blocks import Stack, blocks_of, stacks_of
-from compress.models.inputs.padding import read_by_decoder, real_rows
+from foundation.core.errors import InputError
+from foundation.models.architecture.attention import find_attentions
+from foundation.models.architecture.blocks import Stack, blocks_of, stacks_of
+from foundation.models.inputs.padding import read_by_decoder, real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
+from foundation.models.architecture.structure import Structure
 from prune.cost import GATED, Component, count_of, width_of
 from prune.hook_points import HookPoints
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.attention import is_layer
-from compress.models.architecture.structure import Structure
-from compress.models.inputs.padding import mask_of, read_by_decoder
-from compress.models.inputs.sounds import frames_of
+from foundation.models.architecture.attention import is_layer
+from foundation.models.architecture.structure import Structure
+from foundation.models.inputs.padding import mask_of, read_by_decoder
+from foundation.models.inputs.sounds import frames_of
 from prune.cost import Component
 
 

@@ -2,9 +2,9 @@
 
     score_l = mean over calibration rows of loss(model without block l)          without: y = x instead of y = block(x)
 
-The loss is that of the task (`compress.training.supervised`): cross entropy, or squared error for regression. Of a language model it is the
-log of the perplexity, where blocks of text have equal length. Rows come from the train split and need labels. Each block takes a forward
-pass; unlike block influence (`prune.activation`), the loss tells what the change that a block makes is worth to the answer.
+The loss is that of the task (`foundation.training.supervised`): cross entropy, or squared error for regression. Of a language model it is
+the log of the perplexity, where blocks of text have equal length. Rows come from the train split and need labels. Each block takes a
+forward pass; unlike block influence (`prune.activation`), the loss tells what the change that a block makes is worth to the answer.
 
 Minitron: Muralidharan et al. 2024, https://arxiv.org/abs/2407.14679, section 2.2 (depth, by perplexity). Left out: the search for the best
 set of several blocks. Each is scored with all others present, and those with the lowest scores go together; `schedule: cubic` scores again
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
-from compress.training.train import Batch, Objective
+from foundation.models.architecture.structure import Structure
+from foundation.training.train import Batch, Objective
 from prune.masks.masks import masked
 
 

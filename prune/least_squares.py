@@ -7,9 +7,9 @@ the tokens of the calibration rows, [I, I],
 
 minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the Optimal Brain Surgeon update for whole columns (Hassibi and Stork 1993;
 for structured pruning Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is treated as the column of a constant
-input 1; it always stays and is not damped. If the model's zeros are held (`compress.training.kept_zeros`), each output has its own problem
-over its nonzero weights; conjugate gradients solve all of them together. Limitations: G is taken from the model before surgery, so changes
-in earlier layers are ignored. Not supported: experts.
+input 1; it always stays and is not damped. If the model's zeros are held (`foundation.training.kept_zeros`), each output has its own
+problem over its nonzero weights; conjugate gradients solve all of them together. Limitations: G is taken from the model before surgery, so
+changes in earlier layers are ignored. Not supported: experts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import HEAD_KINDS, Structure
-from compress.training.kept_zeros import NOTE
-from compress.training.train import Batch
+from foundation.models.architecture.structure import HEAD_KINDS, Structure
+from foundation.training.kept_zeros import NOTE
+from foundation.training.train import Batch
 from prune.hook_points import HookPoints, token_masks
 from prune.surgery import KeptUnits, head_numbers
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from compress.core.named import Named, one_of
+from foundation.core.named import Named, one_of
 from prune.fisher import fisher
 from prune.scores import Batches, by_activation, by_gradient, by_magnitude, comparable, unread_first
 from prune.taylor import taylor
@@ -18,8 +18,8 @@ from prune.taylor import taylor
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.models.architecture.structure import Structure
-    from compress.training.train import Objective
+    from foundation.models.architecture.structure import Structure
+    from foundation.training.train import Objective
     from prune.selection import Scores
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.structure import Structure
-from compress.models.forward import device_of, forward
-from compress.models.library import REFUSED, one_line
-from compress.training.train import Batch
+from foundation.core.errors import InputError
+from foundation.models.architecture.structure import Structure
+from foundation.models.forward import device_of, forward
+from foundation.models.library import REFUSED, one_line
+from foundation.training.train import Batch
 from prune.hook_points import HookPoints
 from prune.masks.masks import Gate, masked
 from prune.sensitivity import silenced_all

@@ -21,19 +21,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compress.artifacts.artifact import Artifact, writing
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.machine.parallel import ALONE, Team
-from compress.models.architecture.origin import Origin
+from foundation.artifacts.artifact import Artifact, writing
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.machine.parallel import ALONE, Team
+from foundation.models.architecture.origin import Origin
 from prune.settings import PruneSettings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.data.splits import Data
-    from compress.models.architecture.structure import Sizes, Structure
-    from compress.stage.context import Context
+    from foundation.data.splits import Data
+    from foundation.models.architecture.structure import Sizes, Structure
+    from foundation.stage.context import Context
     from prune.latency.budget import LatencyBudget
     from prune.surgery import KeptUnits
 
@@ -107,10 +107,10 @@ class Prune(PruneSettings):
         """Raises if tokens cannot leave a model of this kind, which is tried on one with two layers and random weights."""
         import torch
 
-        from compress.models.architecture.attention import probe
-        from compress.models.architecture.blocks import with_layers
-        from compress.models.architecture.shapes import on_meta, remade
-        from compress.models.architecture.structure import Structure
+        from foundation.models.architecture.attention import probe
+        from foundation.models.architecture.blocks import with_layers
+        from foundation.models.architecture.shapes import on_meta, remade
+        from foundation.models.architecture.structure import Structure
         from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
         team, given = context.team, f"{self.key}.tokens: given"
@@ -137,8 +137,8 @@ class Prune(PruneSettings):
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
         unknown: it assumes the default sparsity, or as much as can be removed.
         """
-        from compress.models.architecture.blocks import with_layers
-        from compress.models.architecture.shapes import with_sizes
+        from foundation.models.architecture.blocks import with_layers
+        from foundation.models.architecture.shapes import with_sizes
         from prune.tokens.tokens import shares_of
 
         kept, sizes = self.planned(config)
@@ -150,8 +150,8 @@ class Prune(PruneSettings):
         """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
         import torch
 
-        from compress.models.architecture.shapes import on_meta
-        from compress.models.architecture.structure import Structure
+        from foundation.models.architecture.shapes import on_meta
+        from foundation.models.architecture.structure import Structure
         from prune.allocation import uniform
         from prune.cost import count_of
         from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
@@ -180,8 +180,8 @@ class Prune(PruneSettings):
         Raises:
             InputError: The target cannot be reached, the tokenizer cannot be cut, or training failed.
         """
-        from compress.models.architecture.structure import Structure
-        from compress.models.checkpoint import load, save
+        from foundation.models.architecture.structure import Structure
+        from foundation.models.checkpoint import load, save
         from prune.selection import Incoming, lowest_share
         from prune.steps import Steps, take_part
         from prune.tokens.tokens import with_tokens
@@ -234,10 +234,10 @@ class Prune(PruneSettings):
         Raises:
             InputError: Some part of this architecture cannot be resized.
         """
-        from compress.models.architecture.blocks import with_layers
-        from compress.models.architecture.dropped_tokens import SIGNIFICANCE
-        from compress.models.architecture.shapes import on_meta, with_sizes
-        from compress.models.architecture.structure import Structure
+        from foundation.models.architecture.blocks import with_layers
+        from foundation.models.architecture.dropped_tokens import SIGNIFICANCE
+        from foundation.models.architecture.shapes import on_meta, with_sizes
+        from foundation.models.architecture.structure import Structure
         from prune.surgery import check_shapes
 
         kept, sizes = self.planned(config)
@@ -279,12 +279,12 @@ class Prune(PruneSettings):
         Raises:
             InputError: Too many tokens would become unknown.
         """
-        from compress.models.architecture.structure import Structure
+        from foundation.models.architecture.structure import Structure
         from prune.surgery import KeptUnits, shrink
 
         if "vocabulary" not in self.granularity:
             return parent.path, {}
-        from compress.models.checkpoint import load, save
+        from foundation.models.checkpoint import load, save
         from prune.vocabulary import cut_vocabulary, write_tokenizer
 
         model, data = load(parent.path), context.data

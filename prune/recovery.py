@@ -1,6 +1,6 @@
 """Recovery: fine-tune the pruned model on the labels and a teacher.
 
-    loss_b = loss of `compress.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
+    loss_b = loss of `foundation.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
 l(m) is the teacher layer that layer m came from, k(c) the channel that channel c came from. A pruned model is a part of the incoming model,
 so no projection has to be learned (unlike Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1). Hidden states are taken between
@@ -22,23 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.machine.device import computing_device
-from compress.models.architecture.blocks import between_blocks, blocks_of
-from compress.models.architecture.origin import Origin, same_shape
-from compress.models.config import read_config
-from compress.models.inputs.padding import mask_of
-from compress.models.library import depths_of
-from compress.stage.context import Context
-from compress.stage.distillation import Distillation, SettingKeys
-from compress.training.allowed import check_training
-from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
-from compress.training.finetune import trained_here
-from compress.training.history import History
-from compress.training.selection import judged_by, selection_metric
-from compress.training.supervised import check_labelled, check_loss, supervised
-from compress.training.train import Batch, Objective, TrainConfig, Training, train
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.machine.device import computing_device
+from foundation.models.architecture.blocks import between_blocks, blocks_of
+from foundation.models.architecture.origin import Origin, same_shape
+from foundation.models.config import read_config
+from foundation.models.inputs.padding import mask_of
+from foundation.models.library import depths_of
+from foundation.stage.context import Context
+from foundation.stage.distillation import Distillation, SettingKeys
+from foundation.training.allowed import check_training
+from foundation.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
+from foundation.training.finetune import trained_here
+from foundation.training.history import History
+from foundation.training.selection import judged_by, selection_metric
+from foundation.training.supervised import check_labelled, check_loss, supervised
+from foundation.training.train import Batch, Objective, TrainConfig, Training, train
 from prune.choices import Recover
 
 
@@ -145,7 +145,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     Raises:
         InputError: There are no training rows, the teacher does not fit, or the loss became NaN or infinite.
     """
-    from compress.models.checkpoint import load
+    from foundation.models.checkpoint import load
 
     settings, source, context = job.settings, job.source, job.context
     assert context.teacher is not None, "the pipeline provides the teacher"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.training.train import Batch
 from prune.hook_points import HookPoints, token_masks
 
 

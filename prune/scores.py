@@ -22,8 +22,8 @@ from prune.cost import GATED, Component, count_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.models.architecture.structure import Structure
-    from compress.training.train import Batch, Objective
+    from foundation.models.architecture.structure import Structure
+    from foundation.training.train import Batch, Objective
     from prune.gates import GateSite
     from prune.selection import Scores
 

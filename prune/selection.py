@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from compress.core.errors import InputError, nearest
-from compress.models.architecture.structure import Sizes, Structure
+from foundation.core.errors import InputError, nearest
+from foundation.models.architecture.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
 from prune.choices import Granularity
 from prune.cost import Component, CostModel, count_of

@@ -1,6 +1,6 @@
 """Sensitivity: how far the outputs move when one component of one block loses a share of its units.
 
-D is the distance between the outputs of two models (`compress.measure.closeness`: KL divergence, or squared error for regression):
+D is the distance between the outputs of two models (`foundation.measure.closeness`: KL divergence, or squared error for regression):
 
     D_i(s)   distance with the share s of the units of component i masked out, lowest scores first, all others kept       s in `SHARES`
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
+from foundation.models.architecture.structure import Structure
 from prune.allocation import Part, top
 from prune.cost import GATED, count_of, width_of
 from prune.hook_points import HookPoints

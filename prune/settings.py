@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.core.config import as_given
-from compress.core.errors import InputError
-from compress.stage.context import TimedPrecision
-from compress.stage.distillation import SettingKeys
-from compress.stage.stage import ModelStage, is_model
+from foundation.core.config import as_given
+from foundation.core.errors import InputError
+from foundation.stage.context import TimedPrecision
+from foundation.stage.distillation import SettingKeys
+from foundation.stage.stage import ModelStage, is_model
 from prune.choices import Granularity, Learn, Recover
 from prune.cost import Measure
 from prune.cubic import cubic
@@ -20,7 +20,7 @@ from prune.methods import LayerScore, Method
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.models.architecture.structure import Structure
+    from foundation.models.architecture.structure import Structure
     from prune.cost import CostModel
     from prune.latency.budget import LatencyBudget
     from prune.selection import Limits

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compress.models.architecture.axes import Axis
-from compress.models.architecture.structure import Structure, head_pieces
+from foundation.models.architecture.axes import Axis
+from foundation.models.architecture.structure import Structure, head_pieces
 from prune.cost import Component, count_of
 
 

@@ -19,15 +19,15 @@ from typing import Any
 
 from torch import nn
 
-from compress.artifacts.artifact import write_json, writing
-from compress.core.tasks import TASKS
-from compress.machine.device import computing_device
-from compress.measure.closeness import Trial
-from compress.models.architecture.origin import Origin
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, save
-from compress.stage.context import Context
-from compress.training.supervised import supervised
+from foundation.artifacts.artifact import write_json, writing
+from foundation.core.tasks import TASKS
+from foundation.machine.device import computing_device
+from foundation.measure.closeness import Trial
+from foundation.models.architecture.origin import Origin
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.stage.context import Context
+from foundation.training.supervised import supervised
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
 from prune.choices import Recover

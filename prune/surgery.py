@@ -14,8 +14,8 @@ norms average over the remaining channels only. Units that stay keep their order
 Of an encoder-decoder the layers of either side are removed; what only the first block has, such as T5's table of relative positions, moves
 to the new first block. Heads of T5 stay: all its layers share one table with an entry for each head.
 
-The axes come from `compress.models.architecture.structure`, the config from `compress.models.architecture.shapes`. Not supported: single
-channels of a head, whole attentions or FFNs of a block, neurons of single experts.
+The axes come from `foundation.models.architecture.structure`, the config from `foundation.models.architecture.shapes`. Not supported:
+single channels of a head, whole attentions or FFNs of a block, neurons of single experts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.axes import Axis
-from compress.models.architecture.blocks import source_of, with_layers
-from compress.models.architecture.shapes import remade, with_sizes
-from compress.models.architecture.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
+from foundation.core.errors import InputError
+from foundation.models.architecture.axes import Axis
+from foundation.models.architecture.blocks import source_of, with_layers
+from foundation.models.architecture.shapes import remade, with_sizes
+from foundation.models.architecture.structure import HEAD_KINDS, Sizes, Structure, head_indices, unit_indices
 from prune.cost import Component
 from prune.vocabulary import with_vocabulary
 
@@ -92,7 +92,7 @@ def shrink(model: nn.Module, structure: Structure, kept: KeptUnits, key: str) ->
     """Returns the small model, in evaluation mode on the CPU; the large model is not changed.
 
     Args:
-        model: A Transformers model from `compress.models.checkpoint.load`.
+        model: A Transformers model from `foundation.models.checkpoint.load`.
         structure: Its structure.
         kept: Units that stay.
         key: Key path in the recipe, for messages.

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from compress.artifacts.artifact import writing
-from compress.machine.parallel import Team
-from compress.models.architecture.origin import Origin
-from compress.models.checkpoint import load, save
+from foundation.artifacts.artifact import writing
+from foundation.machine.parallel import Team
+from foundation.models.architecture.origin import Origin
+from foundation.models.checkpoint import load, save
 
 FOLDER = "cut"
 

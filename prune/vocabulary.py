@@ -27,11 +27,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from compress.artifacts.artifact import write_json
-from compress.core.errors import InputError
-from compress.models.architecture.axes import axes_of
-from compress.models.architecture.shapes import on_meta
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.artifacts.artifact import write_json
+from foundation.core.errors import InputError
+from foundation.models.architecture.axes import axes_of
+from foundation.models.architecture.shapes import on_meta
+from foundation.standalone.preprocess import Preprocessor, Row
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 """Files with the old ids; tokenizer.json alone holds the same information."""

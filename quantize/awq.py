@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.scales import Grid
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.scales import Grid
 from quantize.folding import Group, rescale
 from quantize.group_scales import best_grid, clipped_grid, full_grid
 from quantize.moments import Moments, observe, output_errors

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from compress.models.architecture.trace import tensors_in
-from compress.schemes.int8_convolution import CONVOLUTIONS, Convolution, per_channel
+from foundation.models.architecture.trace import tensors_in
+from foundation.schemes.int8_convolution import CONVOLUTIONS, Convolution, per_channel
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 BATCH_NORM = "batch_norm"

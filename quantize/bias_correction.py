@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from compress.measure.closeness import place
-from compress.models.inputs.padding import real_rows
-from compress.schemes.int8_convolution import channel_axis
-from compress.schemes.scales import Layer, Scales
+from foundation.measure.closeness import place
+from foundation.models.inputs.padding import real_rows
+from foundation.schemes.int8_convolution import channel_axis
+from foundation.schemes.scales import Layer, Scales
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.answers.table import answer_of
-from compress.core.forms.next_token import labels_of
-from compress.core.tasks import TASKS, Task
-from compress.measure.answers import Array
-from compress.measure.judged import Judged, judged_of
-from compress.measure.metrics import Metric, primary
-from compress.measure.predictions import compared
-from compress.stage.context import Context
-from compress.standalone.preprocess import Row
-from compress.training.finetune import trained_here
+from foundation.answers.table import answer_of
+from foundation.core.forms.next_token import labels_of
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.answers import Array
+from foundation.measure.judged import Judged, judged_of
+from foundation.measure.metrics import Metric, primary
+from foundation.measure.predictions import compared
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Row
+from foundation.training.finetune import trained_here
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,7 @@ class Budget:
     """Labels of the rows; None if they may not be used."""
     context: Context
     logits: Array
-    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `compress.core.forms.next_token`."""
+    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `foundation.core.forms.next_token`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:

@@ -42,11 +42,11 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.inputs.padding import real_rows
-from compress.schemes.int8 import ACTIVATION_HIGH
-from compress.schemes.int8_convolution import channel_axis
-from compress.schemes.scales import SMALLEST_SCALE, Layer
+from foundation.core.errors import InputError
+from foundation.models.inputs.padding import real_rows
+from foundation.schemes.int8 import ACTIVATION_HIGH
+from foundation.schemes.int8_convolution import channel_axis
+from foundation.schemes.scales import SMALLEST_SCALE, Layer
 from quantize.choices import Method
 
 BINS = 8192

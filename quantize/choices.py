@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from compress.core.config import as_given
-from compress.schemes.table import SCHEMES, Scheme
-from compress.stage.distillation import DistillationSettings
-from compress.training.choices import Optimizer
-from compress.training.lora import Lora
+from foundation.core.config import as_given
+from foundation.schemes.table import SCHEMES, Scheme
+from foundation.stage.distillation import DistillationSettings
+from foundation.training.choices import Optimizer
+from foundation.training.lora import Lora
 
 Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)

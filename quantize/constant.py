@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from compress.models.meta import empty_caches
-from compress.schemes.scales import Layer
+from foundation.models.meta import empty_caches
+from foundation.schemes.scales import Layer
 
 CONSTANT = "the same for every row: engines compute it once"
 UNUSED = "its output does not reach the answer"

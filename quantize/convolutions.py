@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.schemes.int8_convolution import CONVOLUTIONS
-from compress.schemes.table import SCHEMES, Scheme, schemes_with
+from foundation.schemes.int8_convolution import CONVOLUTIONS
+from foundation.schemes.table import SCHEMES, Scheme, schemes_with
 
 Choice = Literal["auto"] | bool
 ATTENTION = frozenset({"softmax", "_softmax", "scaled_dot_product_attention"})

@@ -1,11 +1,11 @@
-"""Rounds the embeddings and the head of a language model to int8 rows (`compress.schemes.tables`)."""
+"""Rounds the embeddings and the head of a language model to int8 rows (`foundation.schemes.tables`)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.tables import on_table_grid, row_scale, table_modules
+from foundation.schemes.tables import on_table_grid, row_scale, table_modules
 from quantize.schemes import decibels
 
 

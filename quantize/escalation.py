@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compress.machine.device import computing_device
-from compress.models.checkpoint import load
-from compress.schemes.sites import placed
-from compress.stage.context import Context
+from foundation.machine.device import computing_device
+from foundation.models.checkpoint import load
+from foundation.schemes.sites import placed
+from foundation.stage.context import Context
 from quantize.budget import Budget
 from quantize.in_memory import Quantized, quantize_in_memory
 from quantize.settings import MixedPrecision, QuantizeSettings

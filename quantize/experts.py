@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.layers.experts import SeparateExperts, separate_experts
+from foundation.models.layers.experts import SeparateExperts, separate_experts
 
 NAMED = 3
 """Layers that a warning names."""

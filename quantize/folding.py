@@ -40,8 +40,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.models.architecture.trace import tensors_in
-from compress.models.layers.stored_linear import StoredLinear
+from foundation.models.architecture.trace import tensors_in
+from foundation.models.layers.stored_linear import StoredLinear
 from quantize.calibration import Observed
 
 RESHAPING = frozenset(

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale, grouped, nearest, num_groups
-from compress.schemes.scales import SMALLEST_SCALE, Grid
+from foundation.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale, grouped, nearest, num_groups
+from foundation.schemes.scales import SMALLEST_SCALE, Grid
 from quantize.moments import output_errors
 
 CLIPS = tuple(step / 40 for step in range(20, 40))

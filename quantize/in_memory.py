@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from compress.schemes.scales import Scales
-from compress.schemes.sites import Sites
-from compress.schemes.table import SCHEMES
-from compress.stage.context import Context
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import Sites
+from foundation.schemes.table import SCHEMES
+from foundation.stage.context import Context
 from quantize.batch_norm import return_biases
 from quantize.ptq import UNREACHED, divide
 from quantize.schemes import choose_scales, layer_figures, round_weights, scale_classes

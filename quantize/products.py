@@ -2,7 +2,7 @@
 
 Queries, keys, values and residuals are observed in histograms on the calibration rows in the float model, padding excluded. They use the
 same calibration method as the linear layers. The scale of the attention probabilities is a constant
-(`compress.schemes.attention_products`).
+(`foundation.schemes.attention_products`).
 
 The recipe switches sites on or off; with `auto`, `quantize.site_choice` chooses.
 
@@ -20,13 +20,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.progress import Progress
-from compress.measure.closeness import floor_of
-from compress.models.inputs.padding import real_rows
-from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
-from compress.schemes.scales import Layer, Scales
-from compress.schemes.sites import Sites, placed
+from foundation.core.errors import InputError
+from foundation.core.progress import Progress
+from foundation.measure.closeness import floor_of
+from foundation.models.inputs.padding import real_rows
+from foundation.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
+from foundation.schemes.scales import Layer, Scales
+from foundation.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.choices import Switch
 from quantize.sensitivity import SCAN_ROWS, Sensitivity

@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError, nearest
-from compress.models.config import read_config
-from compress.models.heads.towers import CAUSAL_TEXT
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import on_grid, weight_scale
-from compress.schemes.scales import SMALLEST_SCALE, Layer, Scales
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.core.errors import InputError, nearest
+from foundation.models.config import read_config
+from foundation.models.heads.towers import CAUSAL_TEXT
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import on_grid, weight_scale
+from foundation.schemes.scales import SMALLEST_SCALE, Layer, Scales
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor, Row
 from quantize.calibration import Histogram, Observed, clipped_share
 from quantize.convolutions import block_prefixes
 
@@ -200,10 +200,13 @@ def write_checkpoint(
     model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], kept: Mapping[str, str], what: str = "int8 (w8a8)"
 ) -> None:
     """Writes a quantized checkpoint: a stock Transformers folder with weights on their grids, plus their scales."""
-    from compress.models.checkpoint import save
+    from foundation.models.checkpoint import save
 
     save(
-        model.cpu(), source, out, f"Quantized to {what} after training: {len(scales)} layers; load it with compress.models.checkpoint.load"
+        model.cpu(),
+        source,
+        out,
+        f"Quantized to {what} after training: {len(scales)} layers; load it with foundation.models.checkpoint.load",
     )
     save_quantization(out, scales, kept)
 

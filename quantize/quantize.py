@@ -4,8 +4,8 @@
     mode: auto       `escalation`: tries methods from cheap to expensive until one meets the accuracy goal
     layer by layer   `streaming`: for models too large for memory
 
-All write weights on their grids together with the scales (`compress.schemes.checkpoint`). Every choice is made on calibration and selection
-rows. Not supported: quantizing a quantized checkpoint.
+All write weights on their grids together with the scales (`foundation.schemes.checkpoint`). Every choice is made on calibration and
+selection rows. Not supported: quantizing a quantized checkpoint.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, tasks_with
-from compress.data.splits import Data
-from compress.machine.parallel import ALONE, Team
-from compress.models.architecture.origin import same_shape
-from compress.schemes.table import SCHEMES
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, tasks_with
+from foundation.data.splits import Data
+from foundation.machine.parallel import ALONE, Team
+from foundation.models.architecture.origin import same_shape
+from foundation.schemes.table import SCHEMES
 from quantize.settings import QuantizeSettings
 
 if TYPE_CHECKING:
-    from compress.stage.context import Context
+    from foundation.stage.context import Context
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
 PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
@@ -51,7 +51,7 @@ class Quantize(QuantizeSettings):
     def work(self, macs: int, data: Data) -> float:
         """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over
         selection rows (one per trial), plus forward and backward passes (1 : 2) for training."""
-        from compress.measure.closeness import TRIAL_ROWS
+        from foundation.measure.closeness import TRIAL_ROWS
         from quantize.choices import METHODS
         from quantize.ptq import SELECTION_ROWS
         from quantize.sensitivity import SCAN_ROWS
@@ -67,9 +67,9 @@ class Quantize(QuantizeSettings):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
-        from compress.training.allowed import check_training
-        from compress.training.distilled import check_distillation
-        from compress.training.supervised import check_labelled, check_loss
+        from foundation.training.allowed import check_training
+        from foundation.training.distilled import check_distillation
+        from foundation.training.supervised import check_labelled, check_loss
         from quantize.streaming import check_streamed
         from quantize.training.qat import setting_keys
 
@@ -110,8 +110,8 @@ class Quantize(QuantizeSettings):
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
                 failed.
         """
-        from compress.schemes.sites import save_sites
-        from compress.schemes.tables import save_tables, table_modules
+        from foundation.schemes.sites import save_sites
+        from foundation.schemes.tables import save_tables, table_modules
         from quantize.embeddings import quantize_tables
         from quantize.escalation import escalate
         from quantize.in_memory import quantize_in_memory

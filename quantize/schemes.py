@@ -1,4 +1,4 @@
-"""Schemes: the scales of every layer, by what weights and activations become (`compress.schemes.checkpoint`).
+"""Schemes: the scales of every layer, by what weights and activations become (`foundation.schemes.checkpoint`).
 
     scheme         weights                                          activations
     w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
@@ -22,10 +22,10 @@ from typing import Any
 
 from torch import Tensor
 
-from compress.schemes.int8 import levels, weight_scale
-from compress.schemes.int8_convolution import CONVOLUTIONS
-from compress.schemes.scales import Grid, Layer, Scales
-from compress.schemes.table import SCHEMES, Scheme, facts_of
+from foundation.schemes.int8 import levels, weight_scale
+from foundation.schemes.int8_convolution import CONVOLUTIONS
+from foundation.schemes.scales import Grid, Layer, Scales
+from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.calibration import Histogram, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.choices import Method
 from quantize.group_scales import clipped_grid

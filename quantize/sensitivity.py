@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.fp8 import Fp8Scales, to_e4m3
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Layer, Scales
+from foundation.schemes.fp8 import Fp8Scales, to_e4m3
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Layer, Scales
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]

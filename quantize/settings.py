@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from compress.core.config import Config
-from compress.core.engines import ENGINES
-from compress.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
-from compress.stage.stage import ModelStage, is_model
+from foundation.core.config import Config
+from foundation.core.engines import ENGINES
+from foundation.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
+from foundation.stage.stage import ModelStage, is_model
 from quantize.choices import METHODS, Method, Qat, Rounding, Switch, calibrators, default_calibrator
 
 if TYPE_CHECKING:
-    from compress.stage.context import Context
+    from foundation.stage.context import Context
 
 
 class Calibration(Config):
@@ -108,7 +108,7 @@ class QuantizeSettings(ModelStage):
     """Whether convolutions are int8 too, for w8a8. auto: those in the blocks of a model without attention (ResNet, ConvNeXt); in a
     Transformer they stay float, as does a convolution that reads the image (`quantize.convolutions`)."""
     embeddings: bool = False
-    """Whether the embeddings and the head of a language model get int8 rows, a scale for each token (`compress.schemes.tables`).
+    """Whether the embeddings and the head of a language model get int8 rows, a scale for each token (`foundation.schemes.tables`).
     Activations stay as they are; a small model reads up to half of its bytes there for every token. Beside w8a8 OpenVINO makes tables
     float again when it reads the model, so that only its file is smaller."""
     exclude: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ class QuantizeSettings(ModelStage):
         if self.weight_bits != "auto":
             return self.weight_bits
         floats = row.activations == "dynamic" and all(ENGINES[engine].float_tokens for engine in context.target.engines)
-        from compress.schemes.int8 import weight_bits
+        from foundation.schemes.int8 import weight_bits
 
         return 8 if floats else weight_bits(context.target.device)
 

@@ -5,7 +5,7 @@ the sites that are always on:
 
     added(s) = D({s}) - D({})                                                   each site alone, in addition to the int8 layers
     S = F; then in ascending order of added(s):   S = S + {s}  if  upper(D(S + {s}) - D(F)) <= bound
-    bound = max(D({}) / 4, floor)                                               see `compress.measure.closeness`
+    bound = max(D({}) / 4, floor)                                               see `foundation.measure.closeness`
 
 upper is the upper end of the 95 % interval of the difference, row by row; rows that belong together count as one group. A site stays float,
 the default, where the rows are too few to tell. So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core.resampling import Groups
-from compress.measure.closeness import Array, bound_of, interval
-from compress.schemes.scales import Layer, Scales
-from compress.schemes.sites import Sites, placed
+from foundation.core.resampling import Groups
+from foundation.measure.closeness import Array, bound_of, interval
+from foundation.schemes.scales import Layer, Scales
+from foundation.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
 

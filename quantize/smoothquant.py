@@ -8,8 +8,8 @@ their weights:
 The product stays the same, and a per-tensor scale wastes fewer codes on a few outlier channels. The division is folded into the producer of
 X where `folding` finds that exact: the norm before attention and FFN of a pre-norm encoder, the value layer before the attention output,
 the layer before a ReLU. Elsewhere (the norm after BERT's residual sum, GELU) nothing can absorb it. Then the group is not smoothed and is
-reported; or, with `prescale`, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.schemes.int8`), if that at least
-halves the error: the multiplication costs time.
+reported; or, with `prescale`, X is multiplied by 1 / s before it is quantized (`input_smooth` of `foundation.schemes.int8`), if that at
+least halves the error: the multiplication costs time.
 
 The paper uses one a for the whole model. Here a is chosen for each group among 0, 0.1, ... 1: the value with the least squared error of the
 group's outputs, with quantized weights and activations, on a sample of the calibration rows. The same error decides whether to smooth at
@@ -29,8 +29,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.models.layers.stored_linear import WeightParts
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
+from foundation.models.layers.stored_linear import WeightParts
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
 from quantize.calibration import Observed, input_scale
 from quantize.folding import Fold, Group, groups, rescale
 

@@ -23,19 +23,19 @@ from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.forms import zero_shot
-from compress.machine.device import computing_device
-from compress.measure.closeness import Array, bounds, closer, in_words
-from compress.models.checkpoint import load
-from compress.models.forward import forward, linears
-from compress.models.layers.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
-from compress.schemes.int8 import LayerScales
-from compress.schemes.scales import Grid, Layer, Scales
-from compress.schemes.sites import Sites
-from compress.schemes.table import SCHEMES
-from compress.stage.context import Context
-from compress.standalone.preprocess import Row
+from foundation.core.errors import InputError
+from foundation.core.forms import zero_shot
+from foundation.machine.device import computing_device
+from foundation.measure.closeness import Array, bounds, closer, in_words
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, linears
+from foundation.models.layers.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
+from foundation.schemes.int8 import LayerScales
+from foundation.schemes.scales import Grid, Layer, Scales
+from foundation.schemes.sites import Sites
+from foundation.schemes.table import SCHEMES
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Row
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq
 from quantize.batch_norm import fold_batch_norms

@@ -6,7 +6,7 @@
     write        grid weights to model.safetensors shards, scales to quantization.safetensors
     advance      run the hidden states of all rows through the layer, as inputs of the next one
 
-Output is written to memory-mapped files (`compress.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
+Output is written to memory-mapped files (`foundation.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
 factor or copy. AWQ additionally loads the layer in float32.
 
@@ -30,14 +30,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from compress.artifacts.shards import ShardWriter
-from compress.machine.process import trim_memory
-from compress.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
-from compress.models.streaming import HIDDEN, Batch, StreamedModel
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, nearest
-from compress.schemes.scales import Grid
-from compress.schemes.table import SCHEMES, Scheme, facts_of
+from foundation.artifacts.shards import ShardWriter
+from foundation.machine.process import trim_memory
+from foundation.models.layers.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
+from foundation.models.streaming import HIDDEN, Batch, StreamedModel
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, nearest
+from foundation.schemes.scales import Grid
+from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
 from quantize.calibration import Histogram, Observed, collect
 from quantize.choices import Method, Rounding

@@ -3,7 +3,7 @@
     embeddings, last norm, head       copied as stored; tables of int8 rows are rounded, and written as float32
     each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
 
-Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`compress.models.streaming`), so a
+Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`foundation.models.streaming`), so a
 model may be larger than memory. The result has the same form and values as quantizing in memory, up to the order of float sums; only the
 dtype of the weights is the stored one. Rounding to nearest without ranges or smoothing needs no rows, and then the figures have no largest
 inputs.
@@ -20,18 +20,18 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from compress.artifacts.shards import ShardWriter
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, tasks_with
-from compress.machine.process import freed_memory_returned
-from compress.models.config import read_config
-from compress.models.files import TEXT_FILES, copy_files
-from compress.models.forward import linears
-from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
-from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
-from compress.schemes.table import SCHEMES
-from compress.schemes.tables import save_tables, table_modules
-from compress.stage.context import Context
+from foundation.artifacts.shards import ShardWriter
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, tasks_with
+from foundation.machine.process import freed_memory_returned
+from foundation.models.config import read_config
+from foundation.models.files import TEXT_FILES, copy_files
+from foundation.models.forward import linears
+from foundation.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
+from foundation.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from foundation.schemes.table import SCHEMES
+from foundation.schemes.tables import save_tables, table_modules
+from foundation.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.choices import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
@@ -207,4 +207,4 @@ def _copy_rest(source: Path, out: Path, summary: str) -> None:
     """Copies config and tokenizer and writes the model card."""
     copy_files(source, out, FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
-    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.models.checkpoint.load\n", encoding="utf-8")
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with foundation.models.checkpoint.load\n", encoding="utf-8")

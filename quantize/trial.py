@@ -1,4 +1,4 @@
-"""Trials: measures the distance of a quantized model from the float one (`compress.measure.closeness`)."""
+"""Trials: measures the distance of a quantized model from the float one (`foundation.measure.closeness`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from compress.measure import closeness
-from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced
-from compress.schemes.scales import Layer, Scales
+from foundation.measure import closeness
+from foundation.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced
+from foundation.schemes.scales import Layer, Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced"]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from compress.machine.speed import Speed
+from foundation.machine.speed import Speed
 from tests import without_clocks
 from tests.engines_inside import inside
 from tests.traced_once import traced_once
@@ -53,8 +53,10 @@ def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iter
     """No test times this machine, nor tells the user's cache folder of it; a pool of threads of OpenMP would also stop forked processes."""
     folder = tmp_path_factory.mktemp("speed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.machine.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9))
-        patch.setattr("compress.machine.speed.cache_folder", lambda: folder)
+        patch.setattr(
+            "foundation.machine.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9)
+        )
+        patch.setattr("foundation.machine.speed.cache_folder", lambda: folder)
         yield
 
 
@@ -76,5 +78,5 @@ def engines_inside() -> Iterator[None]:
 def no_clocks() -> Iterator[None]:
     """For `pytest.mark.usefixtures`: nothing is timed in a module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        patch.setattr("foundation.measure.latency.measure", without_clocks.measure)
         yield

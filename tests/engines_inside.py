@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from compress.machine.process import spawn
 from export.engines.worker import Worker, answer, replied
+from foundation.machine.process import spawn
 
 
 class Inside:
@@ -65,5 +65,5 @@ def start(command: Sequence[str], **settings: Any) -> Any:
 def inside() -> Iterator[None]:
     """Opens engines in this process as long as it lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.measure.engine_process.spawn", start)
+        patch.setattr("foundation.measure.engine_process.spawn", start)
         yield

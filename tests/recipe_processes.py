@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from compress.core.progress import ConsoleProgress
-from compress.machine.parallel import Team, joined, leave
 from compress.recipe import read
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
-from compress.training import teacher_logits, train
-from compress.training.finetune import Finetune
 from distill.distill import Distill
+from foundation.core.progress import ConsoleProgress
+from foundation.machine.parallel import Team, joined, leave
+from foundation.training import teacher_logits, train
+from foundation.training.finetune import Finetune
 
 MOST = 50
 """Steps of each training that are compared."""

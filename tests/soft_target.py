@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compress.training.losses.classes import ClassLoss
+from foundation.training.losses.classes import ClassLoss
 
 
 def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float) -> Tensor:

@@ -15,17 +15,17 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
-from compress.schemes.int8 import Int8Linear
-from compress.schemes.int8_convolution import Int8Convolution
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.int8 import Int8Linear
+from foundation.schemes.int8_convolution import Int8Convolution
 from tests import tiny_sounds, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
@@ -59,7 +59,7 @@ FINETUNE = {"finetune": {"epochs": 10, "learning_rate": 3e-3, "batch_size": 8}}
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_run_from_training_to_the_repository(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     stages = [
         FINETUNE,
@@ -97,7 +97,7 @@ def test_a_run_from_training_to_the_repository(kind: str, tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked waveform", "spectrogram"])
 def test_a_short_run_ends_in_integers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {"convolutions": True, "calibration": {"rows": 32}}}, {"export": {}}]
     target = {"engines": ["onnxruntime"], "batch_sizes": [1], "threads": 1}
     report = run(recipe(tmp_path, kind, stages, target=target), tmp_path / "run", progress=ConsoleProgress("silent")).report
@@ -112,7 +112,7 @@ def test_a_short_run_ends_in_integers(kind: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["waveform", "masked waveform", "spectrogram"])
 def test_a_served_model_answers_as_its_engine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {"convolutions": True, "calibration": {"rows": 32}}}, {"export": {}}, {"triton_repo": {}}]
     run(recipe(tmp_path, kind, stages), tmp_path / "run", progress=ConsoleProgress("quiet"))
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())

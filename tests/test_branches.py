@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.plan import describe
-from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
 from compress.recipe import check
 from compress.run.prepare import prepare
+from foundation.artifacts.run_folder import open_run
+from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]

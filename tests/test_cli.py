@@ -121,8 +121,8 @@ def test_serving_text_from_an_engine_that_does_not_generate_is_refused_in_one_li
 
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
-    from compress.core.tasks import TASKS
     from compress.recipe import read
+    from foundation.core.tasks import TASKS
 
     for task in TASKS:
         path = tmp_path / f"{task}.yaml"
@@ -237,7 +237,7 @@ from pathlib import Path
 
 import compress.commands.list
 from cli import app
-from compress.artifacts import artifact
+from foundation.artifacts import artifact
 
 number, swallowed, folder = int(sys.argv[1]), sys.argv[2] == "True", Path(sys.argv[3])
 before = signal.getsignal(number)

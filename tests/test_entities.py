@@ -14,16 +14,16 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.forms import tags
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.core.tasks import TASKS
-from compress.measure.answers import load_predictions
-from compress.models.config import read_config
 from compress.pipeline import run
 from compress.recipe import check, read
-from compress.standalone.preprocess import Preprocessor
+from foundation.core.errors import InputError
+from foundation.core.forms import tags
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS
+from foundation.measure.answers import load_predictions
+from foundation.models.config import read_config
+from foundation.standalone.preprocess import Preprocessor
 from tests import entities, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -45,7 +45,7 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1, head: str = "new", 
 
 
 def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3}},
         {"distill": {"student": {"layers": 1}, "epochs": 2, "batch_size": 8, "learning_rate": 3e-3}},
@@ -81,7 +81,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_served_model_answers_with_entities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3}},
         {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}},

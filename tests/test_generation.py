@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.plan import describe
 from compress.commands.verify import verify
-from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
-from compress.measure import generation, latency
-from compress.measure.fastest_answers import rate
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
+from foundation.artifacts.run_folder import open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.measure import generation, latency
+from foundation.measure.fastest_answers import rate
 from tests import without_clocks
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 from tests.report_keys import undocumented
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]

@@ -12,12 +12,12 @@ import pytest
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.forms import captions
-from compress.core.progress import ConsoleProgress
-from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check, read
+from foundation.core.errors import InputError
+from foundation.core.forms import captions
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.answers import load_predictions
 from tests import tiny_captions, without_clocks
 from tests.report_keys import undocumented
 from tests.tiny_captions import TASK
@@ -34,7 +34,7 @@ def recipe(folder: Path, stages: list[Any], kind: str = "clip", **changes: Any) 
 
 
 def test_a_short_run_is_judged_by_recall_in_torch_and_in_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     report = run(recipe(tmp_path, [FINETUNE, {"quantize": {}}]), tmp_path / "run", progress=ConsoleProgress("silent")).report
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "quantize"]
     assert report["metric"] == {"name": "mean_recall", "higher_is_better": True, "chance": report["metric"]["chance"]}
@@ -60,7 +60,7 @@ def test_a_short_run_is_judged_by_recall_in_torch_and_in_integers(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     target = {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1, 2], "threads": 1}
     stages = [FINETUNE, {"quantize": {}}, {"export": {}}, {"triton_repo": {}}]

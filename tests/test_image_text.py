@@ -13,14 +13,14 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.forms import zero_shot
-from compress.core.progress import ConsoleProgress
-from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
+from foundation.core.errors import InputError
+from foundation.core.forms import zero_shot
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.answers import load_predictions
 from tests import tiny_towers, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
@@ -42,7 +42,7 @@ def triton(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_short_run_is_judged_in_torch_and_in_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {}}]
     report = run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent")).report
     assert [variant["id"] for variant in report["variants"]] == ["finetune", "quantize"]
@@ -61,7 +61,7 @@ def test_a_short_run_is_judged_in_torch_and_in_integers(tmp_path: Path, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     target = {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1, 2], "threads": 1}
     stages = [FINETUNE, {"quantize": {"attention": True, "residual": True}}, {"export": {}}, {"triton_repo": {}}]
@@ -107,7 +107,7 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16"])
 def test_other_schemes_quantize_both_towers(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {"scheme": scheme}}, {"export": {}}]
     report = run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent")).report
     last = report["variants"][-1]

@@ -15,15 +15,15 @@ import yaml
 from typer.testing import CliRunner
 
 from cli import app
-from compress.artifacts import artifact
-from compress.artifacts.chain import CHAIN, write_chain
-from compress.artifacts.run_folder import UNFINISHED, open_run
 from compress.commands.clean import clean
 from compress.commands.verify import rebuild, verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import CHAIN, write_chain
+from foundation.artifacts.run_folder import UNFINISHED, open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
 from tests.seldom import seldom
 from tests.tiny_recipes import tiny_vit
 from triton_repo import deployment

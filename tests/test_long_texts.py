@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from compress.api import serve
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.config import DataConfig, Windows
-from compress.data.load import load_data
-from compress.measure.predictions import compared, logits_of, predict
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.windows import merged
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.config import DataConfig, Windows
+from foundation.data.load import load_data
+from foundation.measure.predictions import compared, logits_of, predict
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.windows import merged
 from tests import without_clocks
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -100,8 +100,8 @@ def test_an_answer_is_that_of_all_windows(aggregate: str) -> None:
 
 
 def test_an_engine_answers_with_all_windows(tmp_path: Path) -> None:
-    from compress.measure.engine_process import EngineProcess
     from export.engines.spec import torch_spec
+    from foundation.measure.engine_process import EngineProcess
 
     prepared().save(tmp_path)
     saved = Preprocessor.load(tmp_path)
@@ -172,7 +172,7 @@ def test_a_run_with_windows_is_served_as_it_was_evaluated(tmp_path: Path, monkey
 
     from triton_repo.client import infer
 
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     report = run(recipe(tmp_path), tmp_path / "run", progress=ConsoleProgress("silent")).report
     assert undocumented(report) == []

@@ -12,15 +12,15 @@ import pytest
 from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
-from compress.measure.answers import load_predictions
-from compress.models.config import read_config
 from compress.pipeline import run
 from compress.recipe import check, read
-from compress.standalone.preprocess import Preprocessor
-from compress.training.finetune import Finetune
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS
+from foundation.measure.answers import load_predictions
+from foundation.models.config import read_config
+from foundation.standalone.preprocess import Preprocessor
+from foundation.training.finetune import Finetune
 from tests import without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -63,7 +63,7 @@ LONG: list[Any] = [
 
 @pytest.mark.parametrize("stages", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [*stages, {"export": {}}, {"triton_repo": {"serve": False}}]
     outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = outcome.report
@@ -92,7 +92,7 @@ def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path
 
 @pytest.mark.slow
 def test_a_served_model_answers_with_every_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 8, "learning_rate": 3e-3}},
         {"quantize": {"calibration": {"rows": 64}}},

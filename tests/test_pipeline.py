@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import locked, open_run
 from compress.commands.clean import clean
 from compress.commands.plan import describe
 from compress.commands.verify import verify
 from compress.compare.document import compare
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
-from compress.machine.speed import Speed
-from compress.measure.fastest import FAR
-from compress.measure.race import BLOCKS
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.durations import history_file
 from compress.run.prepare import prepare
 from compress.run.steps import plan_steps
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import locked, open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.machine.speed import Speed
+from foundation.measure.fastest import FAR
+from foundation.measure.race import BLOCKS
 from tests import without_clocks
 from tests.engines_inside import inside
 from tests.tiny_recipes import tiny_vit
@@ -65,7 +65,7 @@ def copy(finished: Outcome, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a test of what is built again: nothing is timed, and engines open in its process."""
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     with inside():
         yield
 

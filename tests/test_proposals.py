@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.measure import proposals
 from compress.pipeline import Outcome, run
-from compress.stage.context import Context
 from export.choices import Generation
 from export.generation.proposals import with_proposals
 from export.parity.parity import ParityError
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.measure import proposals
+from foundation.stage.context import Context
 from tests import without_clocks
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 from tests.test_generation import recipe
 
 pytestmark = pytest.mark.usefixtures("engines_inside")

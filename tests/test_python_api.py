@@ -12,12 +12,12 @@ import pytest
 
 import compress.api
 from compress.api import load_recipe
-from compress.core.errors import InputError
-from compress.core.progress import Progress
-from compress.measure.engine_process import Job
-from compress.measure.latency import Cell, Shape
-from compress.measure.samples import Turn
 from compress.report.document import Report
+from foundation.core.errors import InputError
+from foundation.core.progress import Progress
+from foundation.measure.engine_process import Job
+from foundation.measure.latency import Cell, Shape
+from foundation.measure.samples import Turn
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "python-api.md"
@@ -52,7 +52,7 @@ def run_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch, left_out: Sequence
 
 
 def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
-    """Stands for `compress.measure.latency.measure`, which starts a process for each engine, three times on this page."""
+    """Stands for `foundation.measure.latency.measure`, which starts a process for each engine, three times on this page."""
     cells = [(index, job, shape, Cell()) for index, job in enumerate(jobs) for shape in shapes]
     for index, _, _, cell in cells:
         cell.turns = [Turn(np.full(10, 2.0 if index == 0 else 0.5)) for _ in range(3)]
@@ -62,7 +62,7 @@ def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *w
 
 @pytest.mark.whole
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", untimed)
+    monkeypatch.setattr("foundation.measure.latency.measure", untimed)
     names = run_blocks(tmp_path, monkeypatch, SLOW)
     report = names["report"]
     assert isinstance(report, Report)

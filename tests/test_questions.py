@@ -14,19 +14,19 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.load_test import evaluation_split
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.forms import spans
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.core.tasks import TASKS
-from compress.measure.answers import load_predictions
-from compress.models.config import read_config, set_labels
-from compress.models.heads.reader import THRESHOLD_KEY
 from compress.pipeline import run
 from compress.recipe import check, read
 from compress.report.evaluations import read_golden
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.windows import Window
+from foundation.core.errors import InputError
+from foundation.core.forms import spans
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS
+from foundation.measure.answers import load_predictions
+from foundation.models.config import read_config, set_labels
+from foundation.models.heads.reader import THRESHOLD_KEY
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.windows import Window
 from tests import questions, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -50,7 +50,7 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1, head: str = "new", 
 
 @pytest.mark.slow
 def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         FINETUNE,
         {"distill": {"student": {"layers": 1}, "epochs": 2, "batch_size": 8, "learning_rate": 3e-3}},
@@ -119,7 +119,7 @@ def answers_of(rows: list[Window], answers: np.ndarray, labels: np.ndarray) -> d
 
 @pytest.mark.slow
 def test_a_served_model_answers_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {"mode": "ptq", "calibration": {"rows": 64}}}, {"export": {}}, {"triton_repo": {}}]
     run(recipe(tmp_path, stages, engine="openvino"), tmp_path / "run", progress=ConsoleProgress("quiet"))
     told = json.loads(next((tmp_path / "run").glob("stages/triton_repo-*/triton.json")).read_text())
@@ -179,7 +179,7 @@ def test_a_threshold_stays_where_data_have_questions_without_an_answer() -> None
 
 
 def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    from compress.models.inputs.preprocessor import preprocessor
+    from foundation.models.inputs.preprocessor import preprocessor
 
     source = questions.checkpoint()
     for file in source.iterdir():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import read
+from foundation.core.progress import ConsoleProgress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

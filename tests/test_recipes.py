@@ -10,15 +10,15 @@ from PIL import Image
 
 from compress.commands.init import write_copy
 from compress.commands.recipes import about, find, shipped
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
-from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS
+from foundation.measure.metrics import METRICS
 from tests import entities, questions, tiny_captions, tiny_collection, tiny_embedding, tiny_sounds, tiny_towers, without_clocks
-from tests.compress import tiny_gpt
 from tests.export import sentiment
+from tests.foundation import tiny_gpt
 from tests.report_keys import undocumented
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
@@ -102,10 +102,10 @@ TIMED = ("quickstart",)  # of the others no figure of time is asked for
 @pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ALIKE), id=path.stem) for path in RECIPES])
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-    monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
+    monkeypatch.setattr("foundation.measure.latency.MAX_SAMPLES", 30)
     if path.stem not in TIMED:
         without_clocks.hurry(monkeypatch)
-        monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]

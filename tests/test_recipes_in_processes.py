@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compress.machine.parallel import ALONE
 from compress.recipe import read
+from foundation.machine.parallel import ALONE
 from tests.recipe_processes import MOST, steps_of, trains
 from tests.test_recipes import RECIPES, ROOT, shrunk
 

@@ -11,12 +11,12 @@ import pytest
 
 from compress.api import serve
 from compress.commands.init import write_template
-from compress.core.forms import candidates
-from compress.core.forms.ranking import figures
-from compress.core.progress import ConsoleProgress
-from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check, read
+from foundation.core.forms import candidates
+from foundation.core.forms.ranking import figures
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.answers import load_predictions
 from tests import tiny_collection, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -36,7 +36,7 @@ def recipe(folder: Path, stages: list[Any], train: int = 0) -> Any:
 def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tritonclient import grpc
 
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 1, "loss": "lambdarank", "batch_size": 16, "micro_batch_size": 8}},
         {"distill": {"student": {"layers": 1}, "loss": "soft_target", "epochs": 0.5}},

@@ -13,14 +13,14 @@ from safetensors.numpy import load_file
 
 from compress.api import serve, verify
 from compress.commands.init import write_template
-from compress.core.errors import InputError
-from compress.core.forms import relevance
-from compress.core.forms.ranking import figures
-from compress.core.progress import ConsoleProgress
-from compress.measure import stored_vectors
-from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check, read
+from foundation.core.errors import InputError
+from foundation.core.forms import relevance
+from foundation.core.forms.ranking import figures
+from foundation.core.progress import ConsoleProgress
+from foundation.measure import stored_vectors
+from foundation.measure.answers import load_predictions
 from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -44,7 +44,7 @@ def predicted(folder: Path, variant: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 1}},
         {"distill": {"student": {"layers": 1}, "loss": "soft_target", "epochs": 0.5}},

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from compress.commands.plan import plan
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import check
 from compress.run.room import Room
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
 from tests.test_pipeline import RAW
 
 

@@ -14,15 +14,15 @@ from transformers import AutoModel
 
 from compress.api import serve
 from compress.commands.init import write_template
-from compress.core.errors import InputError
-from compress.core.forms import vectors
-from compress.core.progress import ConsoleProgress
-from compress.measure.answers import load_predictions
-from compress.models.config import read_config
 from compress.pipeline import run
 from compress.recipe import check, read
-from compress.training.finetune import Finetune
 from distill.distill import Distill
+from foundation.core.errors import InputError
+from foundation.core.forms import vectors
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.answers import load_predictions
+from foundation.models.config import read_config
+from foundation.training.finetune import Finetune
 from tests import tiny_embedding, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -41,7 +41,7 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1, **more: Any) -> Any
 @pytest.mark.slow
 def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [
         {"finetune": {"epochs": 0.5, "loss": "ranking"}},
         {"distill": {"student": {"layers": 1}, "loss": "similarity", "epochs": 0.5}},

@@ -24,10 +24,10 @@ print("EVENTS", events)
 SERVED = """
 import types
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-import compress.standalone.long_text, compress.standalone.preprocess, compress.standalone.response, compress.standalone.windows
+import foundation.standalone.long_text, foundation.standalone.preprocess, foundation.standalone.response, foundation.standalone.windows
 import triton_repo.cpu_engines.{engine}
 for name in ("long_text", "preprocess", "response", "windows"):
-    sys.modules[name] = getattr(compress.standalone, name)
+    sys.modules[name] = getattr(foundation.standalone, name)
 sys.modules["engine"] = triton_repo.cpu_engines.{engine}
 import triton_repo.cpu_model
 """

@@ -15,17 +15,17 @@ import torch
 from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.config import Columns, DataConfig
-from compress.data.load import load_data
-from compress.models.checkpoint import load
-from compress.models.heads.transcriber import vocabulary_of
-from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check, read
-from compress.standalone.response import transcript
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.config import Columns, DataConfig
+from foundation.data.load import load_data
+from foundation.models.checkpoint import load
+from foundation.models.heads.transcriber import vocabulary_of
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.standalone.response import transcript
 from tests import tiny_speech, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
@@ -53,7 +53,7 @@ def silent() -> ConsoleProgress:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "masked"), [("wav2vec2", True), ("hubert", True), ("wav2vec2", False)])
 def test_a_run_through_all_stages(kind: str, masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     stages = [
         FINETUNE,
@@ -82,7 +82,7 @@ def test_a_run_through_all_stages(kind: str, masked: bool, tmp_path: Path, monke
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_served_model_answers_as_its_engine(masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     stages = [FINETUNE, {"quantize": {"calibration": {"rows": 64}}}, {"export": {}}, {"triton_repo": {}}]
     target = {"engines": ["openvino"], "batch_sizes": [1, 2], "threads": 1, "sequence_lengths": [1000, 2000]}
@@ -99,7 +99,7 @@ def test_a_served_model_answers_as_its_engine(masked: bool, tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_a_quantized_model_reads_what_the_float_model_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     stages = [FINETUNE, {"quantize": {"convolutions": True, "calibration": {"rows": 64}}}, {"export": {}}]
     target = {"engines": ["onnxruntime"], "batch_sizes": [1], "threads": 1}
     report = run(recipe(tmp_path, stages, target=target), tmp_path / "run", progress=silent()).report

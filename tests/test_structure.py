@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.engines import ENGINES
-from compress.core.tasks import TASKS
-from compress.schemes.table import SCHEMES
+from foundation.core.engines import ENGINES
+from foundation.core.tasks import TASKS
+from foundation.schemes.table import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+PACKAGES = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
 METHODS = {"quantize", "distill", "prune", "export", "triton_repo"}
 MAY_NAME_METHODS = ("compress.pipeline", "compress.recipe", "compress.run", "compress.search", "compress.commands", "compress.api")
 MODULES = {
@@ -22,7 +22,7 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARIES = {  # files that list installed distributions, some of which are called like an engine
-    "compress.machine.environment",
+    "foundation.machine.environment",
     "compress.commands.doctor",
     "triton_repo.environment",
     "triton_repo.gpu.build_plans",

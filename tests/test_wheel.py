@@ -20,7 +20,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("compress", "quantize", "distill", "prune", "export", "triton_repo", "cli")
+NAMES = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo", "cli")
 SHRUNK = [
     "model.config.num_hidden_layers=1",
     "model.config.hidden_size=48",

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import transformers
 
-from compress.core.forms.next_token import labels_of
-from compress.data.splits import Data, Split
-from compress.models.library import quiet
+from foundation.core.forms.next_token import labels_of
+from foundation.data.splits import Data, Split
+from foundation.models.library import quiet
 
 LENGTH, VOCABULARY = 12, 64
 SIZES: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": VOCABULARY}

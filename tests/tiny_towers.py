@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from compress.models.inputs.tokenizer import TrainedTokenizer, train_bpe
+from foundation.models.inputs.tokenizer import TrainedTokenizer, train_bpe
 
 TASK = "image-text"
 COLOURS = {"deep_blue": (30, 40, 200), "green": (40, 180, 40), "red": (210, 40, 30)}

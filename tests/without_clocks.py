@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.progress import Progress
-from compress.measure import generation, latency, race
-from compress.measure.engine_process import Job
-from compress.measure.latency import MIN_SAMPLES, TURNS, Cell, Shape
-from compress.measure.samples import Turn
+from foundation.core.progress import Progress
+from foundation.measure import generation, latency, race
+from foundation.measure.engine_process import Job
+from foundation.measure.latency import MIN_SAMPLES, TURNS, Cell, Shape
+from foundation.measure.samples import Turn
 
 
 def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
-    """Stands for `compress.measure.latency.measure`: the engines take 1, 2, 3 ... ms."""
+    """Stands for `foundation.measure.latency.measure`: the engines take 1, 2, 3 ... ms."""
     rows = []
     for index, job in enumerate(jobs):
         cell = Cell()

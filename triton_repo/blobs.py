@@ -15,8 +15,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from compress.artifacts.artifact import file_digest
-from compress.machine.environment import cache_folder, hardware
+from foundation.artifacts.artifact import file_digest
+from foundation.machine.environment import cache_folder, hardware
 
 MOST_BYTES = 8 * 2**30
 SCHEMA = 2

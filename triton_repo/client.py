@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.measure.answers import kept
-from compress.standalone.preprocess import Preprocessor, Row
-from compress.standalone.response import LOGITS, RESPONSES, VECTOR, placed
-from compress.standalone.windows import Window, asked, parted
+from foundation.measure.answers import kept
+from foundation.standalone.preprocess import Preprocessor, Row
+from foundation.standalone.response import LOGITS, RESPONSES, VECTOR, placed
+from foundation.standalone.windows import Window, asked, parted
 from triton_repo.config import inputs_of
 
 REQUEST_SECONDS = 120.0
@@ -63,7 +63,7 @@ class Answers:
         return cls(whole.pop(raw), whole, rows)
 
     def kept(self, prepared: Preprocessor) -> NDArray[np.float32]:
-        """Returns the part of what the engine computed that is kept as predictions (`compress.measure.answers.kept`)."""
+        """Returns the part of what the engine computed that is kept as predictions (`foundation.measure.answers.kept`)."""
         if not prepared.finds_spans:
             return kept(prepared, self.rows, self.logits)
         windows = [row for row in self.rows if isinstance(row, Window)]

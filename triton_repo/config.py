@@ -3,7 +3,7 @@
     TEXT | TEXT, TEXT_PAIR | QUESTION, CONTEXT     STRING [1]    UTF-8 text
     IMAGE | AUDIO                                  STRING [1]    the bytes of a PNG, JPEG, WAV or FLAC file
 
-Outputs are those of `compress.standalone.response`.
+Outputs are those of `foundation.standalone.response`.
 
 `settings.json` in the folder of a version holds what the model itself reads (mode, compile properties, batch sizes): two versions that are
 loaded at once share `config.pbtxt`, and may differ in that. Before Triton reports a model ready, it runs the warm-up requests: one row for
@@ -23,11 +23,11 @@ from typing import Any, Literal
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.core.errors import InputError
-from compress.standalone.preprocess import Row
-from compress.standalone.response import FP32, RESPONSES, STRING
-from compress.standalone.sound import is_sound
-from compress.standalone.windows import Window
+from foundation.core.errors import InputError
+from foundation.standalone.preprocess import Row
+from foundation.standalone.response import FP32, RESPONSES, STRING
+from foundation.standalone.sound import is_sound
+from foundation.standalone.windows import Window
 from triton_repo.queueing import Queue, write_policy
 
 TEXT, TEXT_PAIR, QUESTION, CONTEXT, IMAGE, AUDIO = "TEXT", "TEXT_PAIR", "QUESTION", "CONTEXT", "IMAGE", "AUDIO"
@@ -63,7 +63,7 @@ class ModelSettings:
     width: int
     """Numbers of an answer: logits, or those of a vector."""
     engine: str
-    """Name of the engine, a row of `compress.core.engines`."""
+    """Name of the engine, a row of `foundation.core.engines`."""
     max_batch_size: int
     """Maximum number of rows in one request and in merged requests."""
     batch_sizes: tuple[int, ...]
@@ -76,7 +76,7 @@ class ModelSettings:
     scheduling: Scheduling = Scheduling()
     """How requests come to the model."""
     response: str = "label"
-    """Form of its answers, a name in `compress.standalone.response.RESPONSES`."""
+    """Form of its answers, a name in `foundation.standalone.response.RESPONSES`."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

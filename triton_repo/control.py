@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from compress.core.errors import InputError
-from compress.core.shown import pasted, reason
+from foundation.core.errors import InputError
+from foundation.core.shown import pasted, reason
 
 SECONDS = 1800.0
 """Longest wait for the next line of an answer: a model is loaded meanwhile."""

@@ -10,7 +10,7 @@
 A repository for TensorRT also gets `wheels/`, the packages of its Python models: its containers need no network.
 
 The artifacts of a run are never written to. A deployment may be: `build_plans.py` builds its plans there. `deployment.json` lists the
-sha256 of every copied file and says which run they are from: name, anchor (`compress.artifacts.chain`) and digest of the artifact. Every
+sha256 of every copied file and says which run they are from: name, anchor (`foundation.artifacts.chain`) and digest of the artifact. Every
 byte is hashed after it was copied. It also names the models that were chosen to be served, and the goals that the run missed.
 """
 
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from compress.artifacts import artifact
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.chain import GOLDEN, changes, damage, read_chain
-from compress.artifacts.run_folder import REPOSITORY, Run, open_run
-from compress.core.errors import InputError
-from compress.core.shown import reason
-from compress.measure.answers import load_predictions
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.chain import GOLDEN, changes, damage, read_chain
+from foundation.artifacts.run_folder import REPOSITORY, Run, open_run
+from foundation.core.errors import InputError
+from foundation.core.shown import reason
+from foundation.measure.answers import load_predictions
 from triton_repo import served_models
 from triton_repo.config import from_text, to_text
 from triton_repo.gpu import wheels

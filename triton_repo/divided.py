@@ -9,7 +9,7 @@
             tokenizer.json
             engine.py                `export.divided.served`
             rank-0-of-N/ ...         what `export.tensor_parallel` wrote
-            compress/  export/       the modules that the ranks import, and those that they import
+            foundation/  export/     the modules that the ranks import, and those that they import
 
 Language models are divided by vLLM (`triton_repo.vllm`). Left out: starting the server, which is done where the devices are.
 """
@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.core.engines import REFERENCE
-from compress.standalone import image, long_text, preprocess, response, sound, windows
-from compress.standalone.preprocess import Preprocessor
+from foundation.core.engines import REFERENCE
+from foundation.standalone import image, long_text, preprocess, response, sound, windows
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import ModelSettings, Scheduling
 from triton_repo.layout import warm_up_rows
 from triton_repo.own_modules import ROOT, modules, write_model
@@ -92,7 +92,7 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     for module in STANDALONE:
         path = Path(str(module.__file__))
         yield path, path.name
-    schemes = root / "compress" / "schemes"  # the table of schemes imports their files by name
+    schemes = root / "foundation" / "schemes"  # the table of schemes imports their files by name
     needed = {path for start in (root / ENGINE, root / WORKER, *schemes.glob("*.py")) for path in modules(start, root)}
     for path in sorted({*needed, root / WORKER, *schemes.glob("*.py")}):
         yield path, str(path.relative_to(root))

@@ -26,9 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifacts.artifact import write_text
-from compress.core.errors import InputError
-from compress.machine.environment import cache_folder
+from foundation.artifacts.artifact import write_text
+from foundation.core.errors import InputError
+from foundation.machine.environment import cache_folder
 
 VARIABLE = "COMPRESS_SERVER_ENV"
 REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")

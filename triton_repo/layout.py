@@ -26,14 +26,14 @@ from typing import Any
 
 from PIL import Image
 
-from compress.artifacts.artifact import Artifact
-from compress.core.engines import ENGINES, served_on
-from compress.core.errors import InputError
-from compress.core.named import one_of
-from compress.measure.fastest import Ranked, key_of
-from compress.standalone import image, long_text, preprocess, response, sound, windows
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.response import RESPONSES
+from foundation.artifacts.artifact import Artifact
+from foundation.core.engines import ENGINES, served_on
+from foundation.core.errors import InputError
+from foundation.core.named import one_of
+from foundation.measure.fastest import Ranked, key_of
+from foundation.standalone import image, long_text, preprocess, response, sound, windows
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import RESPONSES
 from triton_repo.config import (
     AUDIO,
     CONTEXT,
@@ -54,7 +54,7 @@ from triton_repo.config import (
 EXPORTED = "export.json"
 TEMPLATE, ENGINES_FOLDER = "cpu_model.py", "cpu_engines"
 BESIDE_ENGINE: Mapping[str, tuple[str, ...]] = {"openvino": ("openvino_request.py",)}
-"""Files of `compress.standalone` that an engine's own file imports."""
+"""Files of `foundation.standalone` that an engine's own file imports."""
 VERSION = "1"
 WARM_UP = "warmup"
 SHORT: Mapping[str, bytes] = {TEXT_PAIR: b"", QUESTION: b"a"}
@@ -75,9 +75,9 @@ class Served:
     root: Path
     """Folder of export.json."""
     tower: str | None = None
-    """The rows that it answers, image or text, where a build is served as two models (`compress.models.heads.towers`); None: all."""
+    """The rows that it answers, image or text, where a build is served as two models (`foundation.models.heads.towers`); None: all."""
     response: str | None = None
-    """Form of its answers, a name in `compress.standalone.response.RESPONSES`; None: that of the build."""
+    """Form of its answers, a name in `foundation.standalone.response.RESPONSES`; None: that of the build."""
 
     @property
     def file(self) -> Path:

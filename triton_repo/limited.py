@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compress.core.goals import LatencyGoal
-from compress.standalone.preprocess import Preprocessor, Row
-from compress.standalone.windows import Window
+from foundation.core.goals import LatencyGoal
+from foundation.standalone.preprocess import Preprocessor, Row
+from foundation.standalone.windows import Window
 from triton_repo import client
 from triton_repo.layout import SHORT, row_of_length
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from compress.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, model_config, serialized, to_text, version_settings
 from triton_repo.layout import VERSION, WARM_UP
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("compress", "export")
+OURS = ("foundation", "export")
 
 
 def write_model(

@@ -12,7 +12,7 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 Ports = tuple[int, int, int]
 """Of gRPC, HTTP and metrics."""

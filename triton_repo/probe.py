@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-from compress.core.errors import InputError
-from compress.core.shown import reason
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.core.errors import InputError
+from foundation.core.shown import reason
+from foundation.standalone.preprocess import Preprocessor, Row
 from triton_repo.client import REQUEST_SECONDS, Answers, tensors
 from triton_repo.config import from_text
 from triton_repo.load.connection import Address

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.core.config import Config
+from foundation.core.config import Config
 
 MOST_REQUESTS, MOST_TIMEOUT_MS, MOST_PRIORITIES = 100_000, 3_600_000.0, 16
 UNLIMITED_MS = 24 * MOST_TIMEOUT_MS

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.core.errors import InputError, nearest
+from foundation.core.errors import InputError, nearest
 from triton_repo.config import from_text
 from triton_repo.live import CONFIG, LiveRepository
 from triton_repo.server import ServerError, TritonServer

@@ -16,7 +16,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.environment import ServerEnvironment
 
 _SAFE = re.compile(r"/[A-Za-z0-9._/-]{1,70}")

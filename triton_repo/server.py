@@ -3,9 +3,9 @@
     with TritonServer(repository, environment.check(), log) as server:
         server.grpc_address
 
-The server and the processes of its models form one process group under a watcher (`compress.machine.process.spawn`). The watcher kills the
-group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All paths that it is given are safe
-(`triton_repo.safe_folder`).
+The server and the processes of its models form one process group under a watcher (`foundation.machine.process.spawn`). The watcher kills
+the group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All paths that it is given are
+safe (`triton_repo.safe_folder`).
 
 It speaks gRPC alone, and needs a key for the protocols that can harm it: shared memory, loading of models, logging, traces. This process
 alone has the key, and uses it to load other versions (`load`). It listens on a free port
@@ -33,7 +33,7 @@ from typing import Self
 
 import psutil
 
-from compress.machine.process import peak_memory_bytes, spawn
+from foundation.machine.process import peak_memory_bytes, spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
 from triton_repo.safe_folder import linked, safe_folder

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from compress.machine.process import environment as child_environment
-from compress.machine.process import spawn
+from foundation.machine.process import environment as child_environment
+from foundation.machine.process import spawn
 from triton_repo import leftovers, served_models
 from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names

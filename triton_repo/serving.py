@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo import environment
 from triton_repo.config import model_names
 from triton_repo.gpu.plan_files import SPEC as GPU_SPEC

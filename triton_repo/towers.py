@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.forms.zero_shot import SIDES
-from compress.measure.answers import load_predictions
+from foundation.core.forms.zero_shot import SIDES
+from foundation.measure.answers import load_predictions
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ def rows_of_tower(tower: str | None, labels: Array) -> Array:
 
     Args:
         tower: image or text; None: all.
-        labels: Labels of the split; of images and texts float32 `[n, 3]` (`compress.core.forms.zero_shot`).
+        labels: Labels of the split; of images and texts float32 `[n, 3]` (`foundation.core.forms.zero_shot`).
     """
     return np.arange(len(labels)) if tower is None else np.flatnonzero(labels[:, 0] == SIDES[tower])
 

@@ -5,12 +5,12 @@
 Language models stream: their answers to all prompts of the export are compared token by token, and timed beside those of the engine alone
 (`triton_repo.generation.check`).
 
-Each build is a model of the repository. `triton.json` says which of them was chosen to be served (`compress.measure.fastest`); it runs in
+Each build is a model of the repository. `triton.json` says which of them was chosen to be served (`foundation.measure.fastest`); it runs in
 the engine and mode that were chosen, the others in the first engine that runs them.
 
 Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated engine
-within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the logits are bit-identical.) All figures
-are in triton.json, with the logits next to it.
+within the limits of `foundation.standalone.tolerance`; otherwise the stage fails. (In static mode the logits are bit-identical.) All
+figures are in triton.json, with the logits next to it.
 
 For a GPU target `triton_repo.gpu.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
 That of a divided model (`export.tensor_parallel`) is written by `triton_repo.divided`, for where its devices are.
@@ -29,22 +29,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from compress.answers.table import answer_of
-from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.config import as_given
-from compress.core.engines import ENGINES, served_on
-from compress.core.errors import InputError
-from compress.core.facts import Facts
-from compress.core.target import Target
-from compress.core.tasks import TASKS, Task, tasks_with
-from compress.measure.answers import load_predictions, save_predictions
-from compress.measure.fastest import Measured, Ranked, competes, fastest
-from compress.measure.fastest_answers import engines_that_answer
-from compress.measure.judged import Judged, judged_of
-from compress.measure.metrics import metrics, num_predictions
-from compress.schemes.table import SCHEMES
-from compress.stage.stage import Stage
-from compress.standalone.response import STRATEGIES
+from foundation.answers.table import answer_of
+from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
+from foundation.core.config import as_given
+from foundation.core.engines import ENGINES, served_on
+from foundation.core.errors import InputError
+from foundation.core.facts import Facts
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.measure.answers import load_predictions, save_predictions
+from foundation.measure.fastest import Measured, Ranked, competes, fastest
+from foundation.measure.fastest_answers import engines_that_answer
+from foundation.measure.judged import Judged, judged_of
+from foundation.measure.metrics import metrics, num_predictions
+from foundation.schemes.table import SCHEMES
+from foundation.stage.stage import Stage
+from foundation.standalone.response import STRATEGIES
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
@@ -55,7 +55,7 @@ from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
-    from compress.stage.context import Context
+    from foundation.stage.context import Context
     from triton_repo.layout import Served
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
@@ -381,8 +381,8 @@ class TritonRepo(Stage):
         Raises:
             InputError: The export holds no weights that vLLM reads, or the settings do not fit the model.
         """
-        from compress.models.config import read_config
-        from compress.schemes.checkpoint import scheme_of
+        from foundation.models.config import read_config
+        from foundation.schemes.checkpoint import scheme_of
         from triton_repo.layout import EXPORTED
 
         assert self.vllm is not None, "asked for"
@@ -465,7 +465,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     Raises:
         ServedWrong: A difference exceeds its limit.
     """
-    from compress.measure.agreement import compare_predictions, shortfall
+    from foundation.measure.agreement import compare_predictions, shortfall
     from triton_repo.client import ServedWrong
 
     wrong = answers.contradiction(model.prepared)

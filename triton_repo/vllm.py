@@ -26,8 +26,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from compress.core.config import Config
-from compress.core.errors import InputError
+from foundation.core.config import Config
+from foundation.core.errors import InputError
 
 MODELS, CHECKPOINT, ARGUMENTS, COMPOSE = "models", "checkpoint", "model.json", "compose.yaml"
 MOUNT = "/models"
@@ -86,7 +86,7 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
     Raises:
         InputError: The settings do not fit the model.
     """
-    from compress.models.config import most_tokens, num_experts  # it loads torch, and a server reads this file
+    from foundation.models.config import most_tokens, num_experts  # it loads torch, and a server reads this file
 
     longest, heads, gpus = most_tokens(config), int(config.num_attention_heads), settings.tensor_parallel_size
     problems = []

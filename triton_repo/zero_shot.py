@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.errors import InputError
-from compress.standalone.response import LOGITS
+from foundation.core.errors import InputError
+from foundation.standalone.response import LOGITS
 from triton_repo.client import tensors
 
 TEMPLATE = "This example is {}."

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer
-from compress.core.forms.next_token import answers_of
-from compress.machine.process import peak_memory_bytes
-from compress.measure.engine_process import read_rows
 from export.engines.worker import Request, Tell, serve
+from foundation.core.decoding import Answer
+from foundation.core.forms.next_token import answers_of
+from foundation.machine.process import peak_memory_bytes
+from foundation.measure.engine_process import read_rows
 
 Tokens = NDArray[np.int32]
 

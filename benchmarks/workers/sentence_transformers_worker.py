@@ -5,7 +5,7 @@
 
 `export` writes OUT/onnx and OUT/openvino, each with the float and the int8 model, by the functions that its documentation names:
 `export_dynamic_quantized_onnx_model` for avx512_vnni, and `export_static_quantized_openvino_model` with SENTENCES.txt, one a line, as
-calibration rows. `serve` answers the requests of `compress.measure.engine_process`: it opens one of these models, answers rows with
+calibration rows. `serve` answers the requests of `foundation.measure.engine_process`: it opens one of these models, answers rows with
 vectors, and times `model.forward` on tokens, its pooling and normalization included, as ours are part of the graph.
 """
 
@@ -24,10 +24,10 @@ import torch
 from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 
-from compress.machine.process import peak_memory_bytes
-from compress.measure.engine_process import read_rows
-from compress.standalone.preprocess import Preprocessor
 from export.engines.worker import WARM_UP_CALLS, serve, synthetic
+from foundation.machine.process import peak_memory_bytes
+from foundation.measure.engine_process import read_rows
+from foundation.standalone.preprocess import Preprocessor
 
 ONNX_INT8, OPENVINO_INT8 = "onnx/model_qint8_avx512_vnni.onnx", "openvino/openvino_model_qint8_quantized.xml"
 """Files that the functions of sentence-transformers write."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from compress.artifacts.run_folder import locked, open_run, unfinished
-from compress.artifacts.store import is_shared
-from compress.core.errors import InputError
+from foundation.artifacts.run_folder import locked, open_run, unfinished
+from foundation.artifacts.store import is_shared
+from foundation.core.errors import InputError
 
 
 def clean(folder: Path) -> list[Path]:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS
 from compress.forecast import PlannedStep, steps_of
-from compress.measure.buckets import measured_at
-from compress.models.inputs.tokenizer import resolve_tokenizer
-from compress.models.own_shape import tokens_of
-from compress.models.size import count
 from compress.recipe import Recipe
 from compress.report import phrases
 from compress.run.inputs import num_truncated
 from compress.run.prepare import noted, prepare
-from compress.stage.context import Context
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS
+from foundation.measure.buckets import measured_at
+from foundation.models.inputs.tokenizer import resolve_tokenizer
+from foundation.models.own_shape import tokens_of
+from foundation.models.size import count
+from foundation.stage.context import Context
 
 SHORTEST = 128
 """Tokens below which the products of attention cost next to nothing."""

@@ -7,21 +7,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
 from compress.devices.trained import PARALLEL, Needed, Training, proposal
 from compress.forecast import PlannedStep
-from compress.machine.parallel import Team
 from compress.recipe import Recipe
 from compress.run.prepare import checked_with
-from compress.schemes.table import SCHEMES
-from compress.stage.context import Context
-from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.machine.parallel import Team
+from foundation.schemes.table import SCHEMES
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize

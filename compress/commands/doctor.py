@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 
-from compress.machine import environment
+from foundation.machine import environment
 
 
 def examine(fix: bool = False) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _tensorrt() -> Iterator[str]:
 
 
 def _server(fix: bool) -> Iterator[str]:
-    from compress.core.errors import InputError
+    from foundation.core.errors import InputError
     from triton_repo import environment as server  # starts the interpreter of the server environment
 
     try:

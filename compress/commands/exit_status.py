@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import typer
 
-from compress.core.errors import InputError
-from compress.machine.faults import LOST, fault_of, is_lost, line_of
-from compress.machine.parallel import FailedElsewhere, is_launched, leave
+from foundation.core.errors import InputError
+from foundation.machine.faults import LOST, fault_of, is_lost, line_of
+from foundation.machine.parallel import FailedElsewhere, is_launched, leave
 
 STATUSES = {
     0: "finished, no goal missed",

@@ -7,8 +7,8 @@ answer the same prompt, one after the other, and their answers stand side by sid
 
 A search with beams may give several answers (`--answers`), best first, with a line between them.
 
-With `--draft` or `--prompt-lookup` tokens are proposed to what answers first (`compress.core.speculation`); the last line says how many it
-took.
+With `--draft` or `--prompt-lookup` tokens are proposed to what answers first (`foundation.core.speculation`); the last line says how many
+it took.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifacts.run_folder import Run
-from compress.core.decoding import Answer, Decoding
-from compress.core.engines import ENGINES, REFERENCE
-from compress.core.errors import InputError, nearest
-from compress.core.named import one_of
-from compress.core.speculation import DRAFT_TOKENS, PROPOSED_MODE, Speculation, per_step
-from compress.core.target import Target
-from compress.core.tasks import TASKS, tasks_with
-from compress.measure.engine_process import EngineProcess
-from compress.models.config import most_tokens, read_config
-from compress.models.inputs.vocabulary import other_tokens
 from compress.report.evaluations import builds
 from compress.run.opened import opened
-from compress.schemes.checkpoint import scheme_of
-from compress.schemes.table import SCHEMES
-from compress.standalone.pieces import Pieces
 from export.generation.questions import asked
 from export.generation.text_files import language_text
+from foundation.artifacts.run_folder import Run
+from foundation.core.decoding import Answer, Decoding
+from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.errors import InputError, nearest
+from foundation.core.named import one_of
+from foundation.core.speculation import DRAFT_TOKENS, PROPOSED_MODE, Speculation, per_step
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS, tasks_with
+from foundation.measure.engine_process import EngineProcess
+from foundation.models.config import most_tokens, read_config
+from foundation.models.inputs.vocabulary import other_tokens
+from foundation.schemes.checkpoint import scheme_of
+from foundation.schemes.table import SCHEMES
+from foundation.standalone.pieces import Pieces
 
 Write = Callable[[str], None]
 GAP = 4

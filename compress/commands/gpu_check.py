@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
-    from compress.data.splits import Split
+    from foundation.data.splits import Split
 
 RELEASE = "25.09"
 """Release of NVIDIA's images; others are given with --release."""
@@ -46,9 +46,9 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
     Raises:
         InputError: This machine has no GPU, no Docker or no TensorRT; one line.
     """
-    from compress.core.engines import served_on
-    from compress.machine.environment import versions
     from export.engines.registry import engine_module
+    from foundation.core.engines import served_on
+    from foundation.machine.environment import versions
     from triton_repo.gpu.check import containers
     from triton_repo.gpu.check.clocks import summary, watching
     from triton_repo.gpu.check.report import MARKDOWN, write_report
@@ -109,7 +109,7 @@ def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str],
         gpus: GPUs of this machine.
         say: Prints one line.
     """
-    from compress.measure.engine_process import EngineError
+    from foundation.measure.engine_process import EngineError
     from triton_repo.client import RequestError
     from triton_repo.load.load import GeneratorError
 
@@ -131,11 +131,11 @@ def unmeasured(gpus: int) -> dict[str, Any]:
 
 def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yields what each step has measured."""
-    from compress.artifacts.run_folder import REPOSITORY
     from compress.commands.load_test import evaluation_split
     from compress.commands.recipes import find
     from compress.pipeline import run
     from compress.recipe import read
+    from foundation.artifacts.run_folder import REPOSITORY
     from triton_repo import deployment
     from triton_repo.gpu.check import containers
     from triton_repo.gpu.plan_files import SPEC
@@ -175,8 +175,8 @@ def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def compared(name: str, report: Mapping[str, Any], max_drop: float | None, address: str, model: str, split: Split) -> dict[str, Any]:
     """Sends every evaluation row; returns `served` and `baseline`, values of the metric, `max_drop`, `n` and `reason`."""
-    from compress.core.engines import REFERENCE
-    from compress.measure.metrics import metrics
+    from foundation.core.engines import REFERENCE
+    from foundation.measure.metrics import metrics
     from triton_repo.client import evaluate
 
     answers = evaluate(address, model, split.rows, STREAMS)

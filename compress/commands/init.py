@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compress.commands.recipes import copy_of
-from compress.core.engines import served_on
-from compress.core.errors import InputError, nearest
-from compress.core.files import local
-from compress.core.shown import pasted
-from compress.core.tasks import TASKS
-from compress.measure.metrics import primary
+from foundation.core.engines import served_on
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local
+from foundation.core.shown import pasted
+from foundation.core.tasks import TASKS
+from foundation.measure.metrics import primary
 
 HEAD = """\
 # {about}

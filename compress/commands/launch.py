@@ -23,10 +23,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from compress.core.errors import InputError
-from compress.machine.environment import physical_cores
-from compress.machine.parallel import WATCHED
-from compress.machine.process import spawn
+from foundation.core.errors import InputError
+from foundation.machine.environment import physical_cores
+from foundation.machine.parallel import WATCHED
+from foundation.machine.process import spawn
 
 FIRST_PORT, PORTS = 20000, 20000
 POLL_S = 0.1

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from compress.commands.recipes import about, shipped
-from compress.core.engines import ENGINES
-from compress.core.errors import InputError, nearest
-from compress.core.named import Named
-from compress.core.tasks import TASKS
 from compress.recipe import STAGES, Recipe, schema
+from foundation.core.engines import ENGINES
+from foundation.core.errors import InputError, nearest
+from foundation.core.named import Named
+from foundation.core.tasks import TASKS
 
 
 def schema_text() -> str:

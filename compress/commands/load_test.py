@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import write_json
-from compress.core.errors import InputError
-from compress.core.files import local
-from compress.core.forms.zero_shot import read_by
-from compress.data.splits import Split
-from compress.data.tables import Table, text_lines
-from compress.data.unlabelled import read_unlabelled
-from compress.machine import environment
-from compress.standalone.preprocess import Row
-from compress.standalone.windows import Window
+from foundation.artifacts.artifact import write_json
+from foundation.core.errors import InputError
+from foundation.core.files import local
+from foundation.core.forms.zero_shot import read_by
+from foundation.data.splits import Split
+from foundation.data.tables import Table, text_lines
+from foundation.data.unlabelled import read_unlabelled
+from foundation.machine import environment
+from foundation.standalone.preprocess import Row
+from foundation.standalone.windows import Window
 from triton_repo.load import figures
 from triton_repo.load.connection import MEASURED, Address, Model, address_of
 from triton_repo.load.load import examine
@@ -154,11 +154,11 @@ def evaluation_split(folder: Path) -> Split:
     Raises:
         InputError: The rows of the run are token ids.
     """
-    from compress.core.tasks import TASKS
-    from compress.data.load import load_data
-    from compress.models.config import label_names
     from compress.recipe import check
     from compress.run.opened import opened
+    from foundation.core.tasks import TASKS
+    from foundation.data.load import load_data
+    from foundation.models.config import label_names
 
     recipe = check(opened(folder).recipe)
     task = recipe.model.task

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from compress.commands.remembered import remembered
-from compress.core.files import local
-from compress.core.progress import ConsoleProgress
-from compress.machine.speed import Speed, speed
 from compress.recipe import Recipe, dump
 from compress.run import durations
 from compress.run.durations import NO_TIME, Expected
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, shortage, shown
+from foundation.core.files import local
+from foundation.core.progress import ConsoleProgress
+from foundation.machine.speed import Speed, speed
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from compress.core.errors import InputError, nearest
-from compress.core.files import local
-from compress.core.shown import pasted
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local
+from foundation.core.shown import pasted
 
 SUFFIX = ".yaml"
 

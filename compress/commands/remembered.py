@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.machine.cached import read_cached, write_cached
-from compress.machine.environment import cache_folder, hardware, versions
+from foundation.machine.cached import read_cached, write_cached
+from foundation.machine.environment import cache_folder, hardware, versions
 
 PACKAGE = Path(__file__).resolve().parents[2]
-CODE = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+CODE = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
 SETTINGS = ("COMPRESS_", "HF_", "TRANSFORMERS_")
 """Beginnings of environment variables that decide what is read."""
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -3,7 +3,7 @@
 The command asks the serving process over its control socket (`triton_repo.control`), and that process does the work: it hashes the new run,
 compares the models with those that it serves, and rolls over one after the other (`triton_repo.roll_over`). What is served goes over to
 what the new run serves, under the name that clients know, whatever variant or precision that is. Before requests go to a new version it
-answers the golden rows of its run, within the limits of `compress.standalone.tolerance`.
+answers the golden rows of its run, within the limits of `foundation.standalone.tolerance`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.artifact import read_json
-from compress.artifacts.chain import GOLDEN
 from compress.commands.verify import compare_golden
-from compress.core.errors import InputError
-from compress.core.forms.zero_shot import read_by
-from compress.core.tasks import TASKS, Task
-from compress.measure.answers import load_predictions
 from compress.report import evaluations
 from compress.report.document import Report
 from compress.report.summary import missed_goals
 from compress.run.opened import opened
-from compress.standalone.preprocess import Row
+from foundation.artifacts.artifact import read_json
+from foundation.artifacts.chain import GOLDEN
+from foundation.core.errors import InputError
+from foundation.core.forms.zero_shot import read_by
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.answers import load_predictions
+from foundation.standalone.preprocess import Row
 from triton_repo import control, deployment
 from triton_repo.served_models import ServedModel
 from triton_repo.service import Service

@@ -1,9 +1,9 @@
 """`compress verify`: is a finished run what it was when it finished?
 
-It hashes every file of every artifact, compares manifests, recipe and links with the chain of the run (`compress.artifacts.chain`) and the
-report with the figures of the artifacts, reloads every engine and runs the golden rows through it, and with `live` through the server too.
-The logits must match the recorded ones within the limits of `compress.standalone.tolerance`. With a report that was kept elsewhere it also
-finds a run that was changed as a whole, chain and report included.
+It hashes every file of every artifact, compares manifests, recipe and links with the chain of the run (`foundation.artifacts.chain`) and
+the report with the figures of the artifacts, reloads every engine and runs the golden rows through it, and with `live` through the server
+too. The logits must match the recorded ones within the limits of `foundation.standalone.tolerance`. With a report that was kept elsewhere
+it also finds a run that was changed as a whole, chain and report included.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
-from compress.artifacts.run_folder import Run, blaming_damage, locked
-from compress.core.errors import InputError
-from compress.core.forms.zero_shot import read_by
-from compress.core.target import Target
-from compress.core.tasks import Task
-from compress.measure.agreement import compare_predictions, shortfall
-from compress.measure.answers import load_predictions
 from compress.report import evaluations
 from compress.report.document import Report
 from compress.report.report import UNCHECKED, forgeries, write
 from compress.run.opened import opened
+from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
+from foundation.artifacts.run_folder import Run, blaming_damage, locked
+from foundation.core.errors import InputError
+from foundation.core.forms.zero_shot import read_by
+from foundation.core.target import Target
+from foundation.core.tasks import Task
+from foundation.measure.agreement import compare_predictions, shortfall
+from foundation.measure.answers import load_predictions
 
 Log = Callable[[str], None]
 
@@ -115,8 +115,8 @@ def _told_otherwise(run: Run, kept: dict[str, Any], source: str) -> Iterator[str
 
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
-    from compress.measure.engine_process import EngineError, EngineProcess
     from export.engines.spec import spec_of
+    from foundation.measure.engine_process import EngineError, EngineProcess
 
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])

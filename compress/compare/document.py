@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import write_json, write_text
 from compress.compare import machines, page, recipes
 from compress.compare.pairs import pairs
 from compress.compare.sides import Side, check_out, read_sides
 from compress.compare.timing import NOT_IN_TURNS, configurations
-from compress.core.step_names import EVALUATION
-from compress.measure.fastest import NAMES
 from compress.report import goals
+from foundation.artifacts.artifact import write_json, write_text
+from foundation.core.step_names import EVALUATION
+from foundation.measure.fastest import NAMES
 
 SCHEMA = 1
 FILE, PAGE = "compare.json", "compare.html"

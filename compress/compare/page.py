@@ -13,12 +13,12 @@ import yaml
 from compress.compare import machines
 from compress.compare.sides import Side
 from compress.compare.timing import NOT_IN_TURNS, one_metric, points, references, shapes_of
-from compress.core.tasks import TASKS
 from compress.report import goals, phrases
 from compress.report.labelled import labelled
 from compress.report.page import state_of, template
 from compress.report.sections import accuracy
 from compress.report.view import View, plain
+from foundation.core.tasks import TASKS
 
 Contents = Mapping[str, Any]
 COLOURS = 8

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.run_folder import JUDGE, blaming_damage
 from compress.compare.sides import Side
-from compress.core.engines import REFERENCE
-from compress.core.step_names import EVALUATION
-from compress.measure.answers import load_groups, load_predictions
-from compress.measure.metrics import Metric
 from compress.report import evaluations, goals, intervals
 from compress.report.served import predictions_of
+from foundation.artifacts.run_folder import JUDGE, blaming_damage
+from foundation.core.engines import REFERENCE
+from foundation.core.step_names import EVALUATION
+from foundation.measure.answers import load_groups, load_predictions
+from foundation.measure.metrics import Metric
 
 USUAL = "evaluation"
 """The split that models are judged on, unless they are candidates of a search."""

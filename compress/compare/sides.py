@@ -9,15 +9,15 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from compress.artifacts.run_folder import LOCK_FILE, Run
-from compress.core.errors import InputError
-from compress.measure.judged import SEPARATOR
-from compress.measure.metrics import METRICS, Metric
 from compress.report import evaluations, goals
 from compress.report.document import Report
 from compress.report.page import complete
 from compress.report.view import Report as Contents
 from compress.run.opened import opened
+from foundation.artifacts.run_folder import LOCK_FILE, Run
+from foundation.core.errors import InputError
+from foundation.measure.judged import SEPARATOR
+from foundation.measure.metrics import METRICS, Metric
 
 MOST_RUNS = len(ascii_uppercase)
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from compress.compare.sides import Side
-from compress.core.engines import REFERENCE
-from compress.measure.fastest import NAMES
-from compress.measure.turns import ratio
 from compress.report import goals
 from compress.report.charts import scatter
 from compress.report.sections import accuracy
 from compress.report.view import Report
+from foundation.core.engines import REFERENCE
+from foundation.measure.fastest import NAMES
+from foundation.measure.turns import ratio
 
 NOT_IN_TURNS = (
     "The times of different runs were not measured in turns: each run was timed at another moment, perhaps beside other work. "

@@ -17,24 +17,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.core.target import Checkpointing
-from compress.core.tasks import TASKS, Task
 from compress.devices.alive import Alive
-from compress.models.architecture.context import share_context
-from compress.models.architecture.sequence import share_tokens
-from compress.models.architecture.shapes import auto_class, on_meta
-from compress.models.architecture.split import Split, shrink, split_of
-from compress.models.architecture.stages import Stages, run_stage
-from compress.models.layers.conv1d import with_linears
-from compress.models.layers.own_answers import answering
-from compress.models.layers.token_shares import Group
-from compress.models.library import quiet, uninitialized, with_class
-from compress.models.meta import empty_caches, on_meta_device
-from compress.models.size import inputs_of
-from compress.training.lora import Lora, attached
-from compress.training.losses.table import losses_of
-from compress.training.recompute import recomputed
+from foundation.core.errors import InputError
+from foundation.core.target import Checkpointing
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.context import share_context
+from foundation.models.architecture.sequence import share_tokens
+from foundation.models.architecture.shapes import auto_class, on_meta
+from foundation.models.architecture.split import Split, shrink, split_of
+from foundation.models.architecture.stages import Stages, run_stage
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.layers.own_answers import answering
+from foundation.models.layers.token_shares import Group
+from foundation.models.library import quiet, uninitialized, with_class
+from foundation.models.meta import empty_caches, on_meta_device
+from foundation.models.size import inputs_of
+from foundation.training.lora import Lora, attached
+from foundation.training.losses.table import losses_of
+from foundation.training.recompute import recomputed
 
 Changes = Callable[[nn.Module], None]
 """What a stage does to a model before it trains, in place."""
@@ -191,7 +191,7 @@ def rows_of(config: Any, task: Task, rows: int, length: int) -> dict[str, torch.
 
 
 def _loss(task: Task, logits: torch.Tensor, taught: bool, soft_weight: float) -> torch.Tensor:
-    """Returns the loss of logits, float32; of text that is generated as `compress.training.distilled` computes it."""
+    """Returns the loss of logits, float32; of text that is generated as `foundation.training.distilled` computes it."""
     if not TASKS[task].generates:
         return logits.sum()
     losses, labels = losses_of(task), torch.zeros(len(logits), logits.shape[1] - 1, dtype=torch.int32)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 Link = Literal["pcie", "nvlink"]
 UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6}

@@ -38,9 +38,9 @@ from typing import Any, Literal
 
 from compress.devices.given import Devices, shown_bytes
 from compress.devices.weights import Block, Weights, weights_of
-from compress.models.config import num_experts
-from compress.models.library import sizes_config
-from compress.models.own_shape import SHAPE_KEY, read_own
+from foundation.models.config import num_experts
+from foundation.models.library import sizes_config
+from foundation.models.own_shape import SHAPE_KEY, read_own
 
 Precision = Literal["fp16", "int8", "int4"]
 BITS: dict[Precision, int] = {"fp16": 16, "int8": 8, "int4": 4}

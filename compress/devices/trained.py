@@ -46,19 +46,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from compress.core.target import Checkpointing, Parallel, Schedule
-from compress.core.tasks import Task
 from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices, Link
-from compress.machine.parallel import Strategy
-from compress.models.architecture.blocks import blocks_of
-from compress.models.architecture.stages import stages_of
-from compress.models.forward import without_cache
-from compress.models.library import sizes_config
-from compress.training.choices import OptimizerName
-from compress.training.division import ends_of
-from compress.training.lora import Lora
-from compress.training.optimizers import moment_bytes
+from foundation.core.target import Checkpointing, Parallel, Schedule
+from foundation.core.tasks import Task
+from foundation.machine.parallel import Strategy
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.stages import stages_of
+from foundation.models.forward import without_cache
+from foundation.models.library import sizes_config
+from foundation.training.choices import OptimizerName
+from foundation.training.division import ends_of
+from foundation.training.lora import Lora
+from foundation.training.optimizers import moment_bytes
 
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from compress.models.architecture.blocks import block_of, blocks_of
-from compress.models.architecture.shapes import on_meta
-from compress.models.layers.experts import is_stacked
+from foundation.models.architecture.blocks import block_of, blocks_of
+from foundation.models.architecture.shapes import on_meta
+from foundation.models.layers.experts import is_stacked
 
 
 @dataclass(frozen=True)

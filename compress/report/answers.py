@@ -1,7 +1,7 @@
 """How well and how fast the engines of a run answer prompts: read from its artifacts, by variant.
 
-The agreement of an engine is that of its greedy answers with the float baseline in torch (`compress.measure.tokens`); its speeds are
-those of `compress.measure.generation`.
+The agreement of an engine is that of its greedy answers with the float baseline in torch (`foundation.measure.tokens`); its speeds are
+those of `foundation.measure.generation`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run
-from compress.core.engines import REFERENCE
-from compress.measure.answers import load_groups, load_predictions
 from compress.report.evaluations import builds, judged
 from compress.report.intervals import paired
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import Run
+from foundation.core.engines import REFERENCE
+from foundation.measure.answers import load_groups, load_predictions
 
 GENERATION = "generation.json"
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run
-from compress.core.engines import REFERENCE
-from compress.core.forms import label_sets, tags, zero_shot
-from compress.measure.answers import load_predictions
-from compress.measure.judged import OF_CLASS, known_metric
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
 from compress.report.served import predictions_of
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import Run
+from foundation.core.engines import REFERENCE
+from foundation.core.forms import label_sets, tags, zero_shot
+from foundation.measure.answers import load_predictions
+from foundation.measure.judged import OF_CLASS, known_metric
 
 Array = NDArray[Any]
 CONFIG = "config.json"
@@ -58,7 +58,7 @@ def counts(logits: Array, labels: Array) -> Array | None:
 
     Args:
         logits: Answers of a model, in the form that their labels ask for.
-        labels: Class ids, sets of labels, tags, or the classes of images (`compress.core.forms`).
+        labels: Class ids, sets of labels, tags, or the classes of images (`foundation.core.forms`).
     """
     if tags.are_tags(labels):
         return tags.counts_of_kinds(logits, labels)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compress.core.engines import REFERENCE
-from compress.measure.fastest import NAMES
-from compress.measure.metrics import METRICS
 from compress.report import goals
 from compress.report.goals import Figure, Row, Shape
+from foundation.core.engines import REFERENCE
+from foundation.measure.fastest import NAMES
+from foundation.measure.metrics import METRICS
 
 NOTABLE = 2.0
 """A metric that loses more than this many times what the judged one does is named beside it."""

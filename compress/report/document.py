@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from compress.core.errors import InputError
-from compress.core.files import local, read_plain
-from compress.core.shown import pasted, reason, shown
 from compress.report import phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.summary import plain_text, summary
+from foundation.core.errors import InputError
+from foundation.core.files import local, read_plain
+from foundation.core.shown import pasted, reason, shown
 
 SCHEMA = 1
 """The supported version of `report.json`."""

@@ -15,20 +15,20 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from compress.artifacts import artifact
-from compress.artifacts.chain import DATA
-from compress.artifacts.run_folder import PROFILES, Run
-from compress.core.engines import REFERENCE
-from compress.core.errors import InputError
-from compress.core.files import check_plain
-from compress.core.forms import zero_shot
-from compress.core.shown import reason
-from compress.core.step_names import EVALUATION
-from compress.data.splits import Data
-from compress.measure.answers import load_groups, load_predictions
-from compress.measure.engine_process import read_rows, write_rows
-from compress.measure.judged import SEPARATOR, Judged, judged_of
-from compress.standalone.preprocess import Row
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import DATA
+from foundation.artifacts.run_folder import PROFILES, Run
+from foundation.core.engines import REFERENCE
+from foundation.core.errors import InputError
+from foundation.core.files import check_plain
+from foundation.core.forms import zero_shot
+from foundation.core.shown import reason
+from foundation.core.step_names import EVALUATION
+from foundation.data.splits import Data
+from foundation.measure.answers import load_groups, load_predictions
+from foundation.measure.engine_process import read_rows, write_rows
+from foundation.measure.judged import SEPARATOR, Judged, judged_of
+from foundation.standalone.preprocess import Row
 
 GOLDEN_ROWS = 64
 SERVED = "triton.json"
@@ -45,12 +45,12 @@ class Evaluation:
     mode: str
     precision: str
     logits: np.ndarray
-    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `compress.core.forms.next_token`."""
+    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `foundation.core.forms.next_token`."""
     labels: np.ndarray
     """int64 or float32 [n], or int32 [n, T]."""
     metrics: dict[str, float]
     groups: np.ndarray | None = None
-    """Group of each value that metrics are means over, int64 [m] (`compress.data.groups`); None in runs that do not say."""
+    """Group of each value that metrics are means over, int64 [m] (`foundation.data.groups`); None in runs that do not say."""
 
 
 class Stored(NamedTuple):

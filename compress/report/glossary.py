@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compress.core.engines import ENGINES
+from foundation.core.engines import ENGINES
 
 
 class Term(NamedTuple):

@@ -3,11 +3,11 @@
 Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
 reason says what is missing. All figures come from one report, so a ratio never mixes two runs.
 
-A limit on what accuracy is lost says nothing where a model that knows nothing keeps within it (`compress.measure.chance`), as where the
+A limit on what accuracy is lost says nothing where a model that knows nothing keeps within it (`foundation.measure.chance`), as where the
 baseline is no better than that. Such a goal is not judged either.
 
-A latency row that other work on the machine spoiled is marked `busy` (`compress.measure.latency`). A goal that depends on such a row is not
-judged, and the run ends with exit status 4.
+A latency row that other work on the machine spoiled is marked `busy` (`foundation.measure.latency`). A goal that depends on such a row is
+not judged, and the run ends with exit status 4.
 
 Goals are judged on what is served (`compress.report.served`): one variant in one engine, mode and float precision.
 
@@ -15,7 +15,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
                   for perplexity the relative increase, served / baseline - 1
     max_latency_ms of the engine, or of requests to the server where the goal says so; both stand beside the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
-    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`compress.measure.turns`)
+    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`foundation.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
                   served: as a goal where the recipe sets it, else it is a finding, which nothing misses. The float model is the one that
                   was quantized, so both have the same layer shapes. On a GPU its engines count in fp16 and bf16, and torch too, eager and
@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compress.core.engines import REFERENCE
-from compress.machine.environment import NATIVE_INT8
-from compress.measure.judged import known_metric
-from compress.measure.turns import ratio
-from compress.schemes.table import of_precision
+from foundation.core.engines import REFERENCE
+from foundation.machine.environment import NATIVE_INT8
+from foundation.measure.judged import known_metric
+from foundation.measure.turns import ratio
+from foundation.schemes.table import of_precision
 
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01

@@ -8,8 +8,8 @@ Every other metric gets the bootstrap: the metric of 2,000 samples drawn with re
 sample is drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250). Rows that both models get right, or both
 get wrong, cancel; the interval is far narrower than the two single intervals suggest.
 
-Rows that belong together (`compress.data.groups`) are drawn together: `compress.core.resampling` says how, and what takes the place of the
-bootstrap where there are few groups.
+Rows that belong together (`foundation.data.groups`) are drawn together: `foundation.core.resampling` says how, and what takes the place of
+the bootstrap where there are few groups.
 
 For accuracy of rows that are drawn one by one only two counts of a sample matter: rows that went from right to wrong (r of n) and from
 wrong to right (w of n). Drawing n rows and counting both is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so no rows are
@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import resampling
-from compress.core.forms.next_token import IGNORED, LARGEST_EXPONENT, block_sums, choices, mean_nll, perplexity_of
-from compress.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
-from compress.measure.metrics import METRICS, Metric, as_values, num_predictions
+from foundation.core import resampling
+from foundation.core.forms.next_token import IGNORED, LARGEST_EXPONENT, block_sums, choices, mean_nll, perplexity_of
+from foundation.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
+from foundation.measure.metrics import METRICS, Metric, as_values, num_predictions
 
 Array = NDArray[Any]
 Figure = Callable[[Array, Array], float]
@@ -143,7 +143,7 @@ def single(metric: Metric, predictions: Array, labels: Array, *, groups: Array |
         metric: A row of `METRICS`, or any other.
         predictions: `[n, ...]`.
         labels: `[n]`.
-        groups: Number of the group of each value, int `[m]` (`compress.data.groups`); None: each is a group of its own.
+        groups: Number of the group of each value, int `[m]` (`foundation.data.groups`); None: each is a group of its own.
         seed: Seed of the bootstrap.
 
     Returns:

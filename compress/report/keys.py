@@ -59,7 +59,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "metric.chance",
             "number",
-            "What a model gets that knows nothing: a limit that it keeps is not judged (`compress.measure.chance`).",
+            "What a model gets that knows nothing: a limit that it keeps is not judged (`foundation.measure.chance`).",
         ),
         ("baseline", "text", "Id of the variant that all others are compared with."),
         ("windows.rows", "integer", "Evaluation rows; the keys of `windows` are there where long texts are read in windows."),
@@ -210,7 +210,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "variants[].parity.tokens.*",
             "map",
-            "For engines that answer prompts: greedy tokens compared with torch (`compress.measure.tokens`).",
+            "For engines that answer prompts: greedy tokens compared with torch (`foundation.measure.tokens`).",
         ),
         ("variants[].parity.disagreements", "integer", "Predictions that differ from torch, on selection rows."),
         ("variants[].parity.limit", "integer", "Largest allowed number of them."),
@@ -245,12 +245,12 @@ KEYS: tuple[Key, ...] = tuple(
             "variants[].answers[].quality.*",
             "map",
             "For text-to-text, BLEU and chrF of the greedy answers, `before` those of the float baseline, `bleu_chance` what answers get "
-            "that do not depend on their source: `compress.measure.translations`.",
+            "that do not depend on their source: `foundation.measure.translations`.",
         ),
         (
             "variants[].answers[].agreement.*",
             "map",
-            "Greedy answers compared with the float baseline (`baseline`) and the checkpoint itself (`torch`): `compress.measure.tokens`.",
+            "Greedy answers compared with the float baseline (`baseline`) and the checkpoint (`torch`): `foundation.measure.tokens`.",
         ),
         (
             "variants[].answers[].cache_cost.metrics.METRIC",
@@ -265,7 +265,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "variants[].answers[].cache_cost.tokens.*",
             "map",
-            "Greedy answers compared with those with such a cache: `compress.measure.tokens`.",
+            "Greedy answers compared with those with such a cache: `foundation.measure.tokens`.",
         ),
         ("variants[].answers[].speeds[].prompt_tokens", "integer", "Tokens of each prompt of this load."),
         ("variants[].answers[].speeds[].streams", "integer", "Prompts that were asked at once."),
@@ -292,7 +292,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "variants[].answers[].speculation.compared.*",
             "map",
-            "Greedy answers with proposals compared with those without: `compress.measure.tokens`.",
+            "Greedy answers with proposals compared with those without: `foundation.measure.tokens`.",
         ),
         ("variants[].answers[].speculation.proposed", "integer", "Tokens that were proposed for those answers."),
         ("variants[].answers[].speculation.accepted", "integer", "Those of them that the model would have chosen itself."),
@@ -324,7 +324,7 @@ KEYS: tuple[Key, ...] = tuple(
         ),
         ("variants[].sparsity.*", "map", "Figures of the stage `sparsify`: zeros of each layer; null for others."),
         ("stages[].id", "text", "Id of a step of the run, including implicit ones (evaluation, latency)."),
-        ("stages[].profiles[].*", "map", "With `profile: true` the figures of each of its trainings (`compress.training.profile`)."),
+        ("stages[].profiles[].*", "map", "With `profile: true` the figures of each of its trainings (`foundation.training.profile`)."),
         ("stages[].stage", "text", "Kind of the step."),
         ("stages[].seconds", "number", "Duration of the run that made it."),
         ("stages[].cached", "boolean", "Whether this run took it from the cache."),
@@ -375,7 +375,7 @@ KEYS: tuple[Key, ...] = tuple(
         (
             "triton.models[].tokens.*",
             "map",
-            "For language models: the server's answers compared with the engine's (`compress.measure.tokens`).",
+            "For language models: the server's answers compared with the engine's (`foundation.measure.tokens`).",
         ),
         ("triton.models[].reason", "text", "Why a model was not evaluated."),
         ("triton.models[].limits[].batch", "integer", "Rows of a request, at a shape that `goals.max_latency_ms` limits."),

@@ -15,7 +15,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from compress.core.tasks import TASKS
 from compress.report import phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.labelled import labelled
@@ -31,6 +30,7 @@ from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
 from compress.report.sections.tuned import tuned
 from compress.report.view import Report, View, plain
+from foundation.core.tasks import TASKS
 
 LISTS = (
     *("variants", "latency", "goals", "findings", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus"),

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from compress.core.engines import ENGINES
-from compress.measure.judged import SEPARATOR, known_metric
 from compress.report import goals
 from compress.report.decision import Change, Decision
+from foundation.core.engines import ENGINES
+from foundation.measure.judged import SEPARATOR, known_metric
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"

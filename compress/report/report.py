@@ -14,19 +14,6 @@ from typing import Any
 
 import yaml
 
-from compress.artifacts import artifact
-from compress.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
-from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core.engines import REFERENCE
-from compress.core.errors import InputError
-from compress.core.forms import vectors
-from compress.core.forms.table import form_of
-from compress.core.shown import pasted, reason
-from compress.core.step_names import EVALUATION
-from compress.core.tasks import TASKS, Task
-from compress.measure import stored_vectors
-from compress.measure.chance import chance
-from compress.measure.metrics import Metric
 from compress.report import evaluations, goals, intervals
 from compress.report.answers import answers, bandwidth
 from compress.report.classes import classes, no_better
@@ -34,6 +21,19 @@ from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
 from compress.report.served import served
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
+from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
+from foundation.core.engines import REFERENCE
+from foundation.core.errors import InputError
+from foundation.core.forms import vectors
+from foundation.core.forms.table import form_of
+from foundation.core.shown import pasted, reason
+from foundation.core.step_names import EVALUATION
+from foundation.core.tasks import TASKS, Task
+from foundation.measure import stored_vectors
+from foundation.measure.chance import chance
+from foundation.measure.metrics import Metric
 
 SCHEMA = 1
 FILE, PAGE = "report.json", "report.html"

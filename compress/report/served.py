@@ -1,6 +1,6 @@
 """What is served, and why: the block `served` of report.json, on which goals are judged.
 
-Where configurations compete, `compress.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
+Where configurations compete, `foundation.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
 the first engine of the target, in its recommended mode. In both cases the metric is that of exactly this configuration, in its engine and
 behind Triton where a server ran it.
 """
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import lineage
-from compress.artifacts.run_folder import Run
-from compress.core.engines import ENGINES
-from compress.core.goals import Goals
-from compress.core.step_names import EVALUATION
-from compress.core.target import Target
-from compress.core.tasks import TASKS, Task
-from compress.measure.answers import load_predictions
-from compress.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
-from compress.measure.fastest_answers import engines_that_answer
-from compress.measure.judged import Judged
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
+from foundation.artifacts.artifact import lineage
+from foundation.artifacts.run_folder import Run
+from foundation.core.engines import ENGINES
+from foundation.core.goals import Goals
+from foundation.core.step_names import EVALUATION
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.answers import load_predictions
+from foundation.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
+from foundation.measure.fastest_answers import engines_that_answer
+from foundation.measure.judged import Judged
 
 
 def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts import artifact, chain
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import list_artifact
-from compress.artifacts.store import holding
-from compress.machine.parallel import Team
-from compress.machine.process import peak_memory_bytes
 from compress.run.cache import DEPENDS_ON, depends_on, find, unlike
 from compress.run.state import RunState
-from compress.stage.context import Context
-from compress.stage.stage import Stage
+from foundation.artifacts import artifact, chain
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.run_folder import list_artifact
+from foundation.artifacts.store import holding
+from foundation.machine.parallel import Team
+from foundation.machine.process import peak_memory_bytes
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 
 
 def advance(step: Stage, state: RunState, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts import artifact, chain
-from compress.artifacts.artifact import Artifact
-from compress.core.differences import Difference, differences
-from compress.core.shown import shown
-from compress.stage.context import Context
-from compress.stage.stage import Stage
+from foundation.artifacts import artifact, chain
+from foundation.artifacts.artifact import Artifact
+from foundation.core.differences import Difference, differences
+from foundation.core.shown import shown
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 
 DEPENDS_ON = "depends_on"
 """The entry of a manifest with everything that the artifact depends on."""

@@ -13,26 +13,26 @@ from typing import Any
 
 from torch import nn
 
-from compress.core.engines import ENGINES
-from compress.core.forms import transcripts
-from compress.core.forms.spans import Part
-from compress.core.tasks import TASKS, Task
-from compress.models.architecture.shapes import auto_class
-from compress.models.forward import linears, uses_of_weights
-from compress.models.heads.embedding import width_of
-from compress.models.heads.towers import width_of as width_of_towers
-from compress.models.inputs.sounds import frames_of
-from compress.models.layers.conv1d import with_linears
-from compress.models.library import quiet, sizes_config, with_class
-from compress.models.meta import on_meta_device
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
-from compress.schemes.scales import Layer
-from compress.schemes.table import SCHEMES
-from compress.stage.context import Context
-from compress.stage.stage import Stage
 from export.builds import computes_bf16, ends, floating_of, has_half_graphs
 from export.export import Export
+from foundation.core.engines import ENGINES
+from foundation.core.forms import transcripts
+from foundation.core.forms.spans import Part
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.forward import linears, uses_of_weights
+from foundation.models.heads.embedding import width_of
+from foundation.models.heads.towers import width_of as width_of_towers
+from foundation.models.inputs.sounds import frames_of
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.library import quiet, sizes_config, with_class
+from foundation.models.meta import on_meta_device
+from foundation.schemes.scales import Layer
+from foundation.schemes.table import SCHEMES
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize

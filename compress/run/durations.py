@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts.artifact import digest
-from compress.machine.environment import cache_folder, hardware, processor
+from foundation.artifacts.artifact import digest
+from foundation.machine.environment import cache_folder, hardware, processor
 
 KEPT = 20
 """Lines that a prediction is fitted to."""

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compress.core.engines import ENGINES, REFERENCE
-from compress.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
 from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Latency, Source, shapes
-from compress.stage.context import Context
-from compress.stage.stage import Stage
 from export.export import Export
+from foundation.core.engines import ENGINES, REFERENCE
+from foundation.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
 
 MODES = 1.5

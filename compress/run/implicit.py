@@ -10,24 +10,24 @@ from typing import Any, ClassVar
 
 from pydantic import field_serializer
 
-from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import ENGINES, REFERENCE
-from compress.core.target import Target
-from compress.core.tasks import TASKS, Task
-from compress.data.groups import groups_of_values
-from compress.measure.answers import save_predictions
-from compress.measure.fastest import competing
-from compress.measure.metrics import METRICS, metrics, num_predictions
-from compress.measure.predictions import predict
-from compress.measure.race import Race, Rival
-from compress.models.config import ModelConfig, most_tokens, read_config
-from compress.models.importing import import_model, source_digest
-from compress.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.run.warm_start import check_intact
-from compress.stage.context import Context
-from compress.stage.stage import Stage
-from compress.standalone.preprocess import Preprocessor, Row
-from compress.training.finetune import Finetune
+from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
+from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS, Task
+from foundation.data.groups import groups_of_values
+from foundation.measure.answers import save_predictions
+from foundation.measure.fastest import competing
+from foundation.measure.metrics import METRICS, metrics, num_predictions
+from foundation.measure.predictions import predict
+from foundation.measure.race import Race, Rival
+from foundation.models.config import ModelConfig, most_tokens, read_config
+from foundation.models.importing import import_model, source_digest
+from foundation.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
+from foundation.standalone.preprocess import Preprocessor, Row
+from foundation.training.finetune import Finetune
 
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
@@ -78,10 +78,10 @@ class Evaluate(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits, labels and groups to `torch.safetensors` and returns the metrics with their n."""
-        from compress.machine.device import computing_device
-        from compress.measure import predictions
-        from compress.models.checkpoint import load
-        from compress.models.size import count
+        from foundation.machine.device import computing_device
+        from foundation.measure import predictions
+        from foundation.models.checkpoint import load
+        from foundation.models.size import count
 
         split = context.data.evaluation
         processor = context.preprocessor(parent.path)
@@ -129,7 +129,7 @@ def _in_windows(prepared: Preprocessor, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 class Latency(Stage):
-    """Measures the latency of every engine; each runs in its own process, and the processes take turns (`compress.measure.latency`)."""
+    """Measures the latency of every engine; each runs in its own process, and the processes take turns (`foundation.measure.latency`)."""
 
     NAME: ClassVar[str] = "latency"
     VERSION: ClassVar[int] = 2
@@ -142,8 +142,8 @@ class Latency(Stage):
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report; where engines answer prompts also
         `generation.json`: their speeds, with and without proposed tokens, and the read bandwidth of the machine."""
-        from compress.machine.load import Watch
-        from compress.measure.latency import measure
+        from foundation.machine.load import Watch
+        from foundation.measure.latency import measure
 
         jobs, watch = engine_jobs(parent, context), Watch()
         race = race_of(jobs, _p99_shapes(context)) if context.target.device == "cpu" else None
@@ -190,8 +190,8 @@ def _tell(rows: Sequence[dict[str, Any]], machine: dict[str, Any], context: Cont
 
 def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
     """Measures the engines that answer prompts; returns the contents of generation.json, None where there is none."""
-    from compress.machine.bandwidth import read_bandwidth
-    from compress.measure.generation import Reads, measure_generation, workloads
+    from foundation.machine.bandwidth import read_bandwidth
+    from foundation.measure.generation import Reads, measure_generation, workloads
 
     jobs = [(variant, entry, spec) for variant, entry, spec in _built(exported, context) if ENGINES[entry["engine"]].generates]
     if not jobs:
@@ -209,9 +209,9 @@ def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
 
 def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any]], context: Context) -> dict[str, Any]:
     """Measures the engines that tokens are proposed to; returns `proposals` of generation.json, nothing where there are none."""
-    from compress.measure.proposals import measure_proposals
-    from compress.measure.tokens import load_answers
     from export.engines.spec import proposed_to
+    from foundation.measure.proposals import measure_proposals
+    from foundation.measure.tokens import load_answers
 
     asked = [(variant, entry, spec) for variant, entry, spec in jobs if "speculation" in entry]
     if not asked:

@@ -12,23 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import digest
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.data.splits import content_key
-from compress.models.config import ModelConfig, label_names, set_labels
-from compress.models.files import find
-from compress.models.generation import noted
-from compress.models.inputs.padding import configured_pad
-from compress.models.inputs.preprocessor import preprocessor
-from compress.models.inputs.saving import save_preprocessing, settle_inputs
-from compress.models.inputs.sounds import settle
-from compress.models.inputs.tokenizer import TrainedTokenizer
-from compress.models.inputs.tokenizer_file import state_of
-from compress.models.library import quiet
 from compress.run.split_sizes import lengths
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor
+from foundation.artifacts.artifact import digest
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.data.splits import content_key
+from foundation.models.config import ModelConfig, label_names, set_labels
+from foundation.models.files import find
+from foundation.models.generation import noted
+from foundation.models.inputs.padding import configured_pad
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.inputs.saving import save_preprocessing, settle_inputs
+from foundation.models.inputs.sounds import settle
+from foundation.models.inputs.tokenizer import TrainedTokenizer
+from foundation.models.inputs.tokenizer_file import state_of
+from foundation.models.library import quiet
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor
 
 
 def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedToke
 
     Args:
         config: The recipe's model section.
-        checked: Transformers config of the model, as `compress.models.importing.check_model` returns it.
+        checked: Transformers config of the model, as `foundation.models.importing.check_model` returns it.
         tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained.
         context: The context of the first step.
 

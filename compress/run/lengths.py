@@ -10,16 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.safetensors import read_json
-from compress.core.errors import InputError
-from compress.core.files import local
-from compress.core.goals import LatencyGoal
-from compress.core.tasks import TASKS
-from compress.models.adapters import model_folder
-from compress.models.config import build_config, read_config
-from compress.models.heads.towers import CAUSAL_TEXT
-from compress.models.inputs.sounds import settings_of, sound_steps
 from compress.recipe import Recipe
+from foundation.artifacts.safetensors import read_json
+from foundation.core.errors import InputError
+from foundation.core.files import local
+from foundation.core.goals import LatencyGoal
+from foundation.core.tasks import TASKS
+from foundation.models.adapters import model_folder
+from foundation.models.config import build_config, read_config
+from foundation.models.heads.towers import CAUSAL_TEXT
+from foundation.models.inputs.sounds import settings_of, sound_steps
 from triton_repo.triton_repo import TritonRepo
 
 

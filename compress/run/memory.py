@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress.core.engines import ENGINES
-from compress.models.library import sizes_config
-from compress.models.size import Counts
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import BATCH_SIZE, Evaluate, Latency
-from compress.stage.context import Context
-from compress.stage.stage import Stage
 from export.export import Export
+from foundation.core.engines import ENGINES
+from foundation.models.library import sizes_config
+from foundation.models.size import Counts
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
 
 FLOAT = 4

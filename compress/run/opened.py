@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core.errors import InputError
 from compress.recipe import check
+from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
+from foundation.core.errors import InputError
 
 
 def opened(folder: Path) -> Run:

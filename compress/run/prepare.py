@@ -8,34 +8,34 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import PROFILES
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.step_names import BASELINE, INPUT
-from compress.core.target import Target
-from compress.core.tasks import TASKS, num_classes
-from compress.data.load import load_data
-from compress.data.splits import Data, Judge
-from compress.machine import environment
-from compress.machine.parallel import ALONE, Team
-from compress.measure.judged import judged_of, problem_with
-from compress.models.adapters import model_folder
-from compress.models.config import ModelConfig, label_names
-from compress.models.importing import check_model, source_digest
-from compress.models.inputs.tokenizer import resolve_tokenizer
-from compress.models.library import some
-from compress.models.size import count
 from compress.recipe import Recipe
 from compress.run.inputs import check_inputs, check_teacher
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer
-from compress.stage.context import Context
-from compress.stage.stage import Stage, input_named, is_model, teachers_named
 from distill.injected import Injected
 from distill.teacher import FITTING, about
 from export.engines.registry import absent, runs_here
 from export.export import Export
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.run_folder import PROFILES
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.step_names import BASELINE, INPUT
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS, num_classes
+from foundation.data.load import load_data
+from foundation.data.splits import Data, Judge
+from foundation.machine import environment
+from foundation.machine.parallel import ALONE, Team
+from foundation.measure.judged import judged_of, problem_with
+from foundation.models.adapters import model_folder
+from foundation.models.config import ModelConfig, label_names
+from foundation.models.importing import check_model, source_digest
+from foundation.models.inputs.tokenizer import resolve_tokenizer
+from foundation.models.library import some
+from foundation.models.size import count
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage, input_named, is_model, teachers_named
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.machine.process import available_memory_bytes
+from foundation.machine.process import available_memory_bytes
 
 LEAST = 2 / 3
 """The least share of a prediction that is taken."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts import artifact
-from compress.artifacts.chain import DATA
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import DATA
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor, Row
 
 SCHEMA = 1
 CHUNK = 1000

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compress.artifacts.artifact import Artifact
 from compress.run.implicit import Evaluate
 from compress.run.prepare import checkpoint_named, teachers_of
-from compress.stage.context import Context
-from compress.stage.stage import Stage, input_named
+from foundation.artifacts.artifact import Artifact
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage, input_named
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RunState:
     checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
     """Every variant by stage id, in order; the first is the baseline."""
     predictions: Mapping[str, Path] = field(default_factory=dict)
-    """Predictions in torch on the evaluation split by variant: files of `compress.measure.answers.save_predictions`."""
+    """Predictions in torch on the evaluation split by variant: files of `foundation.measure.answers.save_predictions`."""
     exported: Artifact | None = None
     """The exported engines."""
     latency: Artifact | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
 from compress.recipe import Recipe
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
-from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from export.export import Export
+from foundation.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
+from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from quantize.quantize import Quantize
 
 

@@ -2,7 +2,7 @@
 
 A checkpoint becomes an engine as in `export`, but without evaluation and parity checks. For int8 it is quantized as the recipe says, with
 ranges from a few rows and no search or training, because latency does not depend on scales. Each engine runs in its own process; the
-processes take turns and discard their warm-up (`compress.measure.latency`).
+processes take turns and discard their warm-up (`foundation.measure.latency`).
 
     T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        for more than `GROUP` + 1 checkpoints, in groups with the
     first
@@ -21,22 +21,22 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from compress.artifacts.artifact import Artifact
-from compress.core.engines import ENGINES, EngineName
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.data.splits import Split
-from compress.measure.latency import Shape, measure
-from compress.schemes.table import SCHEMES, is_static_int8
-from compress.stage.context import Context, TimedPrecision
 from export.builds import HALVES
 from export.engines.registry import engine_module
+from foundation.artifacts.artifact import Artifact
+from foundation.core.engines import ENGINES, EngineName
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.data.splits import Split
+from foundation.measure.latency import Shape, measure
+from foundation.schemes.table import SCHEMES, is_static_int8
+from foundation.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
     from export.engines.spec import EngineSpec
     from export.export import Export
     from export.half_graphs import HalfGraph
+    from foundation.standalone.preprocess import Preprocessor
     from quantize.quantize import Quantize
 
 GROUP = 4

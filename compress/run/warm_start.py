@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import open_run
-from compress.core.errors import InputError, nearest
-from compress.models.config import ModelConfig
 from compress.recipe import Recipe
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError, nearest
+from foundation.models.config import ModelConfig
 
 
 def started(recipe: Recipe) -> Recipe:
@@ -33,7 +33,7 @@ def started(recipe: Recipe) -> Recipe:
 
 def _checkpoint(model: ModelConfig) -> Path:
     """Returns the folder of the checkpoint that a model section names."""
-    from compress.schemes.checkpoint import QUANTIZATION_JSON  # loads torch, which a recipe is read without
+    from foundation.schemes.checkpoint import QUANTIZATION_JSON  # loads torch, which a recipe is read without
 
     run, stage = Path(str(model.run)), str(model.stage)
     try:

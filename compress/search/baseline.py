@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import read_json
-from compress.artifacts.run_folder import open_run
-from compress.artifacts.store import share, waited_for
-from compress.core.engines import REFERENCE
-from compress.measure.fastest import LATENCY, reference_rows
-from compress.measure.latency import Shape
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.search.setup import TRIALS, Setup
 from export.export import Export
+from foundation.artifacts.artifact import read_json
+from foundation.artifacts.run_folder import open_run
+from foundation.artifacts.store import share, waited_for
+from foundation.core.engines import REFERENCE
+from foundation.measure.fastest import LATENCY, reference_rows
+from foundation.measure.latency import Shape
 
 BASELINE = "baseline"
 

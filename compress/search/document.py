@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compress.artifacts.artifact import write_json, write_text
-from compress.core.search import Range
-from compress.machine import environment
 from compress.report import goals as judged
 from compress.search import page
 from compress.search.baseline import Baseline
@@ -22,6 +19,9 @@ from compress.search.setup import FRONT, Setup
 from compress.search.space import Knob, num_combinations
 from compress.search.study import Study
 from compress.search.work import rungs_of
+from foundation.artifacts.artifact import write_json, write_text
+from foundation.core.search import Range
+from foundation.machine import environment
 
 SCHEMA = 1
 FILE, PAGE = "search.json", "search.html"

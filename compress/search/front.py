@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from compress.core.goals import Goals
+from foundation.core.goals import Goals
 
 Losses = Sequence[float]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from compress.core.progress import ConsoleProgress
 from compress.recipe import Recipe
 from compress.report import phrases
 from compress.search.baseline import recipe_of_baseline
@@ -17,6 +16,7 @@ from compress.search.setup import Setup
 from compress.search.space import is_small, num_combinations, words
 from compress.search.study import JOURNAL, Study
 from compress.search.work import PRICED, rungs_of
+from foundation.core.progress import ConsoleProgress
 
 MOST_SHOWN = 10
 HALVED = ("untrained", "short")

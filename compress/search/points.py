@@ -15,9 +15,6 @@ from typing import Any
 
 import yaml
 
-from compress.artifacts.artifact import read_json, write_text
-from compress.artifacts.store import claimed, share
-from compress.core.shown import pasted
 from compress.pipeline import run
 from compress.recipe import Recipe, check
 from compress.report.report import FILE
@@ -26,6 +23,9 @@ from compress.search.front import front_of, recommended
 from compress.search.setup import FRONT, Setup
 from compress.search.space import plain_of, words
 from compress.search.study import Study
+from foundation.artifacts.artifact import read_json, write_text
+from foundation.artifacts.store import claimed, share
+from foundation.core.shown import pasted
 
 PAUSE_S = 0.5
 LONGEST_NAME = 58

@@ -19,15 +19,6 @@ from typing import Any
 
 import yaml
 
-from compress.artifacts.artifact import write_text
-from compress.artifacts.store import LOCKS, STAGES, waited_for
-from compress.core.differences import differences
-from compress.core.errors import InputError
-from compress.core.files import local
-from compress.core.progress import ConsoleProgress
-from compress.core.yaml_file import parse_yaml
-from compress.data.resemblance import unlike
-from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, dump
 from compress.search import document
 from compress.search.baseline import baseline
@@ -35,6 +26,15 @@ from compress.search.points import evaluate, front
 from compress.search.setup import FRONT, TRIALS, Setup
 from compress.search.study import JOURNAL, Study
 from compress.search.work import Work, rungs_of
+from foundation.artifacts.artifact import write_text
+from foundation.artifacts.store import LOCKS, STAGES, waited_for
+from foundation.core.differences import differences
+from foundation.core.errors import InputError
+from foundation.core.files import local
+from foundation.core.progress import ConsoleProgress
+from foundation.core.yaml_file import parse_yaml
+from foundation.data.resemblance import unlike
+from foundation.machine.process import keep_freed_memory
 
 LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"
 MAY_CHANGE = ("name", "search.budget")

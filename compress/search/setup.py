@@ -8,24 +8,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import digest
-from compress.artifacts.run_folder import Run
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.search import Search
-from compress.core.step_names import EVALUATION
-from compress.data.splits import Data
 from compress.forecast import PlannedStep, looked_up, predicted
-from compress.measure.judged import Judged, judged_of
-from compress.measure.metrics import Metric
 from compress.pipeline import check_server
 from compress.recipe import Recipe, dump, written
 from compress.run.prepare import context_of, prepare
 from compress.search.candidate import Candidate
 from compress.search.space import Knob, each_value, knobs_of, recipe_of, words
-from compress.stage.context import Context
-from compress.stage.stage import Stage
 from export.export import Export
+from foundation.artifacts.artifact import digest
+from foundation.artifacts.run_folder import Run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.search import Search
+from foundation.core.step_names import EVALUATION
+from foundation.data.splits import Data
+from foundation.measure.judged import Judged, judged_of
+from foundation.measure.metrics import Metric
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
 
 TRIALS, FRONT = "trials", "front"

@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from compress.artifacts.store import waited_for
-from compress.core.errors import InputError
-from compress.core.shown import reason
 from compress.recipe import Recipe
 from compress.search.candidate import Candidate, Dropped
 from compress.search.space import MOST_COUNTED, Knob, Values, num_combinations, own_values, untried
+from foundation.artifacts.store import waited_for
+from foundation.core.errors import InputError
+from foundation.core.shown import reason
 
 if TYPE_CHECKING:
     import optuna

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.core.shown import pasted
 from compress.report import phrases
 from compress.report.summary import plain_text
 from compress.search.space import words
+from foundation.core.shown import pasted
 
 
 def summary(contents: Mapping[str, Any], folder: Path) -> list[str]:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from compress.recipe import Recipe
 from compress.search.setup import Setup
-from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
+from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from prune.methods import is_learned
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify

@@ -17,9 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from compress.artifacts.store import claimed
-from compress.core.errors import InputError
-from compress.measure.engine_process import EngineError
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.price import Price, cheapest_first
@@ -33,6 +30,9 @@ from compress.search.setup import TRIALS, Setup
 from compress.search.space import words
 from compress.search.study import Study
 from export.parity.parity import ParityError
+from foundation.artifacts.store import claimed
+from foundation.core.errors import InputError
+from foundation.measure.engine_process import EngineError
 
 PAUSE_S = 0.5
 PRICED = ("untrained", "short", "full")

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.models.forward import device_of, on_device
-from compress.training.precision import in_float32
 from distill.capture import Wanted
 from distill.teacher import Pair
+from foundation.models.forward import device_of, on_device
+from foundation.training.precision import in_float32
 
 MOST_ROWS = 10_000
 """Rows that the directions are computed from."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from compress.answers.table import answer_of
-from compress.core.errors import InputError
 from distill.losses.loss import Loss
+from foundation.answers.table import answer_of
+from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +52,7 @@ class GeneralizedJsd(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `generalized_jsd`."""
-        from compress.training.losses.table import losses_of
+        from foundation.training.losses.table import losses_of
 
         losses = losses_of(inputs.setting.task)
         student, teacher = (losses.choices(one.logits) for one in (inputs.student, inputs.teacher))

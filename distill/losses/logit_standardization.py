@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,7 @@ class LogitStandardization(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `logit_standardization`."""
-        from compress.training.losses.table import losses_of
+        from foundation.training.losses.table import losses_of
 
         return {
             "logit_standardization": losses_of(inputs.setting.task).taught(

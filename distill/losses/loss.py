@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.core.config import Config
-from compress.core.errors import InputError
-from compress.core.forms.text_groups import are_groups, num_judged
-from compress.core.tasks import TASKS, Task
-from compress.machine.parallel import ALONE, Team
-from compress.models.heads.embedding import EMBEDDING_KEY, width_of
-from compress.models.library import depths_of
-from compress.models.own_shape import SHAPE_KEY
 from distill.schedules import Ramp, always_zero, smallest
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+from foundation.core.forms.text_groups import are_groups, num_judged
+from foundation.core.tasks import TASKS, Task
+from foundation.machine.parallel import ALONE, Team
+from foundation.models.heads.embedding import EMBEDDING_KEY, width_of
+from foundation.models.library import depths_of
+from foundation.models.own_shape import SHAPE_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.training.train import Batch
     from distill.capture import Captured, Wanted
     from distill.teacher import Pair
+    from foundation.training.train import Batch
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Loss(Config):
     """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. Where it needs vectors alone,
-    those of several micro-batches are compared (`compress.training.grad_cache`)."""
+    those of several micro-batches are compared (`foundation.training.grad_cache`)."""
     GATHERS: ClassVar[bool] = False
     """Whether a loss that compares rows gathers those of all processes; others need a single process."""
     NEEDS_NEGATIVES: ClassVar[bool] = False

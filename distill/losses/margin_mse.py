@@ -12,7 +12,7 @@ student which is too small for the scores of its teacher need not spend anything
 A single candidate has the loss 0. All candidates of a query get its loss.
 
 Of models of vectors the scores are the dot products of an anchor with its positive and with each of its negatives, and the pairs are those
-of the positive with a negative (`compress.training.losses.margin_mse`). Where vectors point is not learned, so that both models may have
+of the positive with a negative (`foundation.training.losses.margin_mse`). Where vectors point is not learned, so that both models may have
 different widths. Margins of a cross-encoder are a column of the data, and a loss of the labels.
 """
 
@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from compress.core.errors import InputError
-from compress.core.facts import Facts
-from compress.core.tasks import TASKS, tasks_with
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
+from foundation.core.facts import Facts
+from foundation.core.tasks import TASKS, tasks_with
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class MarginMSE(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `margin_mse`."""
-        from compress.training.losses.margin_mse import margin_mse_of
+        from foundation.training.losses.margin_mse import margin_mse_of
 
         student, teacher = inputs.student.logits, inputs.teacher.logits
         if TASKS[inputs.setting.task].embeds:
@@ -82,7 +82,7 @@ def margin_mse(student_b: Tensor, teacher_b: Tensor, numbers_b: Tensor) -> Tenso
     """
     import torch
 
-    from compress.training.precision import in_float32
+    from foundation.training.precision import in_float32
 
     with in_float32(student_b):
         error_b = student_b.float() - teacher_b.float()

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from compress.core.errors import InputError
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,7 +127,7 @@ def relation_heads(x_bhLd: Tensor, heads: int) -> Tensor:
 
 def scaled_products(x_bhLd: Tensor) -> Tensor:
     """Returns X X^T / sqrt(d), float32 `[b, h, L, L]`."""
-    from compress.training.precision import in_float32
+    from foundation.training.precision import in_float32
 
     with in_float32(x_bhLd):
         x_bhLd = x_bhLd.float()

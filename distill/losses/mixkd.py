@@ -23,18 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from distill.losses.loss import Loss
 from distill.masking import Masking
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.training.rows import ByLength, Rows
     from distill.capture import Capture, Wanted
     from distill.losses.loss import LossInputs, Setting
     from distill.teacher import Pair
+    from foundation.training.rows import ByLength, Rows
 
 NEIGHBOURS = 256
 """How far away in the rows sorted by length a partner may be, to either side."""
@@ -86,8 +86,8 @@ class MixKD(Loss):
         """
         import torch
 
-        from compress.models.forward import device_of, on_device
         from distill.capture import Wanted
+        from foundation.models.forward import device_of, on_device
 
         indices = np.arange(min(PROBED_ROWS, len(pair.labels)))
         for capture, rows in ((pair.student, pair.rows), (pair.teacher.capture, pair.teacher.rows)):
@@ -106,7 +106,7 @@ class MixKD(Loss):
         """Returns `mixed_labels` and `mixed_answers`, omitting those of weight 0."""
         import torch
 
-        from compress.training.losses.table import losses_of
+        from foundation.training.losses.table import losses_of
 
         pair, batch = inputs.pair, inputs.batch
         device, losses = batch.labels.device, losses_of(inputs.setting.task)
@@ -130,8 +130,8 @@ class MixKD(Loss):
 
     def _mixed_logits(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
         """Returns the logits for mixtures of the first half of the rows with the second half."""
-        from compress.models.forward import device_of, on_device
         from distill.capture import Wanted
+        from foundation.models.forward import device_of, on_device
 
         half, device = len(share_b), device_of(capture.model)
         first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from compress.core.errors import InputError
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,8 +68,8 @@ class Projected(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `projected`."""
-        from compress.training.precision import in_float32
         from distill.losses.directions import Directions, teacher_vectors
+        from foundation.training.precision import in_float32
 
         student, teacher = inputs.student.logits, inputs.teacher.logits
         if isinstance(trained, Directions):
@@ -86,7 +86,7 @@ def distance(one_bD: Tensor, other_bD: Tensor) -> Tensor:
     """Returns 2 - 2 cos of each pair of vectors, float32 `[b]`; of a vector of zeros it is 1."""
     from torch.nn import functional
 
-    from compress.training.precision import in_float32
+    from foundation.training.precision import in_float32
 
     with in_float32(one_bD):
         ours, theirs = (functional.normalize(vectors.float(), dim=1) for vectors in (one_bD, other_bD))

@@ -8,7 +8,7 @@
 
 Works with different widths, and for regression as well as classification. The loss compares the rows of a batch with each other, so a batch
 cannot be split into micro-batches; a batch of a single row, such as the last one of an epoch, contributes nothing. The gradient of a
-distance of 0 is defined as 0. Several processes gather the vectors of a batch (`compress.training.gathered`): each compares its own rows
+distance of 0 is defined as 0. Several processes gather the vectors of a batch (`foundation.training.gathered`): each compares its own rows
 with all, and the mean distance is that of the whole batch.
 """
 
@@ -67,7 +67,7 @@ class Relational(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `distance` and `angle`, omitting those of weight 0."""
-        from compress.training.gathered import gathered
+        from foundation.training.gathered import gathered
 
         student_bD, teacher_bE, team = self._vectors(inputs.student), self._vectors(inputs.teacher), inputs.setting.team
         if team.data_size == 1:
@@ -144,7 +144,7 @@ def angle_loss(student_bD: Tensor, teacher_bD: Tensor, own_b: Tensor | None = No
 
 def _cosines(vectors_bD: Tensor, own_b: Tensor | None = None) -> Tensor:
     """Returns A as `[j, i, k]`, of the asked rows j."""
-    from compress.training.precision import in_float32
+    from foundation.training.precision import in_float32
 
     differences_mbD = vectors_bD - _chosen(vectors_bD, own_b)[:, None]  # [j, i]: from e_j to e_i
     units_mbD = differences_mbD / _lengths(differences_mbD)[:, :, None].clamp(min=SHORTEST)

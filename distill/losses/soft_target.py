@@ -4,7 +4,7 @@
     loss_b = T^2 * sum_c p_c (log p_c - log q_c)
 
 The gradient of the KL divergence scales with 1 / T^2; the factor T^2 compensates, so the weight relative to the labels need not change with
-T. Regression: loss_b = (z_s - z_t)^2. Text generation: loss_b is the mean over the tokens of a block (`compress.training.token_losses`).
+T. Regression: loss_b = (z_s - z_t)^2. Text generation: loss_b is the mean over the tokens of a block (`foundation.training.token_losses`).
 Vectors: loss_b = |v_s - v_t|^2 / |v_t|^2, which is 2 - 2 cos(v_s, v_t) for vectors of length 1.
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +52,7 @@ class SoftTarget(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
-        from compress.training.losses.table import losses_of
+        from foundation.training.losses.table import losses_of
 
         losses = losses_of(inputs.setting.task)
         return {"soft_target": losses.taught(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from compress.core.errors import InputError
 from distill.choices import LayerMap
 from distill.losses.loss import Loss
+from foundation.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

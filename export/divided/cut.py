@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from compress.models.architecture.axes import Axis
-from compress.models.architecture.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
-from compress.schemes.scales import Scales
+from foundation.models.architecture.axes import Axis
+from foundation.models.architecture.structure import Sizes, Structure, head_indices, is_interleaved, unit_indices
+from foundation.schemes.scales import Scales
 
 AnyScales = TypeVar("AnyScales", bound=Scales)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from compress.models.layers.experts import SeparateExperts, separate_experts
 from export.divided.ranks import Ranks
+from foundation.models.layers.experts import SeparateExperts, separate_experts
 
 
 class DealtExperts(nn.Module):

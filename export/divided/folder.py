@@ -26,23 +26,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import write_json
-from compress.artifacts.safetensors import headers
-from compress.core.errors import InputError
-from compress.models.architecture.axes import Axis
-from compress.models.architecture.shapes import mark, on_meta, with_sizes
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load_float
-from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
-from compress.models.layers.experts import is_stacked, with_separate_experts
-from compress.models.library import quiet
-from compress.models.tied import shared_as
-from compress.schemes.checkpoint import SHORT_FLOATS, save_quantization
-from compress.schemes.scales import Scales
-from compress.schemes.sites import load_sites, save_sites
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal, sizes_on_each
 from export.divided.dealt_experts import hold
 from export.divided.rank import DIVISION, WEIGHTS, folder_of, quantization_of, quantize, repeated, scale_names
+from foundation.artifacts.artifact import write_json
+from foundation.artifacts.safetensors import headers
+from foundation.core.errors import InputError
+from foundation.models.architecture.axes import Axis
+from foundation.models.architecture.shapes import mark, on_meta, with_sizes
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load_float
+from foundation.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from foundation.models.layers.experts import is_stacked, with_separate_experts
+from foundation.models.library import quiet
+from foundation.models.tied import shared_as
+from foundation.schemes.checkpoint import SHORT_FLOATS, save_quantization
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import load_sites, save_sites
 
 
 def check_division(config: Any, ranks: int, key: str, whole_experts: bool = False) -> None:

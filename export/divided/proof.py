@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.tasks import Task
-from compress.data.splits import Split
-from compress.measure.agreement import compare_predictions, shortfall
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load as load_whole
-from compress.standalone.preprocess import Preprocessor
 from export.divided.rank import load
 from export.divided.ranks import Meeting
 from export.parity.parity import ParityError
+from foundation.core.tasks import Task
+from foundation.data.splits import Split
+from foundation.measure.agreement import compare_predictions, shortfall
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load as load_whole
+from foundation.standalone.preprocess import Preprocessor
 
 BATCH_SIZE = 32
 

@@ -13,19 +13,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.shapes import auto_class
-from compress.models.config import read_config
-from compress.models.layers.conv1d import with_linears
-from compress.models.layers.experts import with_separate_experts
-from compress.models.library import one_line, quiet, task_of, with_class
-from compress.models.tied import apart
-from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
-from compress.schemes.scales import Scales
-from compress.schemes.sites import apply_sites
 from export.divided.dealt_experts import hold, with_dealt_experts
 from export.divided.ranks import Ranks
 from export.divided.row_linear import with_rows
+from foundation.core.errors import InputError
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.config import read_config
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.library import one_line, quiet, task_of, with_class
+from foundation.models.tied import apart
+from foundation.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import apply_sites
 
 WEIGHTS, DIVISION = "rank.safetensors", "division.json"
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compress.schemes.fp8 import STORED, Fp8Linear, fp8_matmul
-from compress.schemes.int8 import ACTIVATION_HIGH, DynamicInt8Linear, Int8Linear, check_finite, int8_matmul, quantize, token_scale
-from compress.schemes.weight_only import WeightOnlyLinear
 from export.divided.ranks import Ranks
+from foundation.schemes.fp8 import STORED, Fp8Linear, fp8_matmul
+from foundation.schemes.int8 import ACTIVATION_HIGH, DynamicInt8Linear, Int8Linear, check_finite, int8_matmul, quantize, token_scale
+from foundation.schemes.weight_only import WeightOnlyLinear
 
 
 class RowLinear(nn.Module):

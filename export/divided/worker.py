@@ -20,10 +20,10 @@ import torch.distributed as dist
 from safetensors.numpy import load as unpacked
 from safetensors.torch import save as packed
 
-from compress.models.forward import forward
 from export.divided.frames import ANSWER, ERROR, READY, receive, send
 from export.divided.rank import folder_of, load
 from export.divided.ranks import Processes
+from foundation.models.forward import forward
 
 
 def main(folder: Path, rank: int, ranks: int, store: Path) -> None:

@@ -1,6 +1,6 @@
 """Where an answer ends, one rule for all engines: behind the first end token, or with the token that completes a stop text.
 
-The tokens of an answer include the one that ends it. Its text ends at the character before the stop text (`compress.standalone.pieces`);
+The tokens of an answer include the one that ends it. Its text ends at the character before the stop text (`foundation.standalone.pieces`);
 whoever turns tokens into text cuts it there. Stop texts are looked for in the text, since one text has many spellings in tokens. No library
 is asked for them: Transformers drops a token that also holds letters before the stop text, and OpenVINO GenAI 2026.4 keeps the stop text,
 passes over those within proposed tokens, and fails at some of them.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from compress.standalone.language_text import LanguageText
-from compress.standalone.pieces import Pieces
+from foundation.standalone.language_text import LanguageText
+from foundation.standalone.pieces import Pieces
 
 
 class Ending:

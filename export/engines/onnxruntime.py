@@ -25,11 +25,11 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from compress.core.errors import InputError
-from compress.schemes.table import of_precision, weight_only
-from compress.standalone.onnx_decoder import session_options
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
+from foundation.core.errors import InputError
+from foundation.schemes.table import of_precision, weight_only
+from foundation.standalone.onnx_decoder import session_options
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}

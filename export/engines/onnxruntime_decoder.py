@@ -28,18 +28,18 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from compress.core.answer_tokens import AnswerTokens
-from compress.core.decoding import Answer, Decoding, TokensTold
-from compress.core.errors import InputError
-from compress.schemes.table import INT4_BY_INT8, of_precision
-from compress.standalone.decoding_rules import Rules, Text, search
-from compress.standalone.language_text import LanguageText
-from compress.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
 from export.engines import onnxruntime as graphs
 from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
+from foundation.core.answer_tokens import AnswerTokens
+from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.errors import InputError
+from foundation.schemes.table import INT4_BY_INT8, of_precision
+from foundation.standalone.decoding_rules import Rules, Text, search
+from foundation.standalone.language_text import LanguageText
+from foundation.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
 
 FOLDER, MODEL = "onnx-decoder", "model.onnx"
 MODE = "batched"

@@ -25,10 +25,10 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from compress.schemes.table import of_precision, weight_only
-from compress.standalone.openvino_request import Request, compiled, reshape
 from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from foundation.schemes.table import of_precision, weight_only
+from foundation.standalone.openvino_request import Request, compiled, reshape
 
 HALVED = "openvino_bf16.xml"
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}

@@ -16,10 +16,10 @@ A search with beams gives the answers of Transformers up to a length penalty jus
 reach an end token within a few steps.
 
 GenAI 2026.4 adds a presence and a frequency penalty to logits below 0, and subtracts them from the others: they reward repetition as often
-as they punish it. No value makes that right, so they are refused. All other settings are those of `compress.standalone.decoding_rules`, in
-the same order.
+as they punish it. No value makes that right, so they are refused. All other settings are those of `foundation.standalone.decoding_rules`,
+in the same order.
 
-In paged mode a draft model, or the text itself, may propose tokens (`compress.core.speculation`).
+In paged mode a draft model, or the text itself, may propose tokens (`foundation.core.speculation`).
 
 Left out: devices other than the CPU.
 """
@@ -39,19 +39,19 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
-from compress.core.errors import InputError
-from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
-from compress.schemes.table import of_precision
-from compress.standalone.draft_folder import with_stand_in
-from compress.standalone.language_text import LanguageText
-from compress.standalone.openvino_request import Request
-from compress.standalone.stretches import read_again_at, stretches
 from export.engines import openvino as blocks
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
+from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
+from foundation.core.errors import InputError
+from foundation.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
+from foundation.schemes.table import of_precision
+from foundation.standalone.draft_folder import with_stand_in
+from foundation.standalone.language_text import LanguageText
+from foundation.standalone.openvino_request import Request
+from foundation.standalone.stretches import read_again_at, stretches
 
 FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}

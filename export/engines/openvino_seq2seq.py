@@ -1,8 +1,8 @@
 """OpenVINO for encoder-decoders: a source is read once, its answer written token by token from a cache of keys and values.
 
 `predict` gives the logits of whole targets: the first half of what the decoder reads, then the second half, which reads keys and values of
-the first from the cache in the precision that it is kept in. `generate` answers sources in groups (`compress.standalone.encoder_decoder`),
-with the search of `compress.standalone.decoding_rules`.
+the first from the cache in the precision that it is kept in. `generate` answers sources in groups
+(`foundation.standalone.encoder_decoder`), with the search of `foundation.standalone.decoding_rules`.
 
 OpenVINO GenAI has no pipeline for encoder-decoders of text. Left out: devices other than the CPU.
 """
@@ -18,13 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.answer_tokens import AnswerTokens
-from compress.core.decoding import Answer, Decoding, TokensTold
-from compress.core.errors import InputError
-from compress.standalone.decoding_rules import Rules, Text, search, write
-from compress.standalone.encoder_decoder import EncoderDecoder
-from compress.standalone.language_text import LanguageText
-from compress.standalone.preprocess import Preprocessor
 from export.engines import openvino as blocks
 from export.engines import openvino_genai as decoders
 from export.engines.ending import Ending
@@ -32,6 +25,13 @@ from export.engines.openvino import PRECISIONS
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
+from foundation.core.answer_tokens import AnswerTokens
+from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.errors import InputError
+from foundation.standalone.decoding_rules import Rules, Text, search, write
+from foundation.standalone.encoder_decoder import EncoderDecoder
+from foundation.standalone.language_text import LanguageText
+from foundation.standalone.preprocess import Preprocessor
 
 FOLDER = "seq2seq"
 MODE = "stateful"

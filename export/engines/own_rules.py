@@ -1,11 +1,11 @@
-"""A `Decoding` in the words of `compress.standalone.decoding_rules`, for the engines that choose tokens by our rules."""
+"""A `Decoding` in the words of `foundation.standalone.decoding_rules`, for the engines that choose tokens by our rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compress.core.decoding import Decoding
-from compress.standalone.decoding_rules import Rules
+from foundation.core.decoding import Decoding
+from foundation.standalone.decoding_rules import Rules
 
 SHARED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
 

@@ -1,16 +1,16 @@
-"""The engines by name: each is the file of this folder that is called like its row in `compress.core.engines`."""
+"""The engines by name: each is the file of this folder that is called like its row in `foundation.core.engines`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from compress.core.engines import ENGINES, REFERENCE, device_of
-from compress.core.shown import reason
+from foundation.core.engines import ENGINES, REFERENCE, device_of
+from foundation.core.shown import reason
 
 if TYPE_CHECKING:
-    from compress.core.target import Target
     from export.engines.spec import Engine, EngineModule, EngineSpec
+    from foundation.core.target import Target
 
 
 def engine_module(engine: str) -> EngineModule:

@@ -1,6 +1,6 @@
 """What an engine is to the rest of the project: what it is asked to build, how it is opened, and what an open one answers.
 
-Each engine is a file of this folder, called as its row in `compress.core.engines`, that offers what `EngineModule` says. A spec is plain
+Each engine is a file of this folder, called as its row in `foundation.core.engines`, that offers what `EngineModule` says. A spec is plain
 data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
 """
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer, Decoding, TokensTold
-from compress.core.engines import REFERENCE, EngineName, device_of
-from compress.core.speculation import Speculation
+from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.engines import REFERENCE, EngineName, device_of
+from foundation.core.speculation import Speculation
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
-    from compress.core.target import Target
     from export.half_graphs import HalfGraph
+    from foundation.core.target import Target
 
 Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""

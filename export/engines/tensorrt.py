@@ -7,7 +7,7 @@
 - With neither: one entry that says what to install.
 
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
-What is common to all of them is in `compress.standalone.tensorrt_plan`.
+What is common to all of them is in `foundation.standalone.tensorrt_plan`.
 
 `precision` is fp32, a half, or that of a scheme with static or float activations. The float part runs in what the graph says: fp32, or a
 half where the request has a half graph (`export.half_graphs`). Where TensorRT runs, an int8 build is made with both, so that the answers
@@ -31,11 +31,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compress.machine.process import environment, spawn
-from compress.schemes.table import SCHEMES, of_precision
-from compress.standalone.cuda_driver import Device, capabilities, load_driver
-from compress.standalone.tensorrt_layers import Layer, float_precision, fused_attentions, gemm_precisions, inspected_layers, with_products
-from compress.standalone.tensorrt_plan import Plan, PlanError
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT
 from export.graph.attention import fuse_attention
@@ -43,6 +38,11 @@ from export.graph.macs import count_macs
 from export.graph.onnx import save
 from export.half_graphs import HalfGraph
 from export.share import share
+from foundation.machine.process import environment, spawn
+from foundation.schemes.table import SCHEMES, of_precision
+from foundation.standalone.cuda_driver import Device, capabilities, load_driver
+from foundation.standalone.tensorrt_layers import Layer, float_precision, fused_attentions, gemm_precisions, inspected_layers, with_products
+from foundation.standalone.tensorrt_plan import Plan, PlanError
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compress.standalone.cuda_driver import Device, load_driver
-from compress.standalone.tensorrt_layers import inspected_layers, listed_layers
-from compress.standalone.tensorrt_plan import Plan, PlanError, build, gate
+from foundation.standalone.cuda_driver import Device, load_driver
+from foundation.standalone.tensorrt_layers import inspected_layers, listed_layers
+from foundation.standalone.tensorrt_plan import Plan, PlanError, build, gate
 
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
 """Modules of the libraries."""

@@ -1,6 +1,6 @@
 """torch as an engine: the baseline that speed-ups are measured against, and the reference that other engines have to agree with.
 
-    eager      the checkpoint as `compress.models.checkpoint.load` gives it
+    eager      the checkpoint as `foundation.models.checkpoint.load` gives it
     compiled   the same through torch.compile, once for each shape; it needs a C++ compiler
 
 A quantized checkpoint asked for in fp32 or bf16 runs as the float model on its grid weights: its int8 layers are not put in place.
@@ -22,15 +22,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from compress.core.decoding import Answer, Decoding, TokensTold
-from compress.core.errors import InputError
-from compress.models.checkpoint import load, load_float
-from compress.models.forward import forward
-from compress.models.generation import answer_tokens, generate
-from compress.models.library import quiet
-from compress.standalone.language_text import LanguageText
 from export.engines.ending import Ending
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from foundation.core.decoding import Answer, Decoding, TokensTold
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load, load_float
+from foundation.models.forward import forward
+from foundation.models.generation import answer_tokens, generate
+from foundation.models.library import quiet
+from foundation.standalone.language_text import LanguageText
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -3,7 +3,7 @@
     packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
 
 The engine runs one file, the plan of `export.fused.plan`; it needs torch, the Triton language and safetensors, and neither transformers nor
-the checkpoint. Its integers are those of `compress.schemes.int8`: parity compares them layer by layer. What is float is float32, and fp16
+the checkpoint. Its integers are those of `foundation.schemes.int8`: parity compares them layer by layer. What is float is float32, and fp16
 where the recipe asks for `float_precision: fp16`.
 
 Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, on the CPU: for tests, as it
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from compress.core.errors import InputError
-from compress.schemes.table import is_static_int8
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from foundation.core.errors import InputError
+from foundation.schemes.table import is_static_int8
+from foundation.standalone.preprocess import Preprocessor
 
 MODE, FILE = "packed", "torch_kernels.safetensors"
 INTERPRET = "TRITON_INTERPRET"

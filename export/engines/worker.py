@@ -1,4 +1,4 @@
-"""The process that an engine runs in: `python -m export.engines.worker`, started by `compress.measure.engine_process`.
+"""The process that an engine runs in: `python -m export.engines.worker`, started by `foundation.measure.engine_process`.
 
 It reads one JSON request a line from its input and writes one JSON answer a line; the end of its input ends it. Libraries print to standard
 output as they like, so that the channel is a copy of it, and standard output itself is turned to standard error first.
@@ -29,17 +29,17 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from compress.core.decoding import Decoding
-from compress.core.engines import ENGINES
-from compress.machine.process import peak_memory_bytes
-from compress.machine.waits import ThreadWaits
-from compress.measure.answers import kept
-from compress.measure.engine_process import read_rows
-from compress.measure.samples import CLEAN, enough
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.windows import merged
 from export.engines.registry import open_engine
 from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
+from foundation.core.decoding import Decoding
+from foundation.core.engines import ENGINES
+from foundation.machine.process import peak_memory_bytes
+from foundation.machine.waits import ThreadWaits
+from foundation.measure.answers import kept
+from foundation.measure.engine_process import read_rows
+from foundation.measure.samples import CLEAN, enough
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.windows import merged
 
 Request = Mapping[str, Any]
 Tell = Callable[[Mapping[str, Any]], None]
@@ -87,7 +87,7 @@ class Worker:
     def measure(self, request: Request) -> dict[str, Any]:
         """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`.
 
-        Only undisturbed calls count (`compress.measure.samples`); disturbed ones are taken again, until there are twice as many calls as
+        Only undisturbed calls count (`foundation.measure.samples`); disturbed ones are taken again, until there are twice as many calls as
         were wanted. All of them are returned, with processor time and waits.
         """
         shape = request["batch"], request["sequence"]

@@ -12,7 +12,7 @@
 
 What stands behind a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
-those of `compress.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
+those of `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
 
 Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
 those of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as long as no layer in a block is
@@ -257,4 +257,4 @@ def _by_head(x_TI: Tensor, head_dim: int) -> Tensor:
 
 
 def _divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:
-    return x if smooth_I is None else (x.float() * smooth_I.reciprocal())  # as `compress.schemes.int8` does it
+    return x if smooth_I is None else (x.float() * smooth_I.reciprocal())  # as `foundation.schemes.int8` does it

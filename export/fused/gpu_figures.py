@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import triton
 
-from compress.artifacts.artifact import write_json
 from export.fused.beside_torch import beside_torch
 from export.fused.gelu_figures import gelu_figures
 from export.fused.graphs import record_on_gpu
@@ -31,6 +30,7 @@ from export.kernels.cases import EVERY
 from export.kernels.peaks import Gpu as Peaks
 from export.kernels.peaks import named
 from export.kernels.timed import OnGpu
+from foundation.artifacts.artifact import write_json
 
 
 def figures() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Finds the parts of a BERT-like encoder by structure, and proves them by computing: a checkpoint in, a plan out.
 
-    blocks and attention     traced (`compress.models.architecture.attention`): query, key, value, output, heads, scaling
+    blocks and attention     traced (`foundation.models.architecture.attention`): query, key, value, output, heads, scaling
     up and down              the two other linear layers of a block
     norms                    the two LayerNorms of a block, the second one behind the feed-forward network
     embeddings               the tables outside the blocks, told apart by their rows, with one LayerNorm
@@ -27,20 +27,20 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.attention import Attention, find_attentions
-from compress.models.architecture.blocks import blocks_of
-from compress.models.checkpoint import load_float
-from compress.models.library import REFUSED, one_line
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import LayerScales
-from compress.schemes.sites import load_sites
 from export.fused.forward import ACTIVATIONS
 from export.fused.plan import Block, FloatLinear, HeadActivation, Int8Linear, Linear, Plan
 from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import SIDES, Packed, SparseWeight, index, pack
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
+from foundation.core.errors import InputError
+from foundation.models.architecture.attention import Attention, find_attentions
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.checkpoint import load_float
+from foundation.models.library import REFUSED, one_line
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import LayerScales
+from foundation.schemes.sites import load_sites
 
 KEY = "model"
 TOLERANCE = 1e-3

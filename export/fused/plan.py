@@ -27,11 +27,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.activation_codes import Activation
 from export.kernels.block_sparse import Packed, SparseWeight, index
 from export.kernels.epilogue import Int8Weight
 from export.kernels.norm import Norm
+from foundation.core.errors import InputError
 
 FORMAT = 1
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 
 @dataclass(frozen=True)

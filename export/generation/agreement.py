@@ -1,8 +1,8 @@
 """Whether an engine that generates gives the tokens of torch, and how far its answers are from those of the float baseline.
 
 Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
-(`compress.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken, the
-answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
+(`foundation.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken,
+the answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
 answers. Where they have references, BLEU and chrF tell what they are worth.
 """
 
@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.decoding import Decoding
-from compress.core.engines import REFERENCE
-from compress.core.errors import InputError
-from compress.data.groups import groups_of_rows
-from compress.measure.engine_process import EngineProcess
-from compress.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
-from compress.measure.translations import quality
-from compress.models.checkpoint import load, load_float
-from compress.models.config import most_tokens, read_config
-from compress.stage.context import Context
 from export.choices import Generation
 from export.generation.prompts import Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.generation.rereading import original_positions
 from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks
 from export.parity.rows import gate_rows
+from foundation.core.decoding import Decoding
+from foundation.core.engines import REFERENCE
+from foundation.core.errors import InputError
+from foundation.data.groups import groups_of_rows
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
+from foundation.measure.translations import quality
+from foundation.models.checkpoint import load, load_float
+from foundation.models.config import most_tokens, read_config
+from foundation.stage.context import Context
 
 GATE_PROMPTS = 32
 SERVED_PROMPTS = 8
@@ -163,7 +163,7 @@ class Agreement:
 
     def _require_memory(self, checkpoint: Path) -> None:
         """Raises InputError where a checkpoint does not fit into memory."""
-        from compress.measure.predictions import predicts_streamed
+        from foundation.measure.predictions import predicts_streamed
 
         if predicts_streamed(checkpoint, self._context.task):
             raise InputError(f"{checkpoint.name}: too large to answer in torch here; use a machine with more memory")

@@ -32,10 +32,10 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from compress.core.errors import InputError
-from compress.models.library import quiet
 from export.generation.kept import missing_keys
 from export.graph.experts import make_exportable
+from foundation.core.errors import InputError
+from foundation.models.library import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

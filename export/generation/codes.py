@@ -33,11 +33,11 @@ import torch
 from openvino import opset15 as ops
 from torch import Tensor
 
-from compress.schemes.int4 import LOW, Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
-from compress.schemes.tables import on_table_grid, table_codes
+from foundation.schemes.int4 import LOW, Int4Scales
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
+from foundation.schemes.tables import on_table_grid, table_codes
 
 
 def insert_codes(graph: openvino.Model, layers: Mapping[str, Scales]) -> None:
@@ -63,7 +63,7 @@ def insert_tables(graph: openvino.Model, tables: Mapping[str, Tensor]) -> None:
 
     Args:
         graph: What `cached_graph` returned for the model with its tables on the grids of their scales.
-        tables: Row scales, float32 [V], by module path (`compress.schemes.tables`).
+        tables: Row scales, float32 [V], by module path (`foundation.schemes.tables`).
 
     Raises:
         ValueError: The table of a scale is not in the graph.
@@ -150,7 +150,7 @@ class _Inputs:
 
 
 def rounded(value: Any, step: float) -> Any:
-    """Returns a float32 tensor rounded to static int8 codes times `step`, the codes being those of `compress.schemes.int8.quantize`.
+    """Returns a float32 tensor rounded to static int8 codes times `step`, the codes being those of `foundation.schemes.int8.quantize`.
 
     x * (1 / s) may differ from the x / s of torch in the last place of float32; nothing coarser comes between.
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.config import most_tokens
+from foundation.core.errors import InputError
+from foundation.models.config import most_tokens
 
 UNLIMITED = 2048
 """Tokens of a model whose config.json gives no limit."""

@@ -5,7 +5,7 @@
     tokenizer.json, chat.json, ...     what text is read from (`export.generation.text_files`)
     config.json, generation_config.json
 
-`compress.standalone.encoder_decoder` runs it with numpy and openvino alone.
+`foundation.standalone.encoder_decoder` runs it with numpy and openvino alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import openvino
 
-from compress.schemes.scales import Scales
-from compress.standalone.encoder_decoder import DECODER, ENCODER
 from export.generation.codes import insert_codes, insert_tables, table_constants, weight_products
 from export.generation.encoder_decoder_graphs import encoder_decoder_graphs
 from export.generation.genai_folder import RUNTIME_OPTIONS, write_generation_config
 from export.generation.on_grids import on_grids
 from export.generation.text_files import write_text_files
+from foundation.schemes.scales import Scales
+from foundation.standalone.encoder_decoder import DECODER, ENCODER
 
 
 def folder_files(folder: Path) -> list[Path]:

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from compress.core.errors import InputError
-from compress.models.library import quiet
 from export.generation.cached_graph import filled_layer, name_values, start_empty
 from export.graph.experts import make_exportable
+from foundation.core.errors import InputError
+from foundation.models.library import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,7 +5,7 @@ The cache that was asked for may then change answers: the engine as it is served
 first.
 
     metrics    of the first, on the evaluation split; `predictions` is their file
-    tokens     the greedy answers of both (`compress.measure.tokens`)
+    tokens     the greedy answers of both (`foundation.measure.tokens`)
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compress.core.tasks import TASKS
-from compress.data.splits import Split
-from compress.measure.answers import load_predictions, save_predictions
-from compress.measure.engine_process import EngineProcess
-from compress.measure.metrics import metrics
-from compress.measure.tokens import compare_tokens
-from compress.stage.context import Context
 from export.engines.spec import EngineSpec
 from export.generation.agreement import Agreement
 from export.generation.prompts import Tokens
+from foundation.core.tasks import TASKS
+from foundation.data.splits import Split
+from foundation.measure.answers import load_predictions, save_predictions
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.metrics import metrics
+from foundation.measure.tokens import compare_tokens
+from foundation.stage.context import Context
 
 
 def rounds_cache(entry: Mapping[str, Any]) -> bool:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from compress.artifacts.artifact import writing
-from compress.standalone.onnx_decoder import CACHE
 from export.generation.fused_graph import fused_graph, save_fused
 from export.generation.genai_folder import write_generation_config
 from export.generation.on_grids import on_grids
 from export.generation.text_files import write_text_files
+from foundation.artifacts.artifact import writing
+from foundation.standalone.onnx_decoder import CACHE
 
 MODEL = "model.onnx"
 PRODUCTS = ("MatMulNBits", "MatMul", "FusedMatMul")

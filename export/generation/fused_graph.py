@@ -4,7 +4,7 @@
     residuals   SkipSimplifiedLayerNormalization: x + y and its RMSNorm in one operator
     tables      int8 rows: GatherBlockQuantized looks up embeddings, MatMulNBits multiplies the head; tied ones are stored once
 
-`compress.standalone.onnx_decoder` lists inputs and outputs and runs it. A small decoder spends most of a token's time between operators:
+`foundation.standalone.onnx_decoder` lists inputs and outputs and runs it. A small decoder spends most of a token's time between operators:
 SmolLM2 of 30 layers has 400 of them here and above 2,000 in a trace.
 
 What MatMulNBits multiplies are the codes of the checkpoint, less their zero points, by its input rounded to int8 with a scale for every
@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.schemes.int4 import LOW, Int4Scales
-from compress.schemes.int8 import DynamicScales
-from compress.schemes.scales import Scales
-from compress.schemes.tables import table_codes
-from compress.standalone.onnx_decoder import CACHE, CONTEXT, WRITTEN
 from export.generation.decoder_parts import Layer, Parts, parts_of
 from export.generation.on_grids import OnGrids
+from foundation.core.errors import InputError
+from foundation.schemes.int4 import LOW, Int4Scales
+from foundation.schemes.int8 import DynamicScales
+from foundation.schemes.scales import Scales
+from foundation.schemes.tables import table_codes
+from foundation.standalone.onnx_decoder import CACHE, CONTEXT, WRITTEN
 
 BLOCK = 64
 """Inputs of an int8 layer whose activations share a scale."""

@@ -3,7 +3,7 @@
     openvino_model.xml, .bin           the graph of `export.generation.cached_graph`, with the integers of the checkpoint
     tokenizer.json, chat.json, ...     what text is read from, also as graphs where these say the same (`export.generation.text_files`)
     config.json, generation_config.json
-    positions.json                     where a text has to be read again, if anywhere (`compress.standalone.stretches`)
+    positions.json                     where a text has to be read again, if anywhere (`foundation.standalone.stretches`)
 
 Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CPU")`. It takes text where the folder has the graphs of the
 tokenizer, and token ids in any case.
@@ -24,16 +24,16 @@ from typing import Any
 import openvino
 from transformers import GenerationConfig
 
-from compress.artifacts.artifact import write_json
-from compress.models.config import most_tokens, read_config
-from compress.models.library import quiet
-from compress.standalone.stretches import FILE, KEY
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
 from export.generation.on_grids import OnGrids, on_grids
 from export.generation.positions import looks_ahead
 from export.generation.rereading import read_again_at
 from export.generation.text_files import write_graphs, write_text_files
+from foundation.artifacts.artifact import write_json
+from foundation.models.config import most_tokens, read_config
+from foundation.models.library import quiet
+from foundation.standalone.stretches import FILE, KEY
 
 MODEL = "openvino_model.xml"
 ATTENTION = "ScaledDotProductAttention"

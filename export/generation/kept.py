@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from compress.models.library import REFUSED, one_line
+from foundation.models.library import REFUSED, one_line
 
 KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Caches of keys and values, of all tokens or of a window; the last stands for a layer that reads those of another one."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load_float
-from compress.models.layers.experts import with_separate_experts
-from compress.models.layers.grids import put_on_grids
-from compress.schemes.checkpoint import QUANTIZATION_JSON
-from compress.schemes.scales import Scales
-from compress.schemes.sites import load_sites
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load_float
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.layers.grids import put_on_grids
+from foundation.schemes.checkpoint import QUANTIZATION_JSON
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import load_sites
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from compress.core.errors import InputError
-from compress.measure.tokens import ENDED, filled
-from compress.models.encoder_decoder import answered
-from compress.models.forward import device_of
-from compress.models.generation import answer_tokens
-from compress.schemes.weight_only import dequantized_once
-from compress.standalone.preprocess import Row, TokenPair
 from export.choices import Generation
 from export.generation.questions import prompts_of
 from export.generation.rereading import read_again_at
+from foundation.core.errors import InputError
+from foundation.measure.tokens import ENDED, filled
+from foundation.models.encoder_decoder import answered
+from foundation.models.forward import device_of
+from foundation.models.generation import answer_tokens
+from foundation.schemes.weight_only import dequantized_once
+from foundation.standalone.preprocess import Row, TokenPair
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""

@@ -1,8 +1,8 @@
 """Tokens that a draft, or the text, proposes to the engines of a run: whether answers stay the same, and how many tokens are accepted.
 
 Every engine that takes proposals answers the prompts of the export once more. Its answers have to be those that it gave by itself,
-but for tokens whose logits are as good as equal, which sums over several tokens at once may turn (`compress.standalone.tolerance`; not held
-to it where bf16 or the cache rounds far more). How fast it is then is measured with the other speeds (`compress.measure.proposals`).
+but for tokens whose logits are as good as equal, which sums over several tokens at once may turn (`foundation.standalone.tolerance`; not
+held to it where bf16 or the cache rounds far more). How fast it is then is measured with the other speeds (`foundation.measure.proposals`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.core.decoding import Decoding
-from compress.core.engines import ENGINES
-from compress.core.errors import InputError
-from compress.core.speculation import PROPOSED_MODE
-from compress.measure.engine_process import EngineProcess
-from compress.measure.proposals import accepted
-from compress.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
-from compress.models.inputs.vocabulary import other_tokens
-from compress.stage.context import Context
 from export.choices import Generation
 from export.engines.spec import proposed_to, spec_of
 from export.parity.parity import ParityError
+from foundation.core.decoding import Decoding
+from foundation.core.engines import ENGINES
+from foundation.core.errors import InputError
+from foundation.core.speculation import PROPOSED_MODE
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.proposals import accepted
+from foundation.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
+from foundation.models.inputs.vocabulary import other_tokens
+from foundation.stage.context import Context
 
 Entry = dict[str, Any]
 

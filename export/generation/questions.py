@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.errors import InputError
-from compress.core.files import local, read_plain
-from compress.core.shown import reason
-from compress.standalone.chat_template import TemplateRefused
-from compress.standalone.language_text import LanguageText
 from export.generation.text_files import language_text
+from foundation.core.errors import InputError
+from foundation.core.files import local, read_plain
+from foundation.core.shown import reason
+from foundation.standalone.chat_template import TemplateRefused
+from foundation.standalone.language_text import LanguageText
 
 MOST_BYTES = 10_000_000
 """Bytes of a file of questions."""

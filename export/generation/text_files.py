@@ -1,7 +1,7 @@
 """The files beside a decoder that its text is read from, and those of OpenVINO GenAI where they say the same.
 
     tokenizer.json, tokenizer_config.json, ...   as in the checkpoint, for Transformers
-    chat.json                                    what Transformers reads beside tokenizer.json (`compress.standalone.language_text`)
+    chat.json                                    what Transformers reads beside tokenizer.json (`foundation.standalone.language_text`)
     openvino_tokenizer.xml, .bin                 text to ids as a graph, for other programs with OpenVINO GenAI; also the chat template
     openvino_detokenizer.xml, .bin               ids to text
 
@@ -22,13 +22,13 @@ from typing import Any
 import openvino
 from openvino_tokenizers import convert_tokenizer
 
-from compress.artifacts.artifact import write_json
-from compress.measure.probes import CHATS, PROBES
-from compress.models.files import TEXT_FILES, copy_files
-from compress.models.inputs.tokenizer import load_tokenizer
-from compress.models.library import one_line, quiet
-from compress.standalone.chat_template import TemplateRefused
-from compress.standalone.language_text import SETTINGS, LanguageText, TextSettings
+from foundation.artifacts.artifact import write_json
+from foundation.measure.probes import CHATS, PROBES
+from foundation.models.files import TEXT_FILES, copy_files
+from foundation.models.inputs.tokenizer import load_tokenizer
+from foundation.models.library import one_line, quiet
+from foundation.standalone.chat_template import TemplateRefused
+from foundation.standalone.language_text import SETTINGS, LanguageText, TextSettings
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 

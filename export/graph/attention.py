@@ -9,7 +9,7 @@ kernels ask: behind it the scores are larger by its reciprocal, and a fused kern
 of Q and added up.
 
 How many heads there are is written into the shapes that split them, where it was left for a reshape to find: a kernel is chosen by it, and
-`compress.standalone.tensorrt_plan.gate` groups attentions by it.
+`foundation.standalone.tensorrt_plan.gate` groups attentions by it.
 
 What stays as it is, with the reason: attention that is not in halves (fused kernels are for halves; islands of `export.graph.halves` are
 there because scores may overflow), whose masks are too large for halves, that reads codes of Q/DQ, or that has anything else between its

@@ -1,6 +1,6 @@
 """Tokens that leave a model leave it as early as can be: the same logits for less work.
 
-Behind a block of `compress.models.architecture.dropped_tokens` some tokens are selected, when the block has computed all of them. The
+Behind a block of `foundation.models.architecture.dropped_tokens` some tokens are selected, when the block has computed all of them. The
 states that come into it say which ones. So the selection moves up to those: of those that go, keys and values are computed and no more.
 
     x [B, S, D] -> query -> attention -> add x -> norm -> FFN -> add -> norm [B, S, D] -> select [B, K, D]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.layers.experts import separate_experts
+from foundation.models.layers.experts import separate_experts
 
 NAME = "compress_all_experts"
 

@@ -39,9 +39,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.models.inputs.padding import MASKED
 from export.graph.nodes import prune_initializers
 from export.graph.ranges import Ranges
+from foundation.models.inputs.padding import MASKED
 
 Half = Literal["fp16", "bf16"]
 LARGEST: Final[Mapping[str, float]] = {"fp16": 65504.0, "bf16": 3.3895e38}

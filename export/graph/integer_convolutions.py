@@ -5,8 +5,8 @@ only then the next QuantizeLinear, so that it would multiply in float. Each conv
 
     ConvInteger(q_x, q_w)  ->  Cast to float  ->  Mul by s_x * s_w  ->  Add of the bias
 
-with the same integers, and the same float operations in the same order as `compress.schemes.int8_convolution`. ConvInteger takes the place
-of the convolution: it keeps its name, its metadata and the name of its output. It reads uint8 activations, so that this comes after
+with the same integers, and the same float operations in the same order as `foundation.schemes.int8_convolution`. ConvInteger takes the
+place of the convolution: it keeps its name, its metadata and the name of its output. It reads uint8 activations, so that this comes after
 `export.graph.qdq.uint8_activations`.
 """
 

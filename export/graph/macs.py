@@ -21,8 +21,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from compress.machine.environment import physical_cores
 from export.graph.onnx import GEMMS, module_of
+from foundation.machine.environment import physical_cores
 
 Shape = tuple[int, ...]
 

@@ -19,7 +19,7 @@ Batch is dynamic, for text the sequence too. For quantized checkpoints this is t
 int8.
 
 A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
-(`compress.models.layers.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
+(`foundation.models.layers.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
 
 Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
 exporter refuses those itself.
@@ -42,23 +42,23 @@ from onnx import helper
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
-from compress.models.architecture.shapes import auto_class
-from compress.models.config import read_config
-from compress.models.heads.towers import CAUSAL_TEXT
-from compress.models.inputs.padding import MASKED
-from compress.models.layers.conv1d import with_linears
-from compress.models.layers.experts import with_separate_experts
-from compress.models.layers.grids import put_on_grids
-from compress.models.library import one_line, quiet
-from compress.models.own_shape import SHAPE_KEY
-from compress.schemes.checkpoint import QUANTIZATION_JSON
-from compress.standalone.preprocess import Preprocessor
 from export.graph.dropped_tokens import select_early
 from export.graph.experts import make_exportable
 from export.graph.nodes import prune_initializers
 from export.graph.unread_tokens import drop_unread_tokens
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.config import read_config
+from foundation.models.heads.towers import CAUSAL_TEXT
+from foundation.models.inputs.padding import MASKED
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.layers.grids import put_on_grids
+from foundation.models.library import one_line, quiet
+from foundation.models.own_shape import SHAPE_KEY
+from foundation.schemes.checkpoint import QUANTIZATION_JSON
+from foundation.standalone.preprocess import Preprocessor
 
 OPSET = 20
 MODULE = "module"

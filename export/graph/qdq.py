@@ -28,10 +28,10 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
-from compress.schemes.sites import load_sites
 from export.graph.nodes import prune_initializers
 from export.graph.onnx import GEMMS, module_of, save
 from export.graph.qdq_products import insert_sites
+from foundation.schemes.sites import load_sites
 
 ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"
 _GRID_TOLERANCE = 1e-2

@@ -9,7 +9,7 @@ For a layer y = x @ W.T with weight codes Wq and scales t:
                                                                 in uint4, the type that engines have kernels with zero points for
     fp8            y = DQ(Q(x; s); s) @ DQ(Wq; t).T             FLOAT8E4M3FN [O], saturating
 
-The graph of ONNX Runtime spells out what `compress.schemes.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the
+The graph of ONNX Runtime spells out what `foundation.schemes.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the
 same:
 
     s = max(max |x| / 127, 2^-63)      Abs, ReduceMax, Div, Max
@@ -39,14 +39,14 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import LOW, Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, DynamicScales
-from compress.schemes.scales import SMALLEST_SCALE, Scales
 from export.graph.nodes import prune_initializers
 from export.graph.onnx import save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import LOW, Int4Scales
+from foundation.schemes.int8 import ACTIVATION_HIGH, DynamicScales
+from foundation.schemes.scales import SMALLEST_SCALE, Scales
 
 Array = npt.NDArray[Any]
 INT4_OPSET, INT4_IR = 21, 10

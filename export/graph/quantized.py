@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from compress.core.engines import ENGINES
-from compress.schemes.checkpoint import scheme_of
-from compress.schemes.table import SCHEMES, SchemeFacts
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import DYNAMIC_GRAPH
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.graph.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
+from foundation.core.engines import ENGINES
+from foundation.schemes.checkpoint import scheme_of
+from foundation.schemes.table import SCHEMES, SchemeFacts
+from foundation.standalone.preprocess import Preprocessor
 
 
 def precision_of(checkpoint: Path) -> str:

@@ -33,8 +33,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from compress.core.errors import InputError
 from export.kernels.launch import Launch
+from foundation.core.errors import InputError
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 INT8_MATRIX = ("IMMA.", "IGMMA.", "UTCIMMA")

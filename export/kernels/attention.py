@@ -7,7 +7,7 @@ and what was added before is scaled when m grows:
 
     m' = max(m, max S),   p = 2^((S - m') log2 e),   l' = l 2^((m - m') log2 e) + sum p,   O' = O 2^((m - m') log2 e) + p V
 
-Q and K are float16 or float32, or int8 codes with one scale each, as in `compress.schemes.attention_products` (site qk): there
+Q and K are float16 or float32, or int8 codes with one scale each, as in `foundation.schemes.attention_products` (site qk): there
 S = float32(q_Q @ q_K^T) * (s_Q s_K scaling), the sums exact. V and p are float16 or float32, sums float32; products of float32 are not
 rounded to TF32. Several heads of queries may share a head of keys and values. The outputs have the type of V, or are codes
 clamp(rint(o / s_out), -128, 127).
@@ -38,9 +38,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, power_of_two
+from foundation.core.errors import InputError
 
 LARGEST_DIMENSION = 128
 FLOATS = (torch.float16, torch.float32)

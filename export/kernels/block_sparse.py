@@ -27,9 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.epilogue import Output, check_input, check_outputs, finished, reference_outputs, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor
+from foundation.core.errors import InputError
 
 SIDES = (32, 64)
 MOST_ROWS = 128

@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels import norm as norms
 from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_tensor, power_of_two
 from export.kernels.norm import Norm, normalized, stored_codes
 from export.kernels.quantize import FLOATS
+from foundation.core.errors import InputError
 
 Lookup = tuple[Tensor, Tensor]
 """Ids int64 [N], and the table [V, I] that they are rows of."""

@@ -5,7 +5,8 @@
     then       z = y,   GELU(y) = y / 2 * (1 + erf(y / sqrt 2)),   or   SiLU(y) = y / (1 + exp(-y))
     then       z rounded to the output type, or requantized: clamp(rint(z / s_out), -128, 127)
 
-y is `compress.schemes.int8.Int8Linear` and `DynamicInt8Linear` to the bit: the same operations in the same order, each rounded on its own.
+y is `foundation.schemes.int8.Int8Linear` and `DynamicInt8Linear` to the bit: the same operations in the same order, each rounded on its
+own.
 
 Bounds: without an activation the output equals the torch reference to the bit, requantized or not. With one, |z - f(y)| <= 2^-20 |y| in
 float32 (erff of CUDA is good to 2 units in the last place, ex2.approx to 2 more), and codes equal those of the exact f(y) / s_out unless it
@@ -24,10 +25,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.activation_codes import METHOD, Activation, Method, activated, activation_codes
 from export.kernels.launch import check_scale, check_tensor
 from export.kernels.rounding import int8_codes
+from foundation.core.errors import InputError
 
 FLOAT_OUTPUTS = (torch.float16, torch.bfloat16, torch.float32)
 

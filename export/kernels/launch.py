@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.schemes.scales import positive
+from foundation.core.errors import InputError
+from foundation.schemes.scales import positive
 
 Unit = Literal["int8", "fp16", "fp32"]
 """What multiplies: int8 or fp16 matrix instructions, or the float32 lanes."""

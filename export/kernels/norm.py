@@ -31,10 +31,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_tensor, power_of_two
 from export.kernels.quantize import FLOATS
 from export.kernels.rounding import int8_codes, scale_of_largest
+from foundation.core.errors import InputError
 
 LONGEST_ROW = 16384
 OPERATIONS = 12

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.epilogue import Int8Weight, Output, check_input, reference_outputs, rescaled, stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor
+from foundation.core.errors import InputError
 
 DIMENSIONS = (32, 64, 128, 256)
 

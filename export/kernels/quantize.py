@@ -3,7 +3,7 @@
     per tensor   q = clamp(rint(x / s), -128, 127)                                   s is given
     per token    q = rint(x / s_n),   s_n = max(max_i |x_ni| / 127, 2^-63)           for the row (token) n
 
-Bound: equal to the torch reference and to `compress.schemes.int8` in every code and every bit of a scale.
+Bound: equal to the torch reference and to `foundation.schemes.int8` in every code and every bit of a scale.
 
 Per token, one program reads its row twice, the second time from cache. Left out: a smoothing vector that no norm absorbs.
 

@@ -2,8 +2,8 @@
 
     y = x @ (s (q - z)).T + b          s, z one per output and group of g inputs; z = 0 for symmetric quantization
 
-Codes are packed as `compress.schemes.int4.pack` packs them: input 2p in the low half of byte p, input 2p + 1 in the high half. A weight
-s (q - z) is rounded to float16, as in `compress.schemes.int4.Int4Linear`; products are exact in float32 and added in float32.
+Codes are packed as `foundation.schemes.int4.pack` packs them: input 2p in the low half of byte p, input 2p + 1 in the high half. A weight
+s (q - z) is rounded to float16, as in `foundation.schemes.int4.Int4Linear`; products are exact in float32 and added in float32.
 
 Bound against float64 with the same rounded weights, with u = 2^-24:
 
@@ -27,9 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.schemes.int4 import unpack
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor
+from foundation.core.errors import InputError
+from foundation.schemes.int4 import unpack
 
 TILE_N, TILE_O = 16, 64
 SHIFT, SHIFTED_BITS = tl.constexpr(2.0**23 + 8), tl.constexpr(0x4B000008)
@@ -40,7 +40,7 @@ MOST_INPUTS, FEWEST_INPUTS = 128, 16
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """The weight of a w4a16 layer, as `compress.schemes.int4.Int4Linear` holds it; checked once, when it is made.
+    """The weight of a w4a16 layer, as `foundation.schemes.int4.Int4Linear` holds it; checked once, when it is made.
 
     Raises:
         InputError: Shapes or types do not fit, or a scale is not positive.

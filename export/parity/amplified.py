@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.answers.table import answer_of
-from compress.core.tasks import Task
 from export.parity.own_rounding import ALPHA, tail
+from foundation.answers.table import answer_of
+from foundation.core.tasks import Task
 
 Array = NDArray[Any]
 NOISE = 1e-6

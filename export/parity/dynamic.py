@@ -2,7 +2,7 @@
 
 As in `export.parity.parity`, on the engine's own tensors: the float input x of a layer, its codes q, its product y before the bias. Then
 
-    q = rint(x / s),   s = max(max |x| / 127, 2^-63) over the token      as `compress.schemes.int8` computes it from the same x
+    q = rint(x / s),   s = max(max |x| / 127, 2^-63) over the token      as `foundation.schemes.int8` computes it from the same x
     rint(y / (s * t)) = q @ Wq.T                                         exactly, from the engine's own q
 
 with the same allowance for codes on a rounding boundary, and none for sums.
@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from compress.schemes.int8 import ACTIVATION_HIGH, int8_matmul, quantize, token_scale
 from export.graph.onnx import module_of
 from export.parity.parity import BOUNDARY, LayerParity
+from foundation.schemes.int8 import ACTIVATION_HIGH, int8_matmul, quantize, token_scale
 
 Array = NDArray[Any]
 

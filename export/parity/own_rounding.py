@@ -33,12 +33,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.answers.table import answer_of
-from compress.core.tasks import Task
-from compress.measure.agreement import compare_predictions
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import ACTIVATION_HIGH, token_scale
-from compress.schemes.tables import load_tables
+from foundation.answers.table import answer_of
+from foundation.core.tasks import Task
+from foundation.measure.agreement import compare_predictions
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import ACTIVATION_HIGH, token_scale
+from foundation.schemes.tables import load_tables
 
 Array = NDArray[Any]
 ALPHA = 0.01
@@ -77,7 +77,7 @@ def rounding_blocks(model: nn.Module, checkpoint: Path) -> Iterator[None]:
     """Rounds the inputs of all layers with integer weights to int8 while it is open, as MatMulNBits of ONNX Runtime does.
 
     Args:
-        model: The float model of a checkpoint, its weights on their grids (`compress.models.checkpoint.load_float`).
+        model: The float model of a checkpoint, its weights on their grids (`foundation.models.checkpoint.load_float`).
         checkpoint: The checkpoint.
     """
     from export.generation.fused_graph import block_of, table_block

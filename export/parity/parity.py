@@ -3,13 +3,13 @@
 Per layer, on the engine's own tensors. The file that ships is opened once more with three tensors of every quantized layer as outputs: its
 float input x, its integer codes q, its product y before the bias. Nothing of the engine's integer path is replaced. Then
 
-    q = clamp(rint(x / s_x), -128, 127)          as `compress.schemes.int8` computes it from the same x
+    q = clamp(rint(x / s_x), -128, 127)          as `foundation.schemes.int8` computes it from the same x
     rint(y / (s_x * s_w)) = q @ Wq.T             exactly, from the engine's own q; for a convolution q * Wq
 
 A code may be off by one where x / s_x lies within 1e-3 of a rounding boundary: there, dividing by s and multiplying by 1/s may differ. A
 sum may never be off: kernels that saturate at 16 bits (int8 without VNNI, weights of 8 bits) are found here.
 
-End to end, the predictions on selection rows (`export.parity.rows`) are compared by `compress.measure.agreement`, within the limits that
+End to end, the predictions on selection rows (`export.parity.rows`) are compared by `foundation.measure.agreement`, within the limits that
 `verify` and the server have too; never those on evaluation rows, as what fails is left out. The largest difference is reported, not gated:
 one rounding that falls the other way is a visible step. How often that happens differs between modes of one engine: OpenVINO's dynamic mode
 rounds x / s + 128, which is 1.5e-5 coarse, and flips 15 codes in a row of 128 tokens where its static mode flips none.
@@ -32,10 +32,10 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
-from compress.schemes.int8_convolution import Geometry, int8_convolution
 from export.graph.onnx import GEMMS, module_of
 from export.graph.qdq import is_transposed
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
+from foundation.schemes.int8_convolution import Geometry, int8_convolution
 
 BOUNDARY = 1e-3
 Array = NDArray[Any]

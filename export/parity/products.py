@@ -3,7 +3,7 @@
 As in `export.parity.parity`, on the engine's own tensors: for a product Y = A B of attention A and B, their codes q_A and q_B, and Y; for a
 residual r and its codes.
 
-    q = clamp(rint(x / s), -128, 127)                as `compress.schemes.int8` computes it from the same x, but within 1e-3 of a rounding
+    q = clamp(rint(x / s), -128, 127)                as `foundation.schemes.int8` computes it from the same x, but within 1e-3 of a rounding
     boundary rint(Y / (s_A * s_B)) = q_A @ q_B                exactly, from the engine's own codes
 
 Where a multiplication by a constant follows the product, Y is taken behind it: with the product itself as an output, OpenVINO's dynamic

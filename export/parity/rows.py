@@ -1,15 +1,15 @@
 """The rows that the parity gate looks at.
 
 A mode that does not agree with torch is left out, which is a choice; so it is made on selection rows. Evaluation rows are for reported
-results only (`compress.data.splits`): no engine answers them before it has passed.
+results only (`foundation.data.splits`): no engine answers them before it has passed.
 """
 
 from __future__ import annotations
 
-from compress.core.forms.zero_shot import are_images_and_texts
-from compress.core.spread import spread
-from compress.data.splits import Data, Split
-from compress.measure.closeness import spread_rows
+from foundation.core.forms.zero_shot import are_images_and_texts
+from foundation.core.spread import spread
+from foundation.data.splits import Data, Split
+from foundation.measure.closeness import spread_rows
 
 GATE_ROWS = 1000
 

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import with_layers
-from compress.models.architecture.structure import Sizes
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import with_layers
+from foundation.models.architecture.structure import Sizes
 from prune.latency.table import LatencyTable
 from prune.latency.timing import LatencyTarget, Timing
 from prune.surgery import KeptUnits
@@ -101,7 +101,7 @@ class LatencyBudget:
             sizes: Sizes of that model.
             key: Key path of the stage, for messages.
         """
-        from compress.models.architecture.shapes import with_sizes
+        from foundation.models.architecture.shapes import with_sizes
 
         small = with_sizes(with_layers(model.config, kept.layers), kept.sizes(sizes), key)
         incoming, measured = self.timing.of([self.incoming_config, small])

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from compress.models.architecture.structure import Sizes, Structure
+from foundation.models.architecture.structure import Sizes, Structure
 from prune.cost import Component, count_of
 from prune.latency.table import LatencyTable
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.models.architecture.structure import Sizes
+from foundation.models.architecture.structure import Sizes
 
 DEPTHS = (2, 6)
 POINTS = 6

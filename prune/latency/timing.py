@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from compress.artifacts.artifact import digest, write_json, writing
-from compress.core.config import Config
-from compress.core.errors import InputError
-from compress.machine.cached import read_cached, write_cached
-from compress.machine.environment import cache_folder
-from compress.measure.latency import Shape
-from compress.stage.context import Context, TimedPrecision
+from foundation.artifacts.artifact import digest, write_json, writing
+from foundation.core.config import Config
+from foundation.core.errors import InputError
+from foundation.machine.cached import read_cached, write_cached
+from foundation.machine.environment import cache_folder
+from foundation.measure.latency import Shape
+from foundation.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.models.architecture.structure import Sizes
+    from foundation.models.architecture.structure import Sizes
     from prune.latency.table import LatencyTable
 
 
@@ -119,8 +119,8 @@ class Timing:
 
     def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, last_heads: int, last_ffn: int, key: str) -> Any:
         """Returns the config of a model of `depth` blocks, equal but for the last."""
-        from compress.models.architecture.blocks import with_layers
-        from compress.models.architecture.shapes import with_sizes
+        from foundation.models.architecture.blocks import with_layers
+        from foundation.models.architecture.shapes import with_sizes
 
         group = sizes.heads[0] // sizes.key_value_heads[0]
         block = min(range(len(sizes.heads)), key=lambda number: -sizes.key_value_heads[number])
@@ -133,8 +133,8 @@ class Timing:
         return with_sizes(with_layers(self.model.config, [block] * depth), equal, key)
 
     def _write(self, config: Any, folder: Path) -> Path:
-        from compress.models.architecture.shapes import remade
-        from compress.models.checkpoint import save
+        from foundation.models.architecture.shapes import remade
+        from foundation.models.checkpoint import save
 
         with writing(folder) as temporary:
             save(remade(self.model, config), self.source, temporary, "Random weights, to be timed")

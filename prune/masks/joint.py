@@ -30,8 +30,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from compress.machine.parallel import ALONE, Team
-from compress.training.train import Batch, Objective
+from foundation.machine.parallel import ALONE, Team
+from foundation.training.train import Batch, Objective
 from prune.choices import Learn
 from prune.cost import Component, CostModel, count_of
 from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present

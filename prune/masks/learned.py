@@ -22,13 +22,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.machine.device import computing_device
-from compress.machine.parallel import Team
-from compress.stage.distillation import DistillationSettings
-from compress.training.layer_share import LayerShare
-from compress.training.schedule import steps_in
-from compress.training.train import Objective
+from foundation.core.errors import InputError
+from foundation.machine.device import computing_device
+from foundation.machine.parallel import Team
+from foundation.stage.distillation import DistillationSettings
+from foundation.training.layer_share import LayerShare
+from foundation.training.schedule import steps_in
+from foundation.training.train import Objective
 from prune.choices import Learn, Recover
 from prune.cost import CostModel
 from prune.masks.joint import Joint, Shared, mask_rate

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from compress.models.architecture.blocks import states_given, states_of
-from compress.models.architecture.structure import Structure
+from foundation.models.architecture.blocks import states_given, states_of
+from foundation.models.architecture.structure import Structure
 from prune.cost import GATED, width_of
 from prune.gates import GateSite
 from prune.hook_points import HookPoints

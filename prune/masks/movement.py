@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from compress.training.train import Batch, Objective
+from foundation.training.train import Batch, Objective
 from prune.allocation import by_worth
 from prune.cost import Component, CostModel, count_of
 from prune.cubic import cubic

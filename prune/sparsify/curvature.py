@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from compress.core.tasks import Task
-from compress.models.forward import device_of, forward
-from compress.training.distilled import TEMPERATURE
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
+from foundation.core.tasks import Task
+from foundation.models.forward import device_of, forward
+from foundation.training.distilled import TEMPERATURE
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 
 
 class Curvature(NamedTuple):
@@ -67,7 +67,7 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
             with torch.enable_grad(), torch.autocast(device.type, enabled=False):
                 logits = forward(model, batch.features)
             drawn = losses.drawn_gradient(logits.detach(), batch.labels, TEMPERATURE, generator)
-            made = tuple(calls)  # backward may run blocks again (`compress.training.recompute`), which calls the hooks again
+            made = tuple(calls)  # backward may run blocks again (`foundation.training.recompute`), which calls the hooks again
             gradients = torch.autograd.grad(logits, [output for *_, output in made], drawn, allow_unused=True)
             for (name, x, output), gradient in zip(made, gradients, strict=True):
                 dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)

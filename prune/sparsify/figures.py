@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture.structure import Structure
+from foundation.core.errors import InputError
+from foundation.models.architecture.structure import Structure
 from prune.emptied import emptied, unread
 from prune.sparsify.patterns import Blocks, Pattern, block_sizes, block_sums
 

@@ -46,9 +46,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.machine.parallel import ALONE, Team
-from compress.training.schedule import steps_in
-from compress.training.train import Batch, Objective
+from foundation.machine.parallel import ALONE, Team
+from foundation.training.schedule import steps_in
+from foundation.training.train import Batch, Objective
 from prune.choices import Groups
 from prune.sparsify.curvature import Curvature, in_metric, metrics
 from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread

@@ -12,7 +12,7 @@ warm-up without zeros and a cool-down with all of them:
 
 Scores are parameters of the layers, trained with the weights. Only their order matters, so under an optimizer that normalizes gradients
 their learning rate does not. Weight decay would change the order, since it shrinks large scores more: scores are stored flat, and
-1-dimensional parameters have no weight decay (`compress.training.train`). Not supported: the soft threshold (section 4, SMvP), which does
+1-dimensional parameters have no weight decay (`foundation.training.train`). Not supported: the soft threshold (section 4, SMvP), which does
 not fix the sparsity in advance; N:M; comparing scores between layers.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks.
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.measure.closeness import place
-from compress.training.train import Batch, Objective
+from foundation.measure.closeness import place
+from foundation.training.train import Batch, Objective
 from prune.cubic import cubic
 from prune.sparsify.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, num_zeros, spread
 

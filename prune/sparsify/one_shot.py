@@ -4,7 +4,7 @@
     wanda       the smallest weights times input norms           `prune.sparsify.wanda`, on the already sparse model (`prune.forward_order`)
     sparsegpt   the weights that the others compensate best      `prune.sparsify.sparsegpt`, on the already sparse model
 
-All layers have the same sparsity. If the model's zeros are held (`compress.training.kept_zeros`), they count towards it: magnitude and
+All layers have the same sparsity. If the model's zeros are held (`foundation.training.kept_zeros`), they count towards it: magnitude and
 wanda give them the lowest scores and change no other weight, sparsegpt holds them. Not supported: a sparsity per layer.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from compress.training.kept_zeros import keeps_zeros
+from foundation.training.kept_zeros import keeps_zeros
 from prune.forward_order import Features, in_forward_order, products, squares
 from prune.sparsify.patterns import Pattern, mask
 from prune.sparsify.sparsegpt import sparsegpt

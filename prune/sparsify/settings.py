@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from compress.core.config import Config
-from compress.stage.distillation import SettingKeys
-from compress.stage.stage import ModelStage, is_model
+from foundation.core.config import Config
+from foundation.stage.distillation import SettingKeys
+from foundation.stage.stage import ModelStage, is_model
 from prune.choices import Groups, Recover
 
 if TYPE_CHECKING:

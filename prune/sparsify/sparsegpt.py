@@ -1,7 +1,7 @@
 """SparseGPT: zeroes weights one input at a time and updates the weights of later inputs to compensate (Frantar and Alistarh 2023,
 https://arxiv.org/abs/2301.00774, algorithm 1).
 
-Every output minimizes (w - w') H (w - w')^T, with the same H = sum of x x^T. With H^-1 = U^T U (`compress.core.inverse_factor`), inputs
+Every output minimizes (w - w') H (w - w')^T, with the same H = sum of x x^T. With H^-1 = U^T U (`foundation.core.inverse_factor`), inputs
 j = 1, 2, ... are processed in turn. For each weight to be zeroed,
 
     e = w_j / U_jj,     w_k <- w_k - e U_jk   for k >= j        which makes w_j 0
@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compress.core.inverse_factor import inverse_factor
+from foundation.core.inverse_factor import inverse_factor
 from prune.sparsify.patterns import NM, Blocks, Pattern, block_means, block_sizes, highest_blocks, mask, num_zeros, spread
 
 DAMPING = 0.01

@@ -7,7 +7,7 @@ that are all zero.
     magnitude, wanda, sparsegpt    choose the zeros in one shot                   `prune.sparsify.one_shot`
     movement                       train weights and their scores together        `prune.sparsify.movement`
     lasso                          train with a penalty, zero the smallest groups `prune.sparsify.lasso`
-    recover                        fine-tune with the zeros held                  `prune.recovery`, `compress.training.kept_zeros`
+    recover                        fine-tune with the zeros held                  `prune.recovery`, `foundation.training.kept_zeros`
 
 The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity, unless lasso ranks the groups of all
 layers. The checkpoint is marked so that every later training holds its zeros; rounding to symmetric integer grids keeps them anyway.
@@ -27,18 +27,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compress.artifacts.artifact import Artifact, write_json, writing
-from compress.machine.parallel import ALONE, Team
-from compress.models.architecture.origin import Origin
-from compress.training.history import History
+from foundation.artifacts.artifact import Artifact, write_json, writing
+from foundation.machine.parallel import ALONE, Team
+from foundation.models.architecture.origin import Origin
+from foundation.training.history import History
 from prune.sparsify.settings import SparsifySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.data.splits import Data
-    from compress.stage.context import Context
-    from compress.training.train import Objective
+    from foundation.data.splits import Data
+    from foundation.stage.context import Context
+    from foundation.training.train import Objective
     from prune.choices import Recover
     from prune.forward_order import Features
     from prune.sparsify.curvature import Curvature
@@ -68,7 +68,7 @@ class Sparsify(SparsifySettings):
             InputError: The model is not a stack of blocks, a name pattern matches nothing, blocks cannot reach the target sparsity, or the
                 teacher does not fit.
         """
-        from compress.models.architecture.shapes import on_meta
+        from foundation.models.architecture.shapes import on_meta
         from prune.recovery import check_recovery
         from prune.sparsify.settings import LEARNING, RECOVERY
         from prune.sparsify.target_layers import check_reachable, target_layers
@@ -97,7 +97,7 @@ class Sparsify(SparsifySettings):
             InputError: The model is not a stack of blocks, blocks cannot reach the target sparsity, an input of a layer is not finite, or
                 training failed.
         """
-        from compress.models.checkpoint import save
+        from foundation.models.checkpoint import save
         from prune.sparsify.figures import layer_figures, unread_figures
         from prune.sparsify.patterns import NM
         from prune.sparsify.settings import RECOVERY
@@ -145,8 +145,8 @@ class Sparsify(SparsifySettings):
 
     def _zeroed(self, source: Path, context: Context) -> tuple[nn.Module, dict[str, Any]]:
         """Returns the sparse model before its fine-tuning, and its figures; a finished one is loaded from the scratch folder."""
-        from compress.models.checkpoint import load, save
-        from compress.training.kept_zeros import keep_zeros
+        from foundation.models.checkpoint import load, save
+        from foundation.training.kept_zeros import keep_zeros
         from prune.sparsify.target_layers import check_reachable, target_layers
         from prune.together import Cut, hand_out
 
@@ -172,7 +172,7 @@ class Sparsify(SparsifySettings):
 
     def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Chooses zeros by a method that does not train."""
-        from compress.machine.device import computing_device
+        from foundation.machine.device import computing_device
         from prune.calibration import calibration_batches
         from prune.sparsify.one_shot import zero_weights
         from prune.sparsify.target_layers import target_layers
@@ -297,7 +297,7 @@ class Sparsify(SparsifySettings):
 
     def _learning_rate(self, step: int, num_steps: int) -> float:
         """Returns the learning rate of a step of `learning`."""
-        from compress.training.schedule import learning_rate
+        from foundation.training.schedule import learning_rate
 
         return learning_rate(step, num_steps, self.learning.learning_rate, self.learning.warmup, self.learning.schedule)
 

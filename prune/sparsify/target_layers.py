@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from compress.core.errors import InputError, nearest
-from compress.core.progress import Progress
-from compress.models.architecture.blocks import block_of, blocks_of
-from compress.training.kept_zeros import block_linears
+from foundation.core.errors import InputError, nearest
+from foundation.core.progress import Progress
+from foundation.models.architecture.blocks import block_of, blocks_of
+from foundation.training.kept_zeros import block_linears
 from prune.sparsify.lasso import balanced_share, pieces
 from prune.sparsify.patterns import NM, Blocks, reachable
 from prune.sparsify.settings import SparsifySettings

@@ -23,12 +23,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
-from compress.models.architecture.blocks import between_blocks, blocks_of
-from compress.models.forward import forward
-from compress.models.inputs.padding import mask_of
-from compress.training.train import Batch
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.blocks import between_blocks, blocks_of
+from foundation.models.forward import forward
+from foundation.models.inputs.padding import mask_of
+from foundation.training.train import Batch
 
 PROBES: Final = 4
 """Draws of the signs v."""

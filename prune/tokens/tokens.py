@@ -1,4 +1,4 @@
-"""Tokens that leave the model: behind a layer only the most significant ones stay (`compress.models.architecture.dropped_tokens`).
+"""Tokens that leave the model: behind a layer only the most significant ones stay (`foundation.models.architecture.dropped_tokens`).
 
     tokens: [0.5, 0.25]      half of the tokens stay behind the first layer, a quarter behind the second one and all after it
     tokens: 0.25             a quarter reaches the last layer; in between they fall evenly:  share_l = 0.25^(l / (L - 1)),  l = 1 ... L - 1
@@ -22,14 +22,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
-from compress.models.architecture.blocks import blocks_of, states_of
-from compress.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
-from compress.models.architecture.shapes import remade, with_sizes
-from compress.models.architecture.structure import Structure
-from compress.models.forward import forward
-from compress.models.library import REFUSED, one_line
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.blocks import blocks_of, states_of
+from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
+from foundation.models.architecture.shapes import remade, with_sizes
+from foundation.models.architecture.structure import Structure
+from foundation.models.forward import forward
+from foundation.models.library import REFUSED, one_line
 
 TOLERANCE: Final = 1e-3
 ALL: Final = 1 - 0.4 / DENOMINATOR

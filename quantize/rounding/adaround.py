@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from compress.schemes.int4 import Bound
+from foundation.schemes.int4 import Bound
 
 ZETA, GAMMA = 1.1, -0.1
 STEPS = 1000

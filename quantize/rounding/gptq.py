@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.core.inverse_factor import inverse_factor
-from compress.schemes.int4 import Bound
+from foundation.core.inverse_factor import inverse_factor
+from foundation.schemes.int4 import Bound
 
 DAMPING = 0.01
 BLOCK = 128

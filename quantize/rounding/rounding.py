@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.measure.closeness import place
-from compress.schemes.int4 import Bound, Int4Scales, nearest
-from compress.schemes.int8 import DynamicScales, LayerScales, levels
-from compress.schemes.int8_weights import LARGEST, WeightScales
+from foundation.measure.closeness import place
+from foundation.schemes.int4 import Bound, Int4Scales, nearest
+from foundation.schemes.int8 import DynamicScales, LayerScales, levels
+from foundation.schemes.int8_weights import LARGEST, WeightScales
 from quantize.choices import Rounding
 from quantize.moments import observe, output_errors
 from quantize.rounding.adaround import adaround

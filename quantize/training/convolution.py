@@ -1,6 +1,6 @@
 """A convolution in quantization-aware training: the layer beside `quantize.training.linear.QatLinear`.
 
-The forward pass convolves integer codes exactly and rescales once (`compress.schemes.int8_convolution`). The backward pass is that of
+The forward pass convolves integer codes exactly and rescales once (`foundation.schemes.int8_convolution`). The backward pass is that of
 `quantize.training.linear` with the two products of a linear layer replaced by the gradients of a convolution: with x^ = s_x q_x,
 W^ = s_w q_w and g the gradient of y
 
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, quantize
-from compress.schemes.int8_convolution import Convolution, ConvolutionScales, Geometry, int8_convolution, int8_layer, per_channel
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, quantize
+from foundation.schemes.int8_convolution import Convolution, ConvolutionScales, Geometry, int8_convolution, int8_layer, per_channel
 from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
 

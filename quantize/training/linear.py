@@ -1,6 +1,6 @@
 """A linear layer in quantization-aware training.
 
-The layer quantizes its input x and weight W, multiplies the codes exactly and rescales once (`compress.schemes.int8`):
+The layer quantizes its input x and weight W, multiplies the codes exactly and rescales once (`foundation.schemes.int8`):
 
     v = x / s                      s: s_x of the tensor for x, s_w[o] of the output channel for W
     q = clamp(rint(v), -Q_N, Q_P)  Q_N, Q_P = 128, 127 for x; L, L with L = 127 (8 bits) or 63 (7 bits) for W
@@ -22,9 +22,9 @@ value), and often one that its producer keeps too. Codes and slopes are computed
 computed for the pass alone (`quantize.training.low_rank`) is kept as its codes (int8) and slopes instead: 3 bytes for each weight with
 slopes in bfloat16, 2 with those of pact, which are int8, 5 in float32.
 
-A smoothing vector (`compress.schemes.int8`) divides x and multiplies W before they are rounded.
+A smoothing vector (`foundation.schemes.int8`) divides x and multiplies W before they are rounded.
 
-A layer that several processes share has a part of the outputs (columns) or of the inputs (rows), see `compress.training.layer_share`. The
+A layer that several processes share has a part of the outputs (columns) or of the inputs (rows), see `foundation.training.layer_share`. The
 integers of rows are summed before they are rescaled, so that y has the bits that one process computes. Of what is whole, each process has
 a part of the gradient: dx and ds_x of columns, ds_x and ds_w of rows are summed. I is the number of all inputs.
 
@@ -41,8 +41,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, Int8Linear, LayerScales, int8_matmul, quantize
-from compress.training.layer_share import LayerShare, local
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, Int8Linear, LayerScales, int8_matmul, quantize
+from foundation.training.layer_share import LayerShare, local
 from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
 
@@ -166,7 +166,7 @@ class QatLinear(QatLayer, nn.Linear):
         return linear
 
     def axes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the axis of outputs, and the axis of inputs, of the tensors that have one; see `compress.training.layer_share`."""
+        """Returns the axis of outputs, and the axis of inputs, of the tensors that have one; see `foundation.training.layer_share`."""
         of_outputs = {"bias": 0, "weight_scale.start": 0, "weight_scale.change": 0}
         if not parametrize.is_parametrized(self, "weight"):
             return {"weight": 0, **of_outputs}, {"weight": 1, "smooth": 0}

@@ -1,4 +1,4 @@
-"""Low-rank changes of quantized weights: quantization-aware training of few parameters (the adapters of `compress.training.lora`).
+"""Low-rank changes of quantized weights: quantization-aware training of few parameters (the adapters of `foundation.training.lora`).
 
 The adapter is added to the weight before it is rounded, so that the trained model is an int8 model without adapters:
 
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from compress.core.errors import InputError, nearest
-from compress.training.layer_share import LayerShare, local
-from compress.training.lora import Lora
-from compress.training.state import seeded
+from foundation.core.errors import InputError, nearest
+from foundation.training.layer_share import LayerShare, local
+from foundation.training.lora import Lora
+from foundation.training.state import seeded
 from quantize.training.linear import QatLinear
 from quantize.training.straight_through import Scale
 

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from compress.models.layers.conv1d import with_linears
-from compress.schemes.int8 import LayerScales
-from compress.training.kept_zeros import block_linears
+from foundation.models.layers.conv1d import with_linears
+from foundation.schemes.int8 import LayerScales
+from foundation.training.kept_zeros import block_linears
 from quantize.choices import Qat
 from quantize.training.low_rank import add_low_rank
 from quantize.training.qat import TRAINED, insert

@@ -7,7 +7,7 @@
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
 (Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or the
-losses named in `loss` or `losses` (`compress.training.distilled`). Not supported: PACT's L2 penalty on alpha (scales start calibrated and
+losses named in `loss` or `losses` (`foundation.training.distilled`). Not supported: PACT's L2 penalty on alpha (scales start calibrated and
 move little); PACT for weights (their scales then stay fixed); gradient estimators other than straight-through.
 """
 
@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from compress.core.tasks import TASKS
-from compress.machine.device import computing_device
-from compress.measure.closeness import distance, place
-from compress.measure.predictions import compared
-from compress.models.architecture.origin import Origin, same_shape
-from compress.schemes.int8 import LayerScales
-from compress.schemes.int8_convolution import CONVOLUTIONS
-from compress.stage.context import Context
-from compress.stage.distillation import Distillation, SettingKeys
-from compress.training.distilled import attention_as_before, distillation_objective, on_devices
-from compress.training.history import History
-from compress.training.selection import EVALUATION_BATCH, selection_metric
-from compress.training.supervised import supervised
-from compress.training.train import Batch, Objective, TrainConfig, Training, train
+from foundation.core.tasks import TASKS
+from foundation.machine.device import computing_device
+from foundation.measure.closeness import distance, place
+from foundation.measure.predictions import compared
+from foundation.models.architecture.origin import Origin, same_shape
+from foundation.schemes.int8 import LayerScales
+from foundation.schemes.int8_convolution import CONVOLUTIONS
+from foundation.stage.context import Context
+from foundation.stage.distillation import Distillation, SettingKeys
+from foundation.training.distilled import attention_as_before, distillation_objective, on_devices
+from foundation.training.history import History
+from foundation.training.selection import EVALUATION_BATCH, selection_metric
+from foundation.training.supervised import supervised
+from foundation.training.train import Batch, Objective, TrainConfig, Training, train
 from quantize.choices import Learned, Qat
 from quantize.training.convolution import QatConvolution
 from quantize.training.linear import QatLinear
@@ -42,7 +42,7 @@ from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.straight_through import Scale
 
 if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
+    from foundation.standalone.preprocess import Preprocessor
 
 
 TRAINED = (QatLinear, QatConvolution)
@@ -131,7 +131,7 @@ def learn(
     Raises:
         InputError: There are no rows, the input of a layer holds NaN or infinity, or the loss or a gradient became NaN or infinite.
     """
-    from compress.models.checkpoint import load
+    from foundation.models.checkpoint import load
 
     if not context.team.shards:  # with fsdp2, `train` moves the model to the device block by block
         model.to(computing_device())
@@ -166,8 +166,8 @@ def learn(
 def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> dict[str, Any]:
     """Returns how a `Training` scores weights on selection rows: `select`, `higher_is_better` and `selected_by`.
 
-    With a teacher the score is the distance to its logits (`compress.measure.closeness`), which separates candidates on a few hundred rows
-    where labels cannot. Without a teacher, and for text generation, it is the primary metric.
+    With a teacher the score is the distance to its logits (`foundation.measure.closeness`), which separates candidates on a few hundred
+    rows where labels cannot. Without a teacher, and for text generation, it is the primary metric.
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].generates or not rows:

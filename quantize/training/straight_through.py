@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import LayerScales, check_finite, levels
-from compress.schemes.scales import SMALLEST_SCALE
-from compress.training.layer_share import LayerShare
+from foundation.schemes.int8 import LayerScales, check_finite, levels
+from foundation.schemes.scales import SMALLEST_SCALE
+from foundation.training.layer_share import LayerShare
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Int8Arithmetic:
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Returns the codes of `x`, bit-equal to `compress.schemes.int8.quantize`, and the derivative of scale * codes w.r.t. the scale.
+    """Returns the codes of `x`, bit-equal to `foundation.schemes.int8.quantize`, and the derivative of scale * codes w.r.t. the scale.
 
     Args:
         x: Float, any shape.

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.models.architecture.shapes import remade
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, save
-from compress.models.inputs.images import image_shape
-from compress.models.library import quiet
 from distill.choices import Student
 from distill.student import take_layers
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS
+from foundation.models.architecture.shapes import remade
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.models.inputs.images import image_shape
+from foundation.models.library import quiet
 from prune.surgery import KeptUnits, shrink
 from tests.architectures.table import VOCABULARY, Architecture
 

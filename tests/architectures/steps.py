@@ -16,23 +16,23 @@ import pytest
 import torch
 from PIL import Image
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.forms.next_token import labels_of
-from compress.core.target import Target
-from compress.core.tasks import TASKS
-from compress.data.splits import Data, Split
-from compress.models.architecture.axes import size_of
-from compress.models.architecture.shapes import auto_class
-from compress.models.checkpoint import load
-from compress.models.config import ModelConfig, set_labels
-from compress.models.importing import import_model
-from compress.models.inputs.images import image_settings, image_shape
-from compress.models.library import quiet, sizes_config, with_class
-from compress.models.size import count
-from compress.stage.context import Context
-from compress.standalone.preprocess import TokenPair
 from export.parity.parity import ParityError
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import labels_of
+from foundation.core.target import Target
+from foundation.core.tasks import TASKS
+from foundation.data.splits import Data, Split
+from foundation.models.architecture.axes import size_of
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.checkpoint import load
+from foundation.models.config import ModelConfig, set_labels
+from foundation.models.importing import import_model
+from foundation.models.inputs.images import image_settings, image_shape
+from foundation.models.library import quiet, sizes_config, with_class
+from foundation.models.size import count
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import TokenPair
 from tests.architectures.rebuilt import difference, part, tied
 from tests.architectures.table import IMAGE, LENGTH, VOCABULARY, Architecture
 from tests.told import Told
@@ -161,7 +161,7 @@ class Bench:
 
     def logits(self) -> torch.Tensor:
         """Returns the logits of some rows in a freshly loaded model."""
-        from compress.models.forward import forward
+        from foundation.models.forward import forward
 
         model, prepared = load(self.float_model.path), self.context.preprocessor(self.float_model.path)
         _, features = next(iter(prepared.batches(self.context.data.selection.rows, 4)))
@@ -208,7 +208,7 @@ def _same(bench: Bench, model: Any) -> str:
 
 def finetune(bench: Bench) -> None:
     """Trains for one step."""
-    from compress.training.finetune import Finetune
+    from foundation.training.finetune import Finetune
 
     bench.run(Finetune(epochs=1, batch_size=24))
 

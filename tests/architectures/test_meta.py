@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from compress.core.errors import InputError
-from compress.models.architecture.shapes import on_meta
-from compress.models.architecture.structure import Structure
-from compress.models.meta import empty_caches, on_meta_device
-from compress.models.size import count
+from foundation.core.errors import InputError
+from foundation.models.architecture.shapes import on_meta
+from foundation.models.architecture.structure import Structure
+from foundation.models.meta import empty_caches, on_meta_device
+from foundation.models.size import count
 from tests.architectures.rebuilt import logits
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VISION
@@ -81,7 +81,7 @@ def test_caches_of_modules_that_are_loaded_later_are_emptied(monkeypatch: pytest
 
 def test_there_is_one_way_to_the_meta_device() -> None:
     """Code that builds or runs models there without `on_meta_device` could leave tensors behind."""
-    packages = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+    packages = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     named = [path.name for path in files if 'torch.device("meta")' in path.read_text(encoding="utf-8")]
     assert named == ["meta.py"]

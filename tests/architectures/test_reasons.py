@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import with_layers
-from compress.models.config import ModelConfig, check_length, check_task
-from compress.models.inputs.images import image_shape
-from compress.models.library import sizes_config
 from distill.choices import Student
 from distill.student import student_config, take_layers
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import with_layers
+from foundation.models.config import ModelConfig, check_length, check_task
+from foundation.models.inputs.images import image_shape
+from foundation.models.library import sizes_config
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
 

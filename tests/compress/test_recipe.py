@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compress.core.errors import InputError
 from compress.recipe import STAGES, Recipe, check, dump, read, schema
-from compress.stage.stage import lines
+from foundation.core.errors import InputError
+from foundation.stage.stage import lines
 
 GOOD = """
 name: tiny

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.init import template
 from compress.commands.list import catalogue, reference, schema_text
-from compress.core.errors import InputError
-from compress.core.named import Named
-from compress.core.progress import ConsoleProgress
-from compress.core.tasks import TASKS, num_classes
-from compress.data.config import Columns
-from compress.measure.metrics import METRICS, Metric, primary
 from compress.pipeline import run
 from compress.recipe import check
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError
+from foundation.core.named import Named
+from foundation.core.progress import ConsoleProgress
+from foundation.core.tasks import TASKS, num_classes
+from foundation.data.config import Columns
+from foundation.measure.metrics import METRICS, Metric, primary
 from tests.tiny_recipes import tiny_vit
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+PACKAGES = ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
 TOY = "image-ageing"
 
 
@@ -43,8 +43,8 @@ def test_at_most_three_files_name_a_task() -> None:
     names = re.compile("|".join(map(re.escape, TASKS)))
     files = [ROOT / "cli.py", *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
     naming = [str(path.relative_to(ROOT)) for path in files if any(names.search(text) for text in strings_of(path))]
-    assert "compress/core/tasks.py" in naming
-    assert len(naming) <= 3, f"ask for a fact of compress.core.tasks.TASKS instead of a name: {', '.join(naming)}"
+    assert "foundation/core/tasks.py" in naming
+    assert len(naming) <= 3, f"ask for a fact of foundation.core.tasks.TASKS instead of a name: {', '.join(naming)}"
 
 
 @pytest.mark.parametrize("task", TASKS)

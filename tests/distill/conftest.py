@@ -13,12 +13,12 @@ import torch
 import transformers
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
-from compress.core.tasks import Task
-from compress.data.splits import Data, Split
-from compress.models.layers.conv1d import stock_state, with_linears
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.core.tasks import Task
+from foundation.data.splits import Data, Split
+from foundation.models.layers.conv1d import stock_state, with_linears
+from foundation.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
@@ -58,7 +58,7 @@ def _model(kind: str, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
         with torch.no_grad():  # larger than drawn, so that logits, hidden states and attention differ from row to row
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape) * (0.8 if parameter.ndim > 1 else 0.3))
-    return with_linears(model)  # as `compress.models.checkpoint.load` gives it
+    return with_linears(model)  # as `foundation.models.checkpoint.load` gives it
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +101,8 @@ def write_tokenizer(folder: Path, words: list[str]) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., nn.Module]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
-    from compress.artifacts.artifact import write_json
-    from compress.models.inputs.images import image_settings
+    from foundation.artifacts.artifact import write_json
+    from foundation.models.inputs.images import image_settings
 
     @cache
     def write(kind: str, words: tuple[str, ...] = tuple(WORDS), **changes: Any) -> Path:

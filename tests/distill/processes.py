@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.artifacts.artifact import Artifact
-from compress.core.forms import candidates
-from compress.core.forms.next_token import labels_of
-from compress.core.target import Parallel, Target
-from compress.core.tasks import Task
-from compress.data.splits import Data, Split
-from compress.machine.parallel import ALONE, Team, joined, leave
-from compress.stage.context import Context
-from compress.stage.stage import Stage
-from compress.training import adamw8bit, teacher_logits, train
-from compress.training.finetune import Finetune
 from distill.distill import Distill
 from distill.injected import Injected
+from foundation.artifacts.artifact import Artifact
+from foundation.core.forms import candidates
+from foundation.core.forms.next_token import labels_of
+from foundation.core.target import Parallel, Target
+from foundation.core.tasks import Task
+from foundation.data.splits import Data, Split
+from foundation.machine.parallel import ALONE, Team, joined, leave
+from foundation.stage.context import Context
+from foundation.stage.stage import Stage
+from foundation.training import adamw8bit, teacher_logits, train
+from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize

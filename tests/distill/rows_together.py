@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.core.forms import text_groups, vectors, zero_shot
-from compress.core.tasks import Task
-from compress.data.splits import Data, Split
-from compress.models.config import ModelConfig
-from compress.models.importing import import_model
+from foundation.core.forms import text_groups, vectors, zero_shot
+from foundation.core.tasks import Task
+from foundation.data.splits import Data, Split
+from foundation.models.config import ModelConfig
+from foundation.models.importing import import_model
 from tests import tiny_embedding, tiny_towers
 from tests.export import sentiment
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import blocks_of
 from distill.capture import Capture, Wanted
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import blocks_of
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 EVERYTHING = Wanted(True, True, frozenset(range(4)))

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from compress.core.target import Checkpointing, Parallel
-from compress.machine.parallel import ALONE
-from compress.models.checkpoint import load
-from compress.stage.stage import Stage
-from compress.training import teacher_logits, train
-from compress.training.finetune import Finetune
 from distill.distill import Distill
+from foundation.core.target import Checkpointing, Parallel
+from foundation.machine.parallel import ALONE
+from foundation.models.checkpoint import load
+from foundation.stage.stage import Stage
+from foundation.training import teacher_logits, train
+from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize

@@ -15,18 +15,18 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.stage.context import Context
-from compress.training.train import Batch
 from distill import objective
 from distill.choices import Student
 from distill.distill import Distill
 from distill.rows import chosen_rows
 from distill.teacher import match_inputs
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.stage.context import Context
+from foundation.training.train import Batch
 from tests.distill.conftest import WORDS
 from tests.tiny_recipes import tiny_vit
 
@@ -98,7 +98,7 @@ class Killed(Exception):
 
 def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a kill: the objective raises in one step; every step before has its checkpoint."""
-    from compress.training import train
+    from foundation.training import train
 
     original = objective.Objective.forward
 
@@ -318,7 +318,7 @@ def test_answers_are_kept_where_nothing_else_is_wanted(
 
 def test_micro_batches_come_to_the_same(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, in float32; the losses look inside, draw partners, and have a ramp."""
-    from compress.training import train
+    from foundation.training import train
 
     monkeypatch.setattr(train, "autocast_dtype", lambda device: torch.float32)
     losses = [{"name": "hidden"}, {"name": "minilmv2"}, {"name": "mixkd"}, {"name": "soft_target", "weight": {"start": 1, "end": 3}}]
@@ -360,12 +360,12 @@ RECIPE: dict[str, Any] = {
 
 
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.artifacts.run_folder import open_run
-    from compress.core.progress import ConsoleProgress
     from compress.forecast import steps_of
     from compress.pipeline import run
     from compress.recipe import check
     from compress.run.prepare import prepare
+    from foundation.artifacts.run_folder import open_run
+    from foundation.core.progress import ConsoleProgress
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe, quiet, folder = check(RECIPE), ConsoleProgress("quiet"), tmp_path / "run"
@@ -392,8 +392,8 @@ def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatc
 
 def images(folder: Path, labels: int) -> Path:
     """Returns the folder, with a model of that many digits."""
-    from compress.models.config import ModelConfig
-    from compress.models.importing import import_model
+    from foundation.models.config import ModelConfig
+    from foundation.models.importing import import_model
 
     model = ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification")
     import_model(model, tuple(map(str, range(labels))), 0, folder)
@@ -439,9 +439,9 @@ def ten_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other_images: Path, tmp_path: Path) -> None:
-    from compress.core.progress import ConsoleProgress
     from compress.recipe import check
     from compress.run.prepare import prepare
+    from foundation.core.progress import ConsoleProgress
 
     stage = json.loads(json.dumps(stage).replace("OTHER", str(other_images)))
     stages = [{"finetune": {}}, {"distill": {"id": "assistant", "student": {}}}, {"distill": stage}]
@@ -467,9 +467,9 @@ def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other
 def test_a_trained_head_is_not_given_up_in_silence(
     config: Any, given: dict[str, str], warned: bool, ten_images: Path, tmp_path: Path
 ) -> None:
-    from compress.core.progress import ConsoleProgress
     from compress.recipe import check
     from compress.run.prepare import prepare
+    from foundation.core.progress import ConsoleProgress
 
     folder, progress = tmp_path / "ten", ConsoleProgress("silent")
     shutil.copytree(ten_images, folder)

@@ -10,11 +10,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.models.checkpoint import load, load_float
-from compress.models.encoder_decoder import answered
-from compress.models.inputs.padding import read_by_decoder
 from distill.capture import Capture, Wanted
 from distill.choices import Student
 from distill.distill import Distill
@@ -22,6 +17,11 @@ from distill.layer_maps import pairs
 from distill.losses.hidden import Hidden, distance
 from distill.losses.loss import LossInputs, Setting, Shape
 from distill.student import build, student_config, take_layers
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.checkpoint import load, load_float
+from foundation.models.encoder_decoder import answered
+from foundation.models.inputs.padding import read_by_decoder
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, PAD, checkpoint, context, preprocessor, sources
 from tests.prune.test_encoder_decoder import features, logits, without_layers
 
@@ -165,7 +165,7 @@ def test_hidden_states_are_compared_on_either_side(kind: str, layers: Any) -> No
 
 
 def test_a_pruned_student_is_compared_with_the_layers_it_comes_from() -> None:
-    from compress.models.architecture.origin import Origin
+    from foundation.models.architecture.origin import Origin
 
     teacher = load_float(checkpoint("t5"))
     origin = Origin.whole(5, 32).after([1, 2, 4], list(range(32)), [None] * 3)

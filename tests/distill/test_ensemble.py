@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.forward import forward, freeze
-from compress.stage.context import Context
-from compress.training.losses.classes import ClassLoss
-from compress.training.losses.value import ValueLoss
-from compress.training.rows import Rows
-from compress.training.train import Batch
 from distill.distill import Distill
 from distill.ensemble import shares
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, freeze
+from foundation.stage.context import Context
+from foundation.training.losses.classes import ClassLoss
+from foundation.training.losses.value import ValueLoss
+from foundation.training.rows import Rows
+from foundation.training.train import Batch
 from tests.soft_target import soft_target
 
 Contexts = Callable[..., Context]
@@ -66,7 +66,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
     assert (figures["teacher"], figures["teacher_logits"]) == ("baseline + other", "cached")
     assert len(list((tmp_path / "scratch").glob("teacher-*"))) == 2
     student, answers = load(tmp_path / "out"), []
-    from compress.models.inputs.preprocessor import preprocessor
+    from foundation.models.inputs.preprocessor import preprocessor
 
     rows = context.data.train.rows
     for folder in (context.baseline.path, other):
@@ -81,8 +81,8 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
 
 def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
-    from compress.models.inputs.preprocessor import preprocessor
     from distill.steps import Steps
+    from foundation.models.inputs.preprocessor import preprocessor
 
     context, other = make_context(), checkpoint("bert", num_labels=2, num_hidden_layers=3)
     folder = context.baseline.path

@@ -12,14 +12,6 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.checkpoint import load
-from compress.models.forward import forward, freeze
-from compress.stage.context import Context
-from compress.training.rows import Rows
-from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distill import Distill
 from distill.losses.loss import Setting, Shape
@@ -27,7 +19,15 @@ from distill.losses.soft_target import SoftTarget
 from distill.objective import Objective
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, freeze
+from foundation.stage.context import Context
+from foundation.training.rows import Rows
+from foundation.training.train import Batch
+from tests.foundation import tiny_gpt
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.core.forms import text_groups, vectors
-from compress.core.target import Parallel
-from compress.data.splits import Data, Split
-from compress.machine.parallel import ALONE
-from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from distill.distill import Distill
+from foundation.core.errors import InputError
+from foundation.core.forms import text_groups, vectors
+from foundation.core.target import Parallel
+from foundation.data.splits import Data, Split
+from foundation.machine.parallel import ALONE
+from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from tests.distill import processes, rows_together
 
 STEADY = {"learning_rate": 2e-3, "epochs": 1}
@@ -110,7 +110,7 @@ def test_blocks_that_are_computed_again_draw_the_same(train: Train) -> None:
 
 
 def test_a_loss_that_is_no_number_is_told_as_ever(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.training.losses.text_groups.SCALE", float("nan"))
+    monkeypatch.setattr("foundation.training.losses.text_groups.SCALE", float("nan"))
     with pytest.raises(InputError, match=r"finetune: the loss \(ranking\) became nan in step 1 of 10; lower learning_rate"):
         train("nan", "pairs", Finetune(**STEADY, batch_size=6, micro_batch_size=2))  # type: ignore[arg-type]
 

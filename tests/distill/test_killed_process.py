@@ -29,7 +29,7 @@ RECIPE = (
 """
 )
 OFTEN = """
-from compress.training.train import TrainConfig
+from foundation.training.train import TrainConfig
 TrainConfig.model_fields["checkpoint_seconds"].default = 0.0
 TrainConfig.model_rebuild(force=True)
 from cli import app

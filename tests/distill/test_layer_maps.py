@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
 from distill.layer_maps import pairs, searched
+from foundation.core.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
 from distill.masking import Augment, Masking, masking_of
+from foundation.core.errors import InputError
 from tests.distill.conftest import write_tokenizer
 
 MASK, SHOWN = 4, (0, 1, 2, 3, 4)

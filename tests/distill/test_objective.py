@@ -13,13 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.core.tasks import Task
-from compress.models.forward import freeze
-from compress.models.inputs.preprocessor import preprocessor
-from compress.training.rows import Rows
-from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distill import Distill
 from distill.losses.distilbert import cosine
@@ -34,6 +27,13 @@ from distill.presets import PRESETS
 from distill.schedules import Ramp, value_at
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.core.tasks import Task
+from foundation.models.forward import freeze
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.training.rows import Rows
+from foundation.training.train import Batch
 from tests.soft_target import soft_target
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -11,18 +11,6 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.forms.next_token import IGNORED, labels_of
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.machine.parallel import Team
-from compress.models.checkpoint import load
-from compress.models.forward import forward, freeze
-from compress.stage.context import Context
-from compress.standalone.preprocess import TokenPair
-from compress.training.rows import Rows
-from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distill import Distill
 from distill.losses.loss import Setting, Shape
@@ -31,8 +19,20 @@ from distill.objective import Objective
 from distill.on_policy import OnPolicy, Sampling
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import IGNORED, labels_of
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.machine.parallel import Team
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, freeze
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import TokenPair
+from foundation.training.rows import Rows
+from foundation.training.train import Batch
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, preprocessor, sources
+from tests.foundation import tiny_gpt
 
 LENGTH = tiny_gpt.LENGTH
 

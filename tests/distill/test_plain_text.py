@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.inputs.tokenizer import load_tokenizer
-from compress.stage.context import Context
-from compress.training.train import Batch
 from distill.distill import Distill
 from distill.plain_text import PlainText, new_rows, packed, read_plain
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.models.inputs.tokenizer import load_tokenizer
+from foundation.stage.context import Context
+from foundation.training.train import Batch
 from tests.distill.conftest import WORDS, write_tokenizer
 
 Contexts = Callable[..., Context]
@@ -90,7 +90,7 @@ def test_no_text_of_a_pair_that_is_held_out_is_learned_from() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from compress.models.inputs.tokenizer import load_tokenizer
+    from foundation.models.inputs.tokenizer import load_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, [*WORDS, "un", "##like", "##ly", "##d"])
@@ -118,7 +118,7 @@ def bytewise() -> Any:
     """A byte-level BPE, as GPT-2 has one: a word is joined with the blank before it, and has more tokens without it."""
     from transformers import PreTrainedTokenizerFast
 
-    from compress.models.inputs.tokenizer import train_bpe
+    from foundation.models.inputs.tokenizer import train_bpe
 
     texts = [" ".join(np.random.default_rng(seed).choice(WORDS, 20)) for seed in range(40)]
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 300, False).tokenizer)
@@ -192,9 +192,9 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
     context = make_context()
 
     def objective(stage: Distill) -> Any:
-        from compress.models.forward import freeze
-        from compress.models.inputs.preprocessor import preprocessor
         from distill.steps import Steps
+        from foundation.models.forward import freeze
+        from foundation.models.inputs.preprocessor import preprocessor
 
         folder = context.baseline.path
         student, teacher = load(folder), freeze(load(folder))
@@ -296,7 +296,7 @@ def test_any_model_of_the_kind_teaches_on_a_corpus(extra: Path, make_context: Co
     """A backbone without a head for the task, as pretraining leaves it."""
     import dataclasses
 
-    from compress.artifacts.artifact import Artifact
+    from foundation.artifacts.artifact import Artifact
 
     folder = tmp_path / "general"
     make_model("bert", num_labels=2).bert.save_pretrained(folder)

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from compress.machine.parallel import ALONE, Strategy, Team
-from compress.models.checkpoint import load
-from compress.stage.stage import Stage
-from compress.training.finetune import Finetune
 from distill.distill import Distill
+from foundation.machine.parallel import ALONE, Strategy, Team
+from foundation.models.checkpoint import load
+from foundation.stage.stage import Stage
+from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.architecture.shapes import remade, sizes_of, with_sizes
-from compress.models.checkpoint import load, save
-from compress.stage.context import Context
 from distill.distill import Distill
 from distill.losses.loss import Shape
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.architecture.shapes import remade, sizes_of, with_sizes
+from foundation.models.checkpoint import load, save
+from foundation.stage.context import Context
 
 pytestmark = pytest.mark.whole
 

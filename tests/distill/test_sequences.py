@@ -12,21 +12,21 @@ import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.forms.next_token import IGNORED, labels_of
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.models.checkpoint import load
-from compress.stage.context import Context
-from compress.standalone.preprocess import TokenPair
 from distill import sequences
 from distill.distill import Distill
 from distill.injected import Injected
 from distill.sequences import Sequences, with_answers
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import IGNORED, labels_of
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.models.checkpoint import load
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import TokenPair
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, sources
+from tests.foundation import tiny_gpt
 
 LENGTH = 16
 PROGRESS = ConsoleProgress("silent")
@@ -86,7 +86,7 @@ def test_answers_that_are_there_are_not_found_again(tmp_path: Path, monkeypatch:
         asked.append(len(given))
         return [source[:1] for source in given]
 
-    monkeypatch.setattr("compress.models.encoder_decoder.answered", answer)
+    monkeypatch.setattr("foundation.models.encoder_decoder.answered", answer)
     teacher, given = torch.nn.Linear(1, 1), split(11)
     with pytest.raises(KeyboardInterrupt):
         with_answers(given, teacher, Sequences(), LENGTH, tmp_path, "a", PROGRESS)

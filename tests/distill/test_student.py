@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.size import count
-from compress.stage.context import Context
 from distill.choices import Student, chosen_layers
 from distill.student import build, student_config, take_layers
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.models.size import count
+from foundation.stage.context import Context
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 TASK = {kind: "image-classification" if kind == "vit" else "text-classification" for kind in KINDS}

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compress.models.checkpoint import load
-from compress.models.forward import forward
-from compress.stage.context import Context
-from compress.training import teacher_logits as module
-from compress.training.rows import Rows
-from compress.training.teacher_logits import FILE, teacher_logits
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
+from foundation.stage.context import Context
+from foundation.training import teacher_logits as module
+from foundation.training.rows import Rows
+from foundation.training.teacher_logits import FILE, teacher_logits
 
 
 @pytest.fixture

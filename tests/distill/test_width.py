@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.models.architecture.attention import find_attentions
-from compress.models.architecture.axes import axes_of
-from compress.models.config import read_config
-from compress.models.size import count
-from compress.stage.context import Context
 from distill.choices import Student
 from distill.student import build, student_config
 from distill.width import narrow, top, with_widths
+from foundation.core.errors import InputError
+from foundation.models.architecture.attention import find_attentions
+from foundation.models.architecture.axes import axes_of
+from foundation.models.config import read_config
+from foundation.models.size import count
+from foundation.stage.context import Context
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 KEY = "stages.distill.student"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
+from foundation.core.tasks import TASKS
 from tests import tiny_sounds, tiny_towers
-from tests.compress import tiny_gpt
 from tests.export import sentiment
+from tests.foundation import tiny_gpt
 from tests.test_recipes import (
     SHRUNK,
     audio_settings,

@@ -144,7 +144,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-    monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
+    monkeypatch.setattr("foundation.measure.latency.MAX_SAMPLES", 30)
     return tmp_path
 
 

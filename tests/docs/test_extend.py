@@ -16,7 +16,7 @@ import yaml
 from tests.docs.blocks import ROOT, Block, blocks
 
 PAGES = sorted((ROOT / "docs" / "how-to" / "extend").glob("*.md"))
-PACKAGES = ("compress", "distill", "prune", "quantize", "export", "triton_repo", "tests", "recipes", "docs")
+PACKAGES = ("compress", "foundation", "distill", "prune", "quantize", "export", "triton_repo", "tests", "recipes", "docs")
 TABLE_TESTS = ("tests/compress/test_tasks.py", "tests/compress/report/test_page.py")
 """Tests of the project that go through tables: a new row has to leave them as they are."""
 FILES = ("cli.py", "pyproject.toml", "README.md", "mkdocs.yml")

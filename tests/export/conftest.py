@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compress.models.inputs.preprocessor import preprocessor
-from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime, openvino
 from export.graph.qdq import insert_qdq
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,18 +17,18 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from compress.core.tasks import Task
-from compress.models.architecture.shapes import auto_class, sizes_of, with_sizes
-from compress.models.checkpoint import load, save
-from compress.models.layers.conv1d import with_linears
-from compress.models.library import with_class
-from compress.standalone.preprocess import Preprocessor
 from export.graph.halves import Half, Halved, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import export_float
 from export.graph.onnx import save as save_graph
 from export.graph.qdq import insert_qdq
 from export.graph.ranges import Ranges, measure
 from export.graph.split_products import split_products
+from foundation.core.tasks import Task
+from foundation.models.architecture.shapes import auto_class, sizes_of, with_sizes
+from foundation.models.checkpoint import load, save
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.library import with_class
+from foundation.standalone.preprocess import Preprocessor
 
 LENGTH, VOCABULARY = 64, 60
 _SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}

@@ -15,17 +15,17 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.measure.answers import save_predictions
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load, save
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
-from compress.stage.context import Context
 from export.graph.onnx import export_float
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.measure.answers import save_predictions
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load, save
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
+from foundation.stage.context import Context
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

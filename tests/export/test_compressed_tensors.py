@@ -15,16 +15,16 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from compress.schemes.attention_products import ProductScales
-from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
-from compress.schemes.sites import Sites, save_sites
-from compress.schemes.table import SCHEMES
 from export import compressed_tensors
+from foundation.schemes.attention_products import ProductScales
+from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import Sites, save_sites
+from foundation.schemes.table import SCHEMES
 
 SCRATCH = TemporaryDirectory(prefix="compressed-tensors-")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

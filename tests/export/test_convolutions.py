@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.target import Target
-from compress.schemes.checkpoint import load_quantization
 from export.builds import Build
 from export.export import Export
+from foundation.core.target import Target
+from foundation.schemes.checkpoint import load_quantization
 from tests.architectures.steps import Bench, quantize
 from tests.architectures.table import ARCHITECTURES
 from tests.seldom import seldom

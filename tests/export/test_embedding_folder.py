@@ -11,13 +11,13 @@ import openvino
 import pytest
 from onnxruntime import InferenceSession
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.models.inputs.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import check
 from export.embedding_folder import write_folder
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.models.inputs.preprocessor import preprocessor
 from tests import tiny_embedding, without_clocks
 from tests.export import sentiment
 
@@ -35,7 +35,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = check({**given, "target": target, "stages": [{"quantize": {"calibration": {"rows": 64}}}, {"export": {}}]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        patch.setattr("foundation.measure.latency.measure", without_clocks.measure)
         run(recipe, folder / "run", progress=ConsoleProgress("silent"))
     return folder / "run" / "stages"
 

@@ -9,16 +9,6 @@ import onnx
 import pytest
 import transformers
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure.answers import load_predictions, save_predictions
-from compress.measure.engine_process import EngineProcess
-from compress.measure.metrics import metrics
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.schemes.checkpoint import load_quantization
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor
 from export.builds import planned
 from export.choices import Generation
 from export.engines import openvino
@@ -27,6 +17,16 @@ from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.parity.parity import ParityError
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure.answers import load_predictions, save_predictions
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.metrics import metrics
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.schemes.checkpoint import load_quantization
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor
 from tests.engines_inside import inside
 from tests.export import sentiment
 
@@ -230,8 +230,8 @@ def test_the_float_part_of_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float_answers: dict[Any, Any], rest: str, first: str
 ) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
-    monkeypatch.setattr("compress.measure.closeness.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
-    monkeypatch.setattr("compress.measure.closeness.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
+    monkeypatch.setattr("foundation.measure.closeness.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
+    monkeypatch.setattr("foundation.measure.closeness.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
     build = build_one(pair(tmp_path / "scratch"), 1, tmp_path / "out", rest, dict(float_answers))
     assert (build["precision"], build["float_precision"], build["parity"]["passed"]) == ("int8", "fp32", True)
     engines, judged = build["engines"], build["float_part"]

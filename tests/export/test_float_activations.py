@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
-from compress.standalone.onnx_decoder import session_options
 from export.embedding_folder import _write_openvino, as_hidden_states, with_float_activations
 from export.engines.onnxruntime import properties
 from export.engines.openvino import GROUP, convert
 from export.graph.onnx import save
+from foundation.standalone.onnx_decoder import session_options
 
 INPUTS, OUTPUTS, BLOCK = 64, 48, 16
 FORMS = ["MatMul", "Gemm", "Gemm, transposed"]

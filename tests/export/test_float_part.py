@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.measure.closeness import ADDED_FLOOR, ADDED_SHARE
 from export.float_part import judge, recommended_first
+from foundation.measure.closeness import ADDED_FLOOR, ADDED_SHARE
 
 
 def kl(reference: list[list[float]], answers: list[list[float]]) -> float:

@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.stage.context import Context
 from export.builds import Build
 from export.choices import Generation
 from export.engines.spec import engine_entry
@@ -21,6 +16,11 @@ from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.parity.parity import ParityError
 from export.parity.rows import GATE_ROWS, gate_rows
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.stage.context import Context
 from tests.export import sentiment
 
 

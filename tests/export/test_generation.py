@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compress.measure.agreement import compare_predictions, shortfall
-from compress.measure.engine_process import EngineProcess
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.size import count
 from export.engines.spec import EngineSpec, torch_spec
 from export.engines.worker import synthetic
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
-from tests.compress import tiny_gpt
+from foundation.measure.agreement import compare_predictions, shortfall
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.size import count
+from tests.foundation import tiny_gpt
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
@@ -124,8 +124,8 @@ def test_openvino_tells_the_precision_of_every_product(engines: list[EngineProce
 def test_torch_is_an_engine_too() -> None:
     folder = exported("gpt2").parent
     split = tiny_gpt.data().evaluation
-    from compress.core.target import Target
     from export.engines.torch import Torch
+    from foundation.core.target import Target
 
     engine = Torch(torch_spec(tiny_gpt.checkpoint(), folder, "fp32", Target(threads=1)))
     features = tiny_gpt.prepared().encode(split.rows[:2])

@@ -13,9 +13,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.stage.context import Context
 from export.builds import Build, planned, rivals
 from export.choices import Generation
 from export.engines import tensorrt
@@ -24,6 +21,9 @@ from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.graph.halves import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.stage.context import Context
 from tests.export import half_graphs, sentiment
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.progress import ConsoleProgress
-from compress.stage.context import Context
 from export.export import Export
 from export.exporter import Exporter
 from export.reuse import Reuse
+from foundation.artifacts.artifact import Artifact
+from foundation.core.progress import ConsoleProgress
+from foundation.stage.context import Context
 from tests.engines_inside import inside
 from tests.export import sentiment
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from compress.core.target import Target
-from compress.models.checkpoint import load_float
-from compress.models.inputs.preprocessor import preprocessor
-from compress.models.layers.experts import with_separate_experts
-from compress.schemes.checkpoint import load_quantization
 from export.engines import onnxruntime, openvino
 from export.generation.genai_folder import MODEL
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
+from foundation.core.target import Target
+from foundation.models.checkpoint import load_float
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.layers.experts import with_separate_experts
+from foundation.schemes.checkpoint import load_quantization
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.seldom import seldom

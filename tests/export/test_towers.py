@@ -13,17 +13,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from compress.artifacts.artifact import Artifact
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.config import DataConfig
-from compress.data.load import load_data
-from compress.data.splits import Data
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.sites import load_sites
-from compress.stage.context import Context
 from export.builds import Build
 from export.choices import Generation
 from export.engines.spec import EngineSpec
@@ -33,6 +22,17 @@ from export.exporter import MODEL
 from export.generation.agreement import Agreement
 from export.graph.onnx import export_float
 from export.towers import TowersExporter, checkpoint_of_tower
+from foundation.artifacts.artifact import Artifact
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.config import DataConfig
+from foundation.data.load import load_data
+from foundation.data.splits import Data
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.sites import load_sites
+from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests import tiny_towers
 from tests.tiny_towers import LENGTH, TASK

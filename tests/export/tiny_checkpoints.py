@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 from torch import nn
 
-from compress.schemes.int8 import levels, weight_bits
-from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float
+from foundation.schemes.int8 import levels, weight_bits
+from foundation.standalone.preprocess import Preprocessor
 from tests.seldom import seldom
 
 LENGTH = 40

@@ -1,5 +1,5 @@
 """The tiny checkpoints that are broken here."""
 
-from tests.compress.conftest import bert_config, tiny_bert, tiny_vit
+from tests.foundation.conftest import bert_config, tiny_bert, tiny_vit
 
 __all__ = ["bert_config", "tiny_bert", "tiny_vit"]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifacts import artifact
-from compress.artifacts.artifact import Artifact, Kind
-from compress.artifacts.chain import write_chain
-from compress.artifacts.run_folder import open_run, write_lock
-from compress.machine.environment import fingerprint
-from compress.measure.answers import save_predictions
-from compress.measure.engine_process import write_rows
 from compress.recipe import check, dump
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact, Kind
+from foundation.artifacts.chain import write_chain
+from foundation.artifacts.run_folder import open_run, write_lock
+from foundation.machine.environment import fingerprint
+from foundation.measure.answers import save_predictions
+from foundation.measure.engine_process import write_rows
 from tests.tiny_recipes import tiny_vit
 
 ROWS = 12

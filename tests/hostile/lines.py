@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from compress.core.errors import LONGEST_PROBLEM, InputError
+from foundation.core.errors import LONGEST_PROBLEM, InputError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

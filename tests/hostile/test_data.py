@@ -17,9 +17,9 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from compress.core.errors import InputError
-from compress.data.config import DataConfig
-from compress.data.load import load_data
+from foundation.core.errors import InputError
+from foundation.data.config import DataConfig
+from foundation.data.load import load_data
 from tests.hostile.lines import one_line
 
 TEXT, IMAGE, PLAIN = "text-classification", "image-classification", "text-generation"
@@ -179,8 +179,8 @@ def test_compressed_files_expand_up_to_a_limit_that_the_recipe_can_raise(tmp_pat
 
 
 def test_extra_text_has_the_limit_without_a_key(tmp_path: Path) -> None:
-    from compress.data.compressed import Limit
-    from compress.data.tables import read_document
+    from foundation.data.compressed import Limit
+    from foundation.data.tables import read_document
 
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a" * 10**6))
     with pytest.raises(InputError, match=r"a.txt.gz: expands to more than 0.0001 GB; if the file is meant to, give it uncompressed"):

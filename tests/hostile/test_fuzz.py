@@ -25,15 +25,15 @@ import yaml
 from PIL import Image
 
 from compress.commands.verify import rebuild, verify
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.data.config import DataConfig
-from compress.data.load import load_data
-from compress.measure.engine_process import EngineError
-from compress.models.config import ModelConfig, label_names
-from compress.models.importing import check_model, import_model
-from compress.models.inputs.preprocessor import preprocessor
 from compress.recipe import check, dump, read
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.data.config import DataConfig
+from foundation.data.load import load_data
+from foundation.measure.engine_process import EngineError
+from foundation.models.config import ModelConfig, label_names
+from foundation.models.importing import check_model, import_model
+from foundation.models.inputs.preprocessor import preprocessor
 from tests.hostile.finished_runs import write_run
 from tests.hostile.lines import one_line
 from tests.tiny_recipes import tiny_vit

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.config import ModelConfig
-from compress.models.importing import check_model, import_model
-from compress.models.inputs.preprocessor import preprocessor
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.config import ModelConfig
+from foundation.models.importing import check_model, import_model
+from foundation.models.inputs.preprocessor import preprocessor
 from tests.hostile.lines import one_line
 
 LABELS = ("negative", "positive")
@@ -104,8 +104,8 @@ def test_a_config_that_cannot_be_right(name: str, value: Any, folder: Path) -> N
 
 def _label_names_and_check(config: ModelConfig) -> None:
     """What a run does with a model before its first stage."""
-    from compress.models.config import label_names
-    from compress.models.size import count
+    from foundation.models.config import label_names
+    from foundation.models.size import count
 
     label_names(config)
     checked = check_model(config, 2, 16)
@@ -121,7 +121,7 @@ def test_the_names_do_not_matter_to_a_new_head(folder: Path) -> None:
 def test_what_transformers_writes_by_default_is_allowed() -> None:
     from transformers import CONFIG_MAPPING
 
-    from compress.models.raw_config import check_raw
+    from foundation.models.raw_config import check_raw
 
     refused = {}
     for kind in (
@@ -239,7 +239,7 @@ HEADERS: list[tuple[str, bytes]] = [
 
 @pytest.mark.parametrize("content", [content for _, content in HEADERS], ids=[name for name, _ in HEADERS])
 def test_weight_files_that_are_none(content: bytes, folder: Path) -> None:
-    from compress.artifacts.shards import StoredWeights
+    from foundation.artifacts.shards import StoredWeights
 
     (folder / "model.safetensors").write_bytes(content)
     for read in (lambda: check_model(model(folder), 2, 16), lambda: StoredWeights(folder, "model.path")):
@@ -314,7 +314,7 @@ TOKENIZER_FILES = [b"", b"{", b"[]", b"7", b"{}", b'{"model": 7}', b"\xff\xfe", 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", TOKENIZER_FILES, ids=[str(number) for number in range(len(TOKENIZER_FILES))])
 def test_damaged_tokenizer_files(name: str, content: bytes, folder: Path) -> None:
-    from compress.models.inputs.tokenizer import load_tokenizer
+    from foundation.models.inputs.tokenizer import load_tokenizer
 
     (folder / name).write_bytes(content)
     for read in (lambda: preprocessor(folder, "text-classification", 16, Target()), lambda: load_tokenizer(str(folder))):

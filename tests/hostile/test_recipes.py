@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli import app
-from compress.core.errors import MOST_PROBLEMS, InputError
-from compress.core.shown import reason, shown
-from compress.core.step_names import EVALUATION
-from compress.core.yaml_file import DEEPEST, parse_yaml
 from compress.recipe import check, read
 from compress.run.steps import plan_steps
+from foundation.core.errors import MOST_PROBLEMS, InputError
+from foundation.core.shown import reason, shown
+from foundation.core.step_names import EVALUATION
+from foundation.core.yaml_file import DEEPEST, parse_yaml
 from tests.hostile.lines import one_line
 from tests.tiny_recipes import tiny_vit
 
@@ -380,7 +380,7 @@ def test_a_bare_stage_can_be_overridden() -> None:
 
 def test_many_problems_are_counted_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
-    monkeypatch.setattr("compress.core.problems.nearest", lambda given, allowed: searched.append(given) or "")
+    monkeypatch.setattr("foundation.core.problems.nearest", lambda given, allowed: searched.append(given) or "")
     with pytest.raises(InputError, match=r"and \d+ more problems; correct these first") as caught:
         check(GOOD | {f"key{number}": 1 for number in range(5000)})
     assert len(caught.value.problems) == MOST_PROBLEMS + 1

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from cli import app
-from compress.artifacts import artifact
-from compress.artifacts.chain import CHAIN
-from compress.artifacts.run_folder import LOCK_FILE
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import CHAIN
+from foundation.artifacts.run_folder import LOCK_FILE
 from tests.hostile.finished_runs import write_run
 
 VERBS = ("report", "verify", "serve", "bench")

@@ -14,14 +14,14 @@ import torch
 import transformers
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
-from compress.core.tasks import Task
-from compress.data.splits import Data, Split
-from compress.models.architecture.shapes import auto_class
-from compress.models.layers.conv1d import with_linears
-from compress.models.library import with_class
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.core.tasks import Task
+from foundation.data.splits import Data, Split
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.library import with_class
+from foundation.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
@@ -109,9 +109,9 @@ def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Any]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
-    from compress.artifacts.artifact import write_json
-    from compress.models.checkpoint import save
-    from compress.models.inputs.images import image_settings
+    from foundation.artifacts.artifact import write_json
+    from foundation.models.checkpoint import save
+    from foundation.models.inputs.images import image_settings
 
     @cache
     def write(kind: str, **changes: Any) -> Path:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import Artifact
-from compress.models.checkpoint import load
 from compress.recipe import Recipe, check
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.models.checkpoint import load
+from foundation.stage.context import Context
 from prune.prune import Prune
 from tests.export import sentiment
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compress.models.architecture.structure import Structure
-from compress.models.size import count
+from foundation.models.architecture.structure import Structure
+from foundation.models.size import count
 from prune.cost import ShapeCost, count_of, with_count
 from prune.surgery import KeptUnits, shrink
 from tests.seldom import seldom

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from compress.models.architecture.structure import Structure
+from foundation.models.architecture.structure import Structure
 from prune.emptied import emptied, unread
 from prune.sparsify.lasso import layer_mask, pieces
 from prune.sparsify.one_shot import zero_gone

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, load_float, save
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, load_float, save
 from prune.surgery import KeptUnits, shrink
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, checkpoint, preprocessor
 from tests.export.generation.tiny_encoder_decoders import sources as drawn_sources
@@ -29,7 +29,7 @@ FEW = settings(max_examples=2)
 
 
 def features(seed: int = 0) -> dict[str, Tensor]:
-    from compress.standalone.preprocess import TokenPair
+    from foundation.standalone.preprocess import TokenPair
 
     pairs = zip(drawn_sources((3, 9, 12), seed), drawn_sources((7, 1, 11), seed + 1), strict=True)
     return {name: torch.from_numpy(value) for name, value in preprocessor().encode([TokenPair(*pair) for pair in pairs]).items()}

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import blocks_of
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, load_float
-from compress.models.encoder_decoder import answered
-from compress.models.inputs.padding import read_by_decoder
-from compress.standalone.encoder_decoder import DECODER
 from export.engines.openvino_genai import properties
 from export.engines.openvino_seq2seq import OpenVinoSeq2Seq
 from export.engines.spec import EngineSpec
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, load_float
+from foundation.models.encoder_decoder import answered
+from foundation.models.inputs.padding import read_by_decoder
+from foundation.standalone.encoder_decoder import DECODER
 from prune.cost import ShapeCost
 from prune.forward_order import in_forward_order, products
 from prune.prune import Prune
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.whole
 
 def test_activations_of_either_side_are_those_of_its_real_tokens() -> None:
     """Written out: the mean square of what each output projection reads, over the tokens of the source or of the target."""
-    from compress.training.train import Batch
+    from foundation.training.train import Batch
 
     model, batch = load_float(checkpoint("bart")), features()
     structure = Structure.of(model, "stages.prune")

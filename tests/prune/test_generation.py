@@ -11,17 +11,17 @@ import onnxruntime
 import pytest
 import torch
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.stage.context import Context
 from export.compressed_tensors import obstacle
 from export.graph.onnx import export_float
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.stage.context import Context
 from prune.prune import Prune
 from quantize.quantize import Quantize
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 
 pytestmark = pytest.mark.whole
 
@@ -70,7 +70,7 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
     model = load(pruned)
     assert model.config.compress_architecture["model_type"] == "mistral"  # type: ignore[union-attr]
     Quantize(calibration={"rows": 32}, weight_bits=8, smoothquant=False).run(Artifact(pruned, {"id": "prune"}), context, quantized)  # type: ignore[arg-type]
-    assert "only compress.models.checkpoint.load builds such a shape" in str(obstacle(quantized))
+    assert "only foundation.models.checkpoint.load builds such a shape" in str(obstacle(quantized))
     graph = export_float(pruned, tiny_gpt.prepared("mistral"), tmp_path / "model.onnx")
     ids = np.stack(context.data.evaluation.rows[:2]).astype(np.int64)  # type: ignore[arg-type]
     (logits,) = onnxruntime.InferenceSession(str(graph)).run(None, {"input_ids": ids})

@@ -12,18 +12,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, save
-from compress.stage.context import Context
-from compress.training.supervised import supervised
-from compress.training.train import Batch
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.stage.context import Context
+from foundation.training.supervised import supervised
+from foundation.training.train import Batch
 from prune.layer_loss import losses_without
 from prune.methods import Scoring, scores_of
 from prune.prune import Prune
-from tests.compress import tiny_gpt
 from tests.export.generation.tiny_encoder_decoders import checkpoint as pair_checkpoint
+from tests.foundation import tiny_gpt
 from tests.prune.conftest import GENERATES, task_of_kind
 from tests.prune.small_runs import pruned
 from tests.prune.test_encoder_decoder import DECODER, ENCODER, features, without_layers

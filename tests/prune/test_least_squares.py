@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.architecture.structure import Structure
-from compress.training.kept_zeros import keep_zeros
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.training.kept_zeros import keep_zeros
+from foundation.training.train import Batch
 from prune.hook_points import HookPoints
 from prune.least_squares import gram_matrices, surviving, update
 from prune.surgery import KeptUnits, shrink

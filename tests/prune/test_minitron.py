@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.run_folder import open_run
-from compress.core.progress import ConsoleProgress
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
 from compress.pipeline import Outcome, run
 from compress.recipe import check, read
-from tests.compress import tiny_gpt
+from foundation.artifacts.run_folder import open_run
+from foundation.core.progress import ConsoleProgress
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from tests.foundation import tiny_gpt
 
 pytestmark = pytest.mark.whole
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import transformers
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.plan import describe
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.forecast import steps_of
-from compress.models.checkpoint import load
-from compress.models.size import count
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.checkpoint import load
+from foundation.models.size import count
 from tests.export import sentiment
 from tests.prune import small_runs
 
@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
         patch.setattr(
-            "compress.measure.latency.measure", lambda specs, shapes, progress, *watched: []
+            "foundation.measure.latency.measure", lambda specs, shapes, progress, *watched: []
         )  # how fast they are is tested elsewhere
         folder = tmp_path_factory.mktemp("pruned")
         return run(recipe(folder, STAGES), folder / "run", progress=ConsoleProgress("quiet"))
@@ -91,7 +91,7 @@ def test_transformers_alone_says_what_to_call(finished: Outcome) -> None:
     folder = open_run(finished.folder).artifacts["prune"].path
     assert "compress_architecture" in json.loads((folder / "config.json").read_text())
     with pytest.raises(
-        ValueError, match=r"model type `bert, in a shape of its own: load it with compress.models.checkpoint.load\(folder\)`"
+        ValueError, match=r"model type `bert, in a shape of its own: load it with foundation.models.checkpoint.load\(folder\)`"
     ):
         transformers.AutoModel.from_pretrained(folder)
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_is_said_before_anything_runs(changes: dict[str, Any], me
 def test_milliseconds_are_those_of_real_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time is asserted: what is asked for is a share, and the table, whatever it says, is what the share is of."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("compress.measure.latency.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("foundation.measure.latency.MAX_SECONDS", 0.05)
     stages = [
         {"prune": {"measure": "latency", "sparsity": 0.1, "method": "magnitude", "allocation": "global", "rows": 16, "recover": None}}
     ]

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compress.core.errors import InputError
-from compress.models.architecture.structure import Structure
-from compress.models.inputs.images import image_shape
-from compress.models.layers.conv1d import with_linears
-from compress.training.train import Batch
+from foundation.core.errors import InputError
+from foundation.models.architecture.structure import Structure
+from foundation.models.inputs.images import image_shape
+from foundation.models.layers.conv1d import with_linears
+from foundation.training.train import Batch
 from prune.proof import prove
 from prune.surgery import KeptUnits
 from tests.architectures.steps import drawn

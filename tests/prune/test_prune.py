@@ -13,13 +13,13 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.data.splits import Split
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.models.library import with_class
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.data.splits import Split
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.models.library import with_class
+from foundation.stage.context import Context
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 
@@ -86,7 +86,7 @@ def test_equal_heads_go_from_the_end(checkpoint: Callable[..., Path], make_conte
             parameter.fill_(0.1)
     folder = tmp_path / "equal"
     folder.mkdir()
-    from compress.models.checkpoint import save
+    from foundation.models.checkpoint import save
 
     save(model, checkpoint("bert"), folder, "all alike")
     stage = Prune(**{**QUICK, "method": "magnitude", "least_squares": False, "allocation": "uniform"})
@@ -99,7 +99,7 @@ def test_equal_heads_go_from_the_end(checkpoint: Callable[..., Path], make_conte
 def test_least_squares_keeps_more_of_the_answers(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    from compress.measure.closeness import Trial
+    from foundation.measure.closeness import Trial
 
     folder, distances = checkpoint("bert"), []
     context = make_context()
@@ -158,8 +158,8 @@ def test_a_kill_costs_no_finished_iteration_and_no_bit(
 def test_the_teacher_of_whole_epochs_runs_once_for_all_runs_of_a_store(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.training import teacher_logits as module
-    from compress.training.distilled import Distilled
+    from foundation.training import teacher_logits as module
+    from foundation.training.distilled import Distilled
 
     context = replace(make_context(), shared=tmp_path / "run" / "stages")
     stage = Prune(**{**QUICK, "recover": {**TRAINED, "epochs": 2}})

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.core.forms import candidates
-from compress.data.splits import Split
-from compress.models.architecture.blocks import between_blocks, blocks_of
-from compress.models.architecture.origin import Origin
-from compress.models.architecture.structure import Structure
-from compress.stage.context import Context
-from compress.training.distilled import Distilled
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
+from foundation.core.errors import InputError
+from foundation.core.forms import candidates
+from foundation.data.splits import Split
+from foundation.models.architecture.blocks import between_blocks, blocks_of
+from foundation.models.architecture.origin import Origin
+from foundation.models.architecture.structure import Structure
+from foundation.stage.context import Context
+from foundation.training.distilled import Distilled
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 from prune.choices import Recover
 from prune.recovery import RecoveryObjective, check_hidden, hidden_loss, part_of
 from prune.surgery import KeptUnits, shrink

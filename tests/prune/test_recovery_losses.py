@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.architecture.origin import Origin, same_shape
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.stage.context import Context
-from compress.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
-from compress.training.distilled import distillation_objective
-from compress.training.train import Batch
 from distill.injected import Injected
 from distill.presets import PRESETS
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.architecture.origin import Origin, same_shape
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.stage.context import Context
+from foundation.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
+from foundation.training.distilled import distillation_objective
+from foundation.training.train import Batch
 from prune.choices import Recover
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from compress.models.architecture.structure import Structure
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.training.train import Batch
 from prune.routing import loads
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.models.architecture.structure import Structure
-from compress.training.supervised import supervised
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.training.supervised import supervised
+from foundation.training.train import Batch
 from prune.activation import activation, block_influence
 from prune.fisher import fisher
 from prune.gates import gated

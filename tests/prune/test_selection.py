@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.models.architecture.structure import Structure
+from foundation.core.errors import InputError
+from foundation.models.architecture.structure import Structure
 from prune.allocation import by_worth, uniform
 from prune.choices import Granularity
 from prune.cost import ShapeCost, count_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compress.models.architecture.structure import Structure
+from foundation.models.architecture.structure import Structure
 from prune.allocation import Part, top
 from prune.hook_points import HookPoints
 from prune.sensitivity import SHARES, Sensitivity, scan, silenced, silenced_all

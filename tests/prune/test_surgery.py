@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.architecture import blocks
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, save
-from compress.models.library import with_class
-from compress.training.train import Batch
+from foundation.core.errors import InputError
+from foundation.models.architecture import blocks
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.models.library import with_class
+from foundation.training.train import Batch
 from prune.proof import prove
 from prune.surgery import KeptUnits, head_numbers, indices, shrink
 from tests.seldom import seldom

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.models.layers.conv1d import with_linears
-from compress.models.library import with_class
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.library import with_class
 from prune.surgery import KeptUnits, shrink
 from prune.vocabulary import (
     closure,
@@ -177,7 +177,7 @@ def test_a_pad_token_at_the_end_holds_no_other(checkpoint: Callable[..., Path], 
 
 
 def preprocessor_of(model: Any, folder: Path) -> Any:
-    from compress.models.checkpoint import save
+    from foundation.models.checkpoint import save
 
     tokenizer = folder / "with-weights"
     tokenizer.mkdir()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
@@ -70,9 +70,9 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grey ViT of 2 layers for images of 8 x 8 with 2 labels, weights large enough to give logits of size; never written to."""
-    from compress.models.checkpoint import load, save
-    from compress.models.config import ModelConfig
-    from compress.models.importing import import_model
+    from foundation.models.checkpoint import load, save
+    from foundation.models.config import ModelConfig
+    from foundation.models.importing import import_model
 
     config = {**SIZES, "model_type": "vit", "image_size": 8, "patch_size": 2, "num_channels": 1}
     drawn, folder = tmp_path_factory.mktemp("drawn_vit"), tmp_path_factory.mktemp("tiny_vit")

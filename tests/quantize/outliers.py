@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from compress.models.checkpoint import load, save
+from foundation.models.checkpoint import load, save
 
 FACTOR, CHANNELS = 50.0, (1, 7, 12, 30)
 

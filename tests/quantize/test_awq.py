@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.scales import Grid
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.scales import Grid
 from quantize.awq import ALPHAS, activation_factor, awq, choose, describe
 from quantize.calibration import Observed
 from quantize.folding import find_folds, groups

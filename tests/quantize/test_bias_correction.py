@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import Artifact
-from compress.schemes.int8 import LayerScales, int8_linear, levels, weight_scale
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.schemes.int8 import LayerScales, int8_linear, levels, weight_scale
+from foundation.stage.context import Context
 from quantize import steps
 from quantize.bias_correction import correct_biases
 from quantize.quantize import Quantize

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from compress.measure.judged import judged_of
+from foundation.measure.judged import judged_of
 from quantize.budget import loss
 
 

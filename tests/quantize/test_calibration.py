@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.schemes.scales import SMALLEST_SCALE
+from foundation.core.errors import InputError
+from foundation.schemes.scales import SMALLEST_SCALE
 from quantize.calibration import (
     BINS,
     ENTROPY_BINS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from compress.models.forward import linears
+from foundation.models.forward import linears
 from quantize.constant import constant_layers, unused_layers
 
 

@@ -11,14 +11,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.forward import forward, linears
-from compress.models.inputs.images import image_shape
-from compress.models.inputs.padding import real_rows
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import weight_scale
-from compress.schemes.int8_convolution import ConvolutionScales, Int8Convolution
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, linears
+from foundation.models.inputs.images import image_shape
+from foundation.models.inputs.padding import real_rows
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import weight_scale
+from foundation.schemes.int8_convolution import ConvolutionScales, Int8Convolution
 from quantize.bias_correction import correct_biases
 from quantize.calibration import Histogram, collect
 from quantize.convolutions import BESIDE_ATTENTION, OFF, OUTSIDE, READS_IMAGE, convolutions, float_convolutions

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.checkpoint import load, load_float
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.tables import KEY, load_tables, on_table_grid, row_scale, table_codes, table_modules
 from export.generation.codes import insert_tables
 from export.generation.genai_folder import quantized_graph
 from export.stored_weights import integer_weights
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load, load_float
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.tables import KEY, load_tables, on_table_grid, row_scale, table_codes, table_modules
 from quantize.embeddings import quantize_tables
 from quantize.quantize import Quantize
 from tests.export.generation.test_agreement import context

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.models.checkpoint import load
-from compress.models.forward import forward, linears
-from compress.stage.context import Context
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, linears
+from foundation.stage.context import Context
 from quantize.equalization import LARGEST, SMALLEST, equalization_factor, equalize
 from quantize.folding import find_folds
 from quantize.quantize import Quantize

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.goals import Goals
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import Int8Linear
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.goals import Goals
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import Int8Linear
+from foundation.stage.context import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder
 from quantize.quantize import Quantize

@@ -10,19 +10,19 @@ import torch
 import transformers
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure.metrics import metrics
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load, load_float
-from compress.models.layers.experts import separate_experts
-from compress.models.library import quiet
-from compress.schemes.checkpoint import load_quantization
-from compress.stage.context import Context
 from export.compressed_tensors import obstacle
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure.metrics import metrics
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load, load_float
+from foundation.models.layers.experts import separate_experts
+from foundation.models.library import quiet
+from foundation.schemes.checkpoint import load_quantization
+from foundation.stage.context import Context
 from quantize.quantize import Quantize
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 
 EXPERTS = 2 * 4 * 2
 """Layers, experts, products of each."""

@@ -10,24 +10,24 @@ import pytest
 import scipy.special
 import torch
 
-from compress.artifacts.artifact import Artifact
-from compress.core.forms.next_token import labels_of
-from compress.core.target import Target
-from compress.data.splits import Split
-from compress.measure import closeness as trials
-from compress.measure.metrics import metrics
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.forward import forward
-from compress.schemes.checkpoint import load_quantization
-from compress.stage.context import Context
-from compress.training.distilled import Distilled
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
+from foundation.artifacts.artifact import Artifact
+from foundation.core.forms.next_token import labels_of
+from foundation.core.target import Target
+from foundation.data.splits import Split
+from foundation.measure import closeness as trials
+from foundation.measure.metrics import metrics
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
+from foundation.schemes.checkpoint import load_quantization
+from foundation.stage.context import Context
+from foundation.training.distilled import Distilled
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 from quantize.budget import Budget
 from quantize.quantize import Quantize
 from quantize.trial import Trial
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_blocks_become_int8_and_the_tied_head_stays_float(kind: str, context
 
 def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Artifact, context: Context, monkeypatch) -> None:
     """Against all logits at once, of both models."""
-    monkeypatch.setattr("compress.answers.answer.LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
+    monkeypatch.setattr("foundation.answers.answer.LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
     monkeypatch.setattr(trials, "LOGIT_BYTES", 1)
     monkeypatch.setattr(trials, "LEAST_BLOCKS", 5)
     model = load(gpt.path)

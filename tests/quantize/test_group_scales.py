@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.schemes.int4 import Int4Scales, group_scale, num_groups
-from compress.schemes.scales import Grid
+from foundation.schemes.int4 import Int4Scales, group_scale, num_groups
+from foundation.schemes.scales import Grid
 from quantize.group_scales import CLIPS, best_grid, clipped_grid, diagonal_blocks, full_grid
 from quantize.moments import output_errors
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compress.artifacts.artifact import Artifact
 from compress.run.implicit import PREDICTIONS, Evaluate
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.stage.context import Context
 from quantize.folding import find_folds
 from quantize.quantize import Quantize
 from tests.architectures.steps import Bench
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.whole
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where each model was that was loaded."""
-    from compress.models import checkpoint
+    from foundation.models import checkpoint
 
     loaded, weights = checkpoint.load, []
 
@@ -37,7 +37,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         weights.append(next(model.parameters()).device.type)
         return model
 
-    for place in ("compress.models.checkpoint.load", "quantize.steps.load", "quantize.escalation.load"):
+    for place in ("foundation.models.checkpoint.load", "quantize.steps.load", "quantize.escalation.load"):
         monkeypatch.setattr(place, load)
     return weights
 

@@ -15,17 +15,17 @@ import transformers
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.goals import Goals
-from compress.measure.closeness import distance
-from compress.measure.predictions import finely, predict
-from compress.models.checkpoint import load, save
-from compress.models.forward import forward, linears
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.attention_products import PROBABILITY_SCALE, attention_modules
-from compress.schemes.sites import load_sites, placed
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.goals import Goals
+from foundation.measure.closeness import distance
+from foundation.measure.predictions import finely, predict
+from foundation.models.checkpoint import load, save
+from foundation.models.forward import forward, linears
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.attention_products import PROBABILITY_SCALE, attention_modules
+from foundation.schemes.sites import load_sites, placed
+from foundation.stage.context import Context
 from quantize.calibration import threshold
 from quantize.products import check_attention, observe, sites_of
 from quantize.quantize import Quantize

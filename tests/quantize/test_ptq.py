@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from compress.models.forward import linears
-from compress.schemes.int8 import levels, on_grid, weight_scale
+from foundation.models.forward import linears
+from foundation.schemes.int8 import levels, on_grid, weight_scale
 from quantize.ptq import HEAD, choose_layers, mse_weight_scale
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}

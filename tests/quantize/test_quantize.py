@@ -14,17 +14,17 @@ import transformers
 from pydantic import ValidationError
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.measure.closeness import distance
-from compress.measure.predictions import finely, predict
-from compress.models.checkpoint import load, save
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import Int8Linear, weight_bits
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.measure.closeness import distance
+from foundation.measure.predictions import finely, predict
+from foundation.models.checkpoint import load, save
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import Int8Linear, weight_bits
+from foundation.stage.context import Context
 from quantize.choices import METHODS
 from quantize.ptq import HEAD
 from quantize.quantize import Quantize
@@ -213,7 +213,7 @@ def test_auto_bits_follow_the_target(context: Context) -> None:
 def test_a_bit_is_spared_only_where_integers_are_summed(
     scheme: Any, engines: tuple[Any, ...], bits: int, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compress.schemes.int8.weight_bits", lambda device: 7)  # a CPU without VNNI
+    monkeypatch.setattr("foundation.schemes.int8.weight_bits", lambda device: 7)  # a CPU without VNNI
     assert Quantize(scheme=scheme).bits(replace(context, target=Target(engines=engines))) == bits
 
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from compress.artifacts.artifact import Artifact
-from compress.measure.closeness import distance
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization, scheme_of
-from compress.schemes.fp8 import Fp8Linear
-from compress.schemes.int4 import Int4Linear
-from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
-from compress.schemes.int8_weights import Int8WeightLinear
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.measure.closeness import distance
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization, scheme_of
+from foundation.schemes.fp8 import Fp8Linear
+from foundation.schemes.int4 import Int4Linear
+from foundation.schemes.int8 import DynamicInt8Linear, Int8Linear
+from foundation.schemes.int8_weights import Int8WeightLinear
+from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from quantize.rounding.adaround import adaround
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compress.schemes.int8 import LayerScales, int8_linear, levels, on_grid, weight_scale
+from foundation.schemes.int8 import LayerScales, int8_linear, levels, on_grid, weight_scale
 from quantize.sensitivity import Part, passes, quantized_part, rounded_input, scan
 
 

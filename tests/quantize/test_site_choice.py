@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from compress.measure.closeness import ADDED_SHARE
+from foundation.measure.closeness import ADDED_SHARE
 from quantize.site_choice import passes, sensitivities, switch_on
 
 

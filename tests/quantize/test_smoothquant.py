@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.measure.closeness import distance
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.forward import forward, linears
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import Int8Linear
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.measure.closeness import distance
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, linears
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import Int8Linear
+from foundation.stage.context import Context
 from quantize.calibration import Observed, collect
 from quantize.folding import UNFOLDED, Fold, find_folds, groups
 from quantize.ptq import choose_layers, feature_batches

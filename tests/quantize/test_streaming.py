@@ -19,22 +19,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure import predictions
-from compress.models import streaming
-from compress.models.checkpoint import load
-from compress.models.config import read_config
-from compress.models.forward import forward
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.tables import load_tables
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure import predictions
+from foundation.models import streaming
+from foundation.models.checkpoint import load
+from foundation.models.config import read_config
+from foundation.models.forward import forward
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.tables import load_tables
+from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from quantize.stored_layer import grid_dtype
 from tests import tiny_language_models as tiny
@@ -233,8 +233,8 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     expected = codes(out)
     for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
         monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
-    monkeypatch.setattr("compress.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
-    monkeypatch.setattr("compress.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    monkeypatch.setattr("foundation.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
+    monkeypatch.setattr("foundation.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     out, _ = quantized(folder, blocks_context, **settings)
     assert len(list(out.glob("model-*.safetensors"))) > 3
     assert (out / "model.safetensors.index.json").exists()
@@ -259,7 +259,7 @@ def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
 ) -> None:
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
-    monkeypatch.setattr("compress.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    monkeypatch.setattr("foundation.models.layers.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     found = streaming.StreamedModel(out).forward({"input_ids": IDS})
     torch.testing.assert_close(found, logits(out), rtol=1e-5, atol=1e-5)
 

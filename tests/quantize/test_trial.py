@@ -12,18 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.artifacts.artifact import Artifact
-from compress.core.resampling import Groups
-from compress.core.spread import spread
-from compress.core.target import Target
-from compress.data.splits import Split
-from compress.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval
-from compress.measure.predictions import finely, predict
-from compress.models.checkpoint import load
-from compress.models.forward import forward, linears
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.resampling import Groups
+from foundation.core.spread import spread
+from foundation.core.target import Target
+from foundation.data.splits import Split
+from foundation.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval
+from foundation.measure.predictions import finely, predict
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward, linears
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.int8 import Int8Linear, LayerScales, weight_scale
+from foundation.stage.context import Context
 from quantize.trial import Trial, in_int8
 
 EMPTY = Split([], np.zeros(0, np.int64))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.schemes.int8 import LayerScales, levels, weight_scale
+from foundation.schemes.int8 import LayerScales, levels, weight_scale
 from quantize.moments import output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts import artifact
 from compress.commands import serve as command
-from compress.core.errors import InputError
+from foundation.artifacts import artifact
+from foundation.core.errors import InputError
 from triton_repo import deployment, serving
 from triton_repo.live import LiveRepository
 from triton_repo.service import Service

@@ -3,7 +3,7 @@ import json
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.config import ModelSettings, Scheduling, from_text, model_config, serialized, to_text, version_settings
 
 TEXT = ModelSettings(

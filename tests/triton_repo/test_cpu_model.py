@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone.response import RESPONSES, placed
-from compress.standalone.windows import Window, asked
+from foundation.standalone.response import RESPONSES, placed
+from foundation.standalone.windows import Window, asked
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from compress.artifacts.artifact import Artifact
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load
-from compress.models.inputs.preprocessor import preprocessor
 from export.divided.folder import write
 from export.divided.frames import ANSWER, HEADER, receive, send
 from export.divided.served import Engine
+from foundation.artifacts.artifact import Artifact
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load
+from foundation.models.inputs.preprocessor import preprocessor
 from tests.export import sentiment
 from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.divided import NOT_RUN, ROOT, files, write_divided_repository
@@ -54,8 +54,8 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     assert sorted(path.name for path in (version.parent / "warmup").iterdir()) == ["16.TEXT", "8.TEXT"]
     names = [name for _, name in files(ROOT)]
     assert len(names) == len(set(names))
-    assert {"model.py", "engine.py", "export/divided/worker.py", "export/divided/rank.py", "compress/schemes/int4.py"} <= set(names)
-    assert not [name for name in names if name.startswith(("compress/stage", "compress/training", "export/engines", "export/parity"))]
+    assert {"model.py", "engine.py", "export/divided/worker.py", "export/divided/rank.py", "foundation/schemes/int4.py"} <= set(names)
+    assert not [name for name in names if name.startswith(("foundation/stage", "foundation/training", "export/engines", "export/parity"))]
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compress.artifacts.run_folder import open_run
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import check
+from foundation.artifacts.run_folder import open_run
+from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import app
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo import environment
 
 ROOT = Path(environment.__file__).parents[1]

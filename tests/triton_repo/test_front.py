@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from compress.machine.process import environment
+from foundation.machine.process import environment
 from triton_repo.front import limits
 from triton_repo.front.bodies import Wanted, read_body, write_body
 from triton_repo.front.limits import Load, Rejected

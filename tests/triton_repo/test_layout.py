@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.measure.fastest import Candidate, Ranked
-from compress.standalone import image, long_text, openvino_request, preprocess, response, windows
-from compress.standalone.preprocess import Preprocessor
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.measure.fastest import Candidate, Ranked
+from foundation.standalone import image, long_text, openvino_request, preprocess, response, windows
+from foundation.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
 from triton_repo.config import from_text

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import app
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.triton_repo.test_chosen import deployed
 from triton_repo import ports, service, serving
 from triton_repo.server import ADDRESS, free_port

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.core.errors import InputError
-from compress.standalone.response import RESPONSES
+from foundation.core.errors import InputError
+from foundation.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout, service
 from triton_repo.client import Answers

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, service
 from triton_repo.config import ModelSettings, model_config

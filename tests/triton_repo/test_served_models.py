@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts import artifact
-from compress.artifacts.artifact import Artifact
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import deployment, layout, served_models
 from triton_repo.config import from_text

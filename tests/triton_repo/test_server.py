@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo import server
 from triton_repo.environment import ServerEnvironment
 from triton_repo.safe_folder import safe_folder

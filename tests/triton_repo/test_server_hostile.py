@@ -18,8 +18,8 @@ import pytest
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
-from compress.core.target import Target
-from compress.stage.context import Context
+from foundation.core.target import Target
+from foundation.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server, service
 from triton_repo.triton_repo import TritonRepo

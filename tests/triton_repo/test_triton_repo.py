@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure.answers import save_predictions
-from compress.stage.context import Context
-from compress.standalone.response import RESPONSES
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure.answers import save_predictions
+from foundation.stage.context import Context
+from foundation.standalone.response import RESPONSES
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers, ServedWrong

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.stage.context import Context
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, from_text
 from triton_repo.triton_repo import REPOSITORY, TritonRepo

@@ -13,12 +13,12 @@ import transformers
 import yaml
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
 from compress.recipe import check
-from compress.stage.context import Context
 from export.compressed_tensors import write
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.stage.context import Context
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
 from triton_repo.config import from_text
 from triton_repo.serving import server_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, pipeline
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.docs.blocks import ROOT, blocks
 from tests.export import sentiment
 from triton_repo.zero_shot import zero_shot

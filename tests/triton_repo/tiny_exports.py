@@ -12,9 +12,9 @@ from openvino import opset13 as ops
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from compress.artifacts.artifact import Artifact
-from compress.measure.answers import save_predictions
-from compress.standalone.preprocess import Preprocessor
+from foundation.artifacts.artifact import Artifact
+from foundation.measure.answers import save_predictions
+from foundation.standalone.preprocess import Preprocessor
 from tests.tiny_sounds import encoded, wave
 
 BUCKETS, SIDE = (8, 16), 6

@@ -31,7 +31,7 @@ import numpy as np
 import openvino
 
 if __package__:
-    from compress.standalone.openvino_request import Request, compiled
+    from foundation.standalone.openvino_request import Request, compiled
 else:  # in a repository it lies beside this file
     from openvino_request import Request, compiled  # type: ignore[import-not-found, no-redef]
 

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.decoding import Decoding
-from compress.core.engines import ENGINES
-from compress.measure.engine_process import EngineProcess
-from compress.measure.generation import WARM_UP_TOKENS
-from compress.measure.proposals import Turns
-from compress.measure.tokens import compare_tokens, ended, filled, load_answers, load_mixed_answers, token_shortfall
-from compress.stage.context import Context
+from foundation.core.decoding import Decoding
+from foundation.core.engines import ENGINES
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.generation import WARM_UP_TOKENS
+from foundation.measure.proposals import Turns
+from foundation.measure.tokens import compare_tokens, ended, filled, load_answers, load_mixed_answers, token_shortfall
+from foundation.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
 from triton_repo.generation.config import LanguageSettings

@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.measure.tokens import ENDED
+from foundation.measure.tokens import ENDED
 from triton_repo.client import MIN_FOR_P99, QUANTILES, RequestError
 from triton_repo.front.limits import GRACE_SECONDS
 from triton_repo.generation.config import PROMPTS

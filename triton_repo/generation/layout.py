@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compress.core.answer_tokens import AnswerTokens
-from compress.core.engines import ENGINES
-from compress.models.config import most_tokens, read_config
-from compress.standalone import (
+from foundation.core.answer_tokens import AnswerTokens
+from foundation.core.engines import ENGINES
+from foundation.models.config import most_tokens, read_config
+from foundation.standalone import (
     chat_template,
     decoding_rules,
     draft_folder,
@@ -33,7 +33,7 @@ from compress.standalone import (
     pieces,
     stretches,
 )
-from compress.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
 from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
@@ -56,7 +56,7 @@ class Parts:
     """What its engine reads."""
     files: tuple[str, ...]
     standalone: tuple[ModuleType, ...] = ()
-    """Modules of `compress.standalone`."""
+    """Modules of `foundation.standalone`."""
 
 
 PARTS = {

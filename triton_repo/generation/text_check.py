@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.measure.probes import CHATS, PROBES
-from compress.models.inputs.tokenizer import load_tokenizer
+from foundation.measure.probes import CHATS, PROBES
+from foundation.models.inputs.tokenizer import load_tokenizer
 from triton_repo.client import ServedWrong
 
 ANSWER_TOKENS = 4

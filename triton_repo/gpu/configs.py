@@ -14,8 +14,8 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.response import LOGITS, RESPONSES
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import LOGITS, RESPONSES
 from triton_repo.config import IMAGE, TEXT, TEXT_PAIR, TYPES
 from triton_repo.gpu.settings import GpuGroup
 from triton_repo.queueing import Queue, write_policy

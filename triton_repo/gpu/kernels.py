@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.standalone import long_text, preprocess, response, windows
-from compress.standalone.preprocess import Preprocessor
+from foundation.standalone import long_text, preprocess, response, windows
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo.config import ModelSettings, Scheduling
 from triton_repo.layout import warm_up_rows
 from triton_repo.own_modules import ROOT, modules, write_model

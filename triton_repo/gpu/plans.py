@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.core.errors import InputError
-from compress.standalone import cuda_driver, long_text, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
-from compress.standalone.preprocess import Preprocessor, Row
+from foundation.core.errors import InputError
+from foundation.standalone import cuda_driver, long_text, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
+from foundation.standalone.preprocess import Preprocessor, Row
 from triton_repo.config import to_text
 from triton_repo.gpu import measure_plans, plan_files
 from triton_repo.gpu.configs import Names, Serving, configurations, warm_up_file
@@ -78,7 +78,7 @@ class Golden:
     logits: NDArray[np.float32]
     """Their logits in torch, the float part in fp32, float32 [n, C]."""
     unit: float = 1.0
-    """Unit of differences from them (`compress.measure.agreement.unit`)."""
+    """Unit of differences from them (`foundation.measure.agreement.unit`)."""
 
 
 @dataclass(frozen=True)

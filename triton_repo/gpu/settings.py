@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.core.config import Config
+from foundation.core.config import Config
 
 Ordinal = Annotated[int, Field(ge=0, le=63)]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from compress.answers.table import answer_of
-from compress.artifacts.artifact import Artifact
-from compress.core.engines import served_on
-from compress.core.errors import InputError
-from compress.measure.answers import load_predictions
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor
+from foundation.answers.table import answer_of
+from foundation.artifacts.artifact import Artifact
+from foundation.core.engines import served_on
+from foundation.core.errors import InputError
+from foundation.measure.answers import load_predictions
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor
 from triton_repo.gpu.configs import Serving
 from triton_repo.gpu.plans import Golden, Plans, Rival, write_gpu_repository
 from triton_repo.gpu.settings import Gpu

@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from compress.core.errors import InputError
-from compress.machine.environment import cache_folder
+from foundation.core.errors import InputError
+from foundation.machine.environment import cache_folder
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 VARIABLE = "COMPRESS_WHEELS"

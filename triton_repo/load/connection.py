@@ -26,10 +26,10 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from compress.core.errors import InputError, nearest
-from compress.core.shown import reason, shown
-from compress.standalone.preprocess import Row
-from compress.standalone.windows import Window
+from foundation.core.errors import InputError, nearest
+from foundation.core.shown import reason, shown
+from foundation.standalone.preprocess import Row
+from foundation.standalone.windows import Window
 from triton_repo.client import parts_of, tensors
 from triton_repo.config import AUDIO, CONTEXT, IMAGE, QUESTION, TEXT, TEXT_PAIR, inputs_of, serialized
 from triton_repo.load.generator import Failure, Kind

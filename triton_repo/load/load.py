@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compress.core.errors import InputError
-from compress.machine.process import environment, spawn
-from compress.measure.engine_process import write_rows
-from compress.standalone.preprocess import Row
+from foundation.core.errors import InputError
+from foundation.machine.process import environment, spawn
+from foundation.measure.engine_process import write_rows
+from foundation.standalone.preprocess import Row
 from triton_repo.load.connection import Address, Model, check_rows
 from triton_repo.load.settings import Load
 

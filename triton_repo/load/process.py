@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.errors import InputError
-from compress.measure.engine_process import read_rows
-from compress.standalone.preprocess import Row
+from foundation.core.errors import InputError
+from foundation.measure.engine_process import read_rows
+from foundation.standalone.preprocess import Row
 from triton_repo.client import parts_of
 from triton_repo.load.arrivals import poisson
 from triton_repo.load.connection import Address, Connection, Model, check_rows

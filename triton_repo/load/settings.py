@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 MOST_REQUESTS = 5_000_000
 """Requests of one load; each needs some hundred bytes."""

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from compress.measure.closeness import interval
+from foundation.measure.closeness import interval
 from triton_repo.tuning.halving import Rated
 
 P = TypeVar("P")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from compress.core.config import Config
+from foundation.core.config import Config
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1, max_length=16)]
 Delays = Annotated[tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...], Field(min_length=1, max_length=16)]

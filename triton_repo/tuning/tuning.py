@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.core.errors import InputError
-from compress.stage.context import Context
-from compress.standalone.preprocess import Row
+from foundation.core.errors import InputError
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Row
 from triton_repo.load.connection import Address
 from triton_repo.load.load import examine, load_test
 from triton_repo.load.settings import Load

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compress.core.engines import ENGINES
+from foundation.core.engines import ENGINES
 
 RADIUS = 5.5
 SMALLEST_STEP = 1e-300  # of an axis; rounding fails below it

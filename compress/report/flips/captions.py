@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms import captions
-from compress.data.splits import Data
+from foundation.core.forms import captions
+from foundation.data.splits import Data
 
 
 class CaptionFlips:

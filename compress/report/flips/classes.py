@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.splits import Data
-from compress.standalone.sound import is_sound
+from foundation.data.splits import Data
+from foundation.standalone.sound import is_sound
 
 
 @dataclass(frozen=True)

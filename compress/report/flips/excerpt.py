@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import DamagedArtifact
-from compress.core.shown import reason
+from foundation.artifacts.artifact import DamagedArtifact
+from foundation.core.shown import reason
 
 MOST_ROWS, MOST_CHARACTERS = 60, 2000
 KEYS = ("row", "variant", "from", "to", "of", "position", "before", "after", "label", "right_before", "right_after", "input")

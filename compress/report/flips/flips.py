@@ -1,6 +1,6 @@
 """Writes `flips.jsonl`: one line for each prediction that changed.
 
-What a flip is follows from the form of the labels, whose row names a file in this room (`compress.core.forms.table`)."""
+What a flip is follows from the form of the labels, whose row names a file in this room (`foundation.core.forms.table`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run
-from compress.core.engines import REFERENCE
-from compress.core.forms.table import form_of
-from compress.data.splits import Data
 from compress.report.evaluations import evaluations
 from compress.report.flips.captions import CaptionFlips
 from compress.report.flips.classes import RowFlips
@@ -27,6 +22,11 @@ from compress.report.flips.tokens import TokenFlips
 from compress.report.flips.transcripts import TranscriptFlips
 from compress.report.flips.vectors import NeighbourFlips
 from compress.report.flips.zero_shot import NearestClassFlips
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import Run
+from foundation.core.engines import REFERENCE
+from foundation.core.forms.table import form_of
+from foundation.data.splits import Data
 
 
 class Flips(Protocol):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms import candidates
-from compress.data.splits import Data
+from foundation.core.forms import candidates
+from foundation.data.splits import Data
 
 
 class FirstFlips:

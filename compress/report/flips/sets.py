@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.splits import Data
 from compress.report.flips.classes import readable
+from foundation.data.splits import Data
 
 SAID = {0: "no", 1: "yes"}
 

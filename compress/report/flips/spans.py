@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms import spans
-from compress.data.splits import Data
-from compress.standalone.windows import Window
+from foundation.core.forms import spans
+from foundation.data.splits import Data
+from foundation.standalone.windows import Window
 
 
 class SpanFlips:

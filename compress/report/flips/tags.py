@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms.tags import NO_WORD, OUTSIDE, choices
-from compress.data.splits import Data
+from foundation.core.forms.tags import NO_WORD, OUTSIDE, choices
+from foundation.data.splits import Data
 
 
 @dataclass(frozen=True)

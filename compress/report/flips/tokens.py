@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms.next_token import choices
-from compress.data.splits import Data
-from compress.standalone.preprocess import TokenPair
+from foundation.core.forms.next_token import choices
+from foundation.data.splits import Data
+from foundation.standalone.preprocess import TokenPair
 
 TOKENS_SHOWN = 16
 

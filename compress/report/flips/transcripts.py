@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms import transcripts
-from compress.data.splits import Data
 from compress.report.flips.classes import readable
+from foundation.core.forms import transcripts
+from foundation.data.splits import Data
 
 
 class TranscriptFlips:

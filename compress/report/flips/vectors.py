@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms.vectors import neighbours
-from compress.data.splits import Data
+from foundation.core.forms.vectors import neighbours
+from foundation.data.splits import Data
 
 
 class NeighbourFlips:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.forms import zero_shot
-from compress.data.splits import Data
 from compress.report.flips.classes import readable
+from foundation.core.forms import zero_shot
+from foundation.data.splits import Data
 
 NONE = -1
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.core.engines import ENGINES, REFERENCE
-from compress.measure.metrics import METRICS
-from compress.measure.turns import ratio
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.decision import Decision, decision_of
@@ -19,9 +16,12 @@ from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.sections import timings
 from compress.report.view import Report, View
+from foundation.core.engines import ENGINES, REFERENCE
+from foundation.measure.metrics import METRICS
+from foundation.measure.turns import ratio
 
 NUM_QUANTILES = 21
-"""0, 5, ... 100 %, see `compress.measure.latency`."""
+"""0, 5, ... 100 %, see `foundation.measure.latency`."""
 BACKENDS = (*ENGINES, "triton")
 
 

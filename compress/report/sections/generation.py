@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compress.core.engines import REFERENCE
 from compress.report import phrases
 from compress.report.charts import scatter
 from compress.report.charts.lines import Series, line_chart
 from compress.report.phrases import NOT_MEASURED, engine_name
 from compress.report.view import Report, View
+from foundation.core.engines import REFERENCE
 
 
 def generation(report: Report) -> View | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compress.core.engines import REFERENCE
 from compress.report import phrases
 from compress.report.phrases import engine_name
 from compress.report.view import Report, View
+from foundation.core.engines import REFERENCE
 
 FOLDED = 160
 """Characters of a text above which the page folds it."""

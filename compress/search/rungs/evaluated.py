@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.artifacts.run_folder import open_run
-from compress.artifacts.store import share
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.search.setup import Setup
+from foundation.artifacts.run_folder import open_run
+from foundation.artifacts.store import share
 
 
 def evaluated(recipe: Recipe, folder: Path, setup: Setup) -> float:

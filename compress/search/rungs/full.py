@@ -1,6 +1,6 @@
 """Rung 5: the whole run, with engines: the objectives of what would be served, on selection rows, and the goals that it misses.
 
-    metric       of the served model in its engine            latency     the time that `compress.measure.fastest` compares, ms
+    metric       of the served model in its engine            latency     the time that `foundation.measure.fastest` compares, ms
     size         bytes that its engine loads                  throughput  rows per second at its best shape
     phase        geometric mean over engines and shapes of the baseline's float latency in this run / in the run of the baseline
     excess       per goal: how far beyond its limit; drops in the unit of the metric, everything else as a share of the limit
@@ -15,8 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from compress.artifacts.store import share
-from compress.core.errors import InputError
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.report import goals as judged
@@ -24,6 +22,8 @@ from compress.search.baseline import Baseline, float_times
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
+from foundation.artifacts.store import share
+from foundation.core.errors import InputError
 
 OF_A_KIND = ("int8_faster",)
 """Goals that are no property of one candidate: int8 that loses is reported, and float is served."""

@@ -19,13 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.artifacts.artifact import digest, write_json
-from compress.core.engines import ENGINES, REFERENCE
-from compress.core.tasks import TASKS
-from compress.machine import environment
-from compress.measure.latency import Shape
-from compress.models.architecture.shapes import remade
-from compress.models.checkpoint import load, save
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
@@ -33,9 +26,16 @@ from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
-from compress.stage.context import TimedPrecision
 from distill.distill import Distill
 from export.engines.registry import engine_module
+from foundation.artifacts.artifact import digest, write_json
+from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.tasks import TASKS
+from foundation.machine import environment
+from foundation.measure.latency import Shape
+from foundation.models.architecture.shapes import remade
+from foundation.models.checkpoint import load, save
+from foundation.stage.context import TimedPrecision
 from prune.prune import Prune
 from quantize.quantize import Quantize
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from compress.commands.plan import describe
-from compress.core.errors import InputError
 from compress.recipe import check
+from foundation.core.errors import InputError
 from tests.tiny_recipes import tiny_vit
 
 STAGES: list[Any] = [

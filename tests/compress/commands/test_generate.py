@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from cli import app
 from compress.commands.generate import Choice, chosen, side_by_side
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.measure import generation
-from compress.models.checkpoint import load
 from compress.pipeline import run
 from export.engines.spec import EngineSpec
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.measure import generation
+from foundation.models.checkpoint import load
 from tests import without_clocks
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 from tests.test_generation import recipe
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
@@ -126,7 +126,9 @@ def test_a_draft_with_other_tokens_is_refused(finished: Path) -> None:
     try:
         words.write_text(json.dumps(changed))
         with pytest.MonkeyPatch.context() as patch:  # the file is part of the artifact, whose hashes are another test's subject
-            patch.setattr("compress.commands.generate.opened", __import__("compress.artifacts.run_folder", fromlist=["open_run"]).open_run)
+            patch.setattr(
+                "compress.commands.generate.opened", __import__("foundation.artifacts.run_folder", fromlist=["open_run"]).open_run
+            )
             status, _, err = generate(finished, "--prompt", "a", "--draft", "finetune")
     finally:
         words.write_text(before)
@@ -262,7 +264,9 @@ def test_the_chat_template_of_the_tokenizer_is_used(finished: Path) -> None:
     try:
         settings.write_text(json.dumps({**json.loads(before), "chat_template": template}))
         with pytest.MonkeyPatch.context() as patch:  # the file is part of the artifact, whose hashes are another test's subject
-            patch.setattr("compress.commands.generate.opened", __import__("compress.artifacts.run_folder", fromlist=["open_run"]).open_run)
+            patch.setattr(
+                "compress.commands.generate.opened", __import__("foundation.artifacts.run_folder", fromlist=["open_run"]).open_run
+            )
             assert generate(finished, "--prompt", " gold")[1] == in_torch(finished, "quantize", "There was gold") + "\n"
             assert generate(finished, "--prompt", " gold", "--no-chat")[1] == in_torch(finished, "quantize", " gold") + "\n"
     finally:

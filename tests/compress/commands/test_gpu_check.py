@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compress.commands import gpu_check
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.export import sentiment
 from tests.triton_repo.gpu.repositories import build
 from triton_repo import environment
@@ -149,7 +149,7 @@ def test_the_whole_check_with_played_gpus(tmp_path, monkeypatch):
     recipe.write_text(RECIPE.format(model=sentiment.checkpoint(1), data=tmp_path / "data"))
     docker = Played(tmp_path)
     monkeypatch.setattr("compress.commands.recipes.find", lambda name: recipe)
-    monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
+    monkeypatch.setattr("foundation.measure.latency.MAX_SAMPLES", 30)
     monkeypatch.setattr(gpu_check, "SECONDS", 0.5)
     for name in ("build", "plans", "serving"):
         original = getattr(containers, name)

@@ -14,7 +14,7 @@ import pytest
 
 from compress.commands import launch
 from compress.commands.launch import first_host, from_slurm, start
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = {

@@ -12,14 +12,14 @@ import pytest
 from transformers import AutoTokenizer, BertConfig, ModernBertConfig
 
 from compress.commands.plan import describe
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.models.inputs.preprocessor import preprocessor
-from compress.models.library import with_class
-from compress.models.size import count
 from compress.pipeline import run
 from compress.recipe import check
 from export.graph.onnx import export_float
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.library import with_class
+from foundation.models.size import count
 from tests import without_clocks
 from tests.export import sentiment
 
@@ -84,7 +84,7 @@ def test_plan_shows_the_share_of_attention_at_each_bucket(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_buckets_are_chosen_for_long_rows_and_engines_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     made = recipe(tmp_path / "data", 2048, buckets="auto", sequence_lengths=[2048])
     report = run(made, tmp_path / "run", progress=ConsoleProgress("silent")).report
     exported = json.loads(next((tmp_path / "run").glob("stages/export-*/export.json")).read_text())
@@ -101,7 +101,7 @@ def test_a_graph_answers_at_every_length(length: int, tmp_path: Path) -> None:
     import onnxruntime
     import torch
 
-    from compress.models.checkpoint import load
+    from foundation.models.checkpoint import load
 
     made = recipe(tmp_path / "data", length, sequence_lengths=[length])
     short = made.model_copy(update={"stages": made.stages[:1]})

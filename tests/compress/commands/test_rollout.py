@@ -13,10 +13,10 @@ import pytest
 
 from compress.commands.rollout import answer, rollout
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import check
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 from triton_repo.control import Control
 from triton_repo.deployment import deploy, models_in, repository_of

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli import app
-from compress.artifacts.run_folder import LOCK_FILE
 from compress.compare import recipes
 from compress.compare.document import collect, compare
 from compress.compare.keys import KEYS
 from compress.compare.pairs import pairs
 from compress.compare.sides import read_sides
-from compress.core.errors import InputError
-from compress.core.yaml_file import parse_yaml
+from foundation.artifacts.run_folder import LOCK_FILE
+from foundation.core.errors import InputError
+from foundation.core.yaml_file import parse_yaml
 from tests.compress.compare.written_runs import TIMES, Written, classes, write_run
 from tests.compress.report.test_page import Page
 from tests.html_tree import tree

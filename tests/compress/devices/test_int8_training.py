@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from compress.core.tasks import TASKS, Task
 from compress.devices.activations import numel
 from compress.devices.trained import Needed, Training, needed
-from compress.models.architecture.shapes import auto_class
-from compress.models.library import with_class
-from compress.models.size import inputs_of
-from compress.training.distilled import Distilled
-from compress.training.lora import Lora
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.library import with_class
+from foundation.models.size import inputs_of
+from foundation.training.distilled import Distilled
+from foundation.training.lora import Lora
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 from quantize.choices import Qat
 from quantize.training.planned import int8_layers
 from quantize.training.qat import WithoutDropout

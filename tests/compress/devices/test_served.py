@@ -13,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, GPT2Config, LlamaConfig, MixtralConfig
 
-from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
 from compress.devices.activations import rows_of, without_memory
 from compress.devices.given import Devices, devices
 from compress.devices.served import (
@@ -32,11 +30,13 @@ from compress.devices.served import (
     stages,
 )
 from compress.devices.weights import Block, Weights, weights_of
-from compress.models.architecture.blocks import block_of, blocks_of
-from compress.models.architecture.stages import stages_of
-from compress.models.forward import without_cache
-from compress.models.library import with_class
-from compress.models.size import count
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.blocks import block_of, blocks_of
+from foundation.models.architecture.stages import stages_of
+from foundation.models.forward import without_cache
+from foundation.models.library import with_class
+from foundation.models.size import count
 
 GB = 10**9
 BERT = {

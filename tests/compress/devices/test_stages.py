@@ -10,9 +10,9 @@ import pytest
 import transformers
 from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 
-from compress.core.target import Parallel
 from compress.devices.given import Devices, Link
 from compress.devices.trained import Training, in_flight, needed, proposal, proposals
+from foundation.core.target import Parallel
 
 BERT = transformers.BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64)
 TABLES = (100 + 512 + 2 + 2) * 32

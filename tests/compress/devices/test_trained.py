@@ -10,20 +10,20 @@ import pytest
 import torch
 from transformers import BertConfig, GPT2Config, LlamaConfig
 
-from compress.core.target import Checkpointing
-from compress.core.tasks import TASKS, Task
 from compress.devices import alive
 from compress.devices.activations import Step, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices
 from compress.devices.trained import Needed, Plan, Training, needed, plans, proposal
-from compress.models.architecture.shapes import auto_class
-from compress.models.library import with_class
-from compress.models.size import inputs_of
-from compress.training.choices import Optimizer, OptimizerName
-from compress.training.lora import Lora, attached
-from compress.training.losses.table import losses_of
-from compress.training.optimizers import optimizer_of
-from compress.training.recompute import recomputed
+from foundation.core.target import Checkpointing
+from foundation.core.tasks import TASKS, Task
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.library import with_class
+from foundation.models.size import inputs_of
+from foundation.training.choices import Optimizer, OptimizerName
+from foundation.training.lora import Lora, attached
+from foundation.training.losses.table import losses_of
+from foundation.training.optimizers import optimizer_of
+from foundation.training.recompute import recomputed
 from tests.training_memory import KINDS, SIZES, Alive
 
 KEPT: tuple[Checkpointing, ...] = ("none", "selective", "full")

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.core.target import Parallel
-from compress.core.tasks import TASKS
 from compress.devices.trained import Training, in_stages, needed
-from compress.machine.parallel import Team, joined
-from compress.models.architecture.shapes import auto_class
-from compress.models.layers.own_answers import answering
-from compress.models.library import with_class
-from compress.models.size import inputs_of
-from compress.training.choices import Optimizer
-from compress.training.division import divided, sharers_of
-from compress.training.engine import Engine
-from compress.training.losses.table import losses_of
-from compress.training.optimizers import optimizer_of
-from compress.training.pipeline import pipelined
-from compress.training.train import Batch
+from foundation.core.target import Parallel
+from foundation.core.tasks import TASKS
+from foundation.machine.parallel import Team, joined
+from foundation.models.architecture.shapes import auto_class
+from foundation.models.layers.own_answers import answering
+from foundation.models.library import with_class
+from foundation.models.size import inputs_of
+from foundation.training.choices import Optimizer
+from foundation.training.division import divided, sharers_of
+from foundation.training.engine import Engine
+from foundation.training.losses.table import losses_of
+from foundation.training.optimizers import optimizer_of
+from foundation.training.pipeline import pipelined
+from foundation.training.train import Batch
 from tests.training_memory import KINDS, Alive
 
 ROWS, LENGTH = 16, 64

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
-from compress.artifacts.run_folder import open_run
-from compress.core.forms import tags
 from compress.report.classes import classes, counts, no_better
 from compress.report.evaluations import Evaluation
 from compress.report.report import collect
+from foundation.artifacts.run_folder import open_run
+from foundation.core.forms import tags
 from tests.hostile.finished_runs import write_run
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from compress.core.forms.next_token import NO_CHOICE
-from compress.measure.metrics import METRICS
 from compress.report import intervals
+from foundation.core.forms.next_token import NO_CHOICE
+from foundation.measure.metrics import METRICS
 
 Draw = Callable[[np.random.Generator, int], "Drawn"]
 MANY, FEW = 60, 12
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, Draw]] = {
     "text-to-text": ("perplexity", tokens(3)),
     "speech-recognition": ("wer", wrong_words(3)),
 }
-"""A metric of each task, and rows grouped as `compress.data.groups` groups those of the task; classes of images and sounds are as texts."""
+"""A metric of each task, with rows grouped as `foundation.data.groups` does; classes of images and sounds are as texts."""
 
 
 @cache

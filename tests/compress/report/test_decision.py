@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from compress.measure.metrics import METRICS
 from compress.report import goals, phrases
 from compress.report.decision import Decision, decision_of
 from compress.report.page import SERVED, complete, render
@@ -14,6 +13,7 @@ from compress.report.report import settled
 from compress.report.sections import accuracy
 from compress.report.sections.choice import choice
 from compress.report.summary import plain_text, summary
+from foundation.measure.metrics import METRICS
 from tests.compress.report.test_goals import row
 
 NAMES = ("variant", "precision", "float_precision", "engine", "mode")

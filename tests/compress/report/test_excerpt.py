@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.artifact import DamagedArtifact
 from compress.report.flips.excerpt import MOST_CHARACTERS, MOST_ROWS, excerpt
 from compress.report.page import render
+from foundation.artifacts.artifact import DamagedArtifact
 from tests.compress.report.test_page import make_report
 from tests.html_tree import Node, tree
 

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import Run
-from compress.core.forms import captions, zero_shot
-from compress.core.forms.next_token import NO_CHOICE
-from compress.core.forms.table import FORMS, SINGLE
-from compress.data.splits import Data, Split
 from compress.report import evaluations
 from compress.report.evaluations import Evaluation
 from compress.report.flips.flips import DESCRIBED_BY, write_flips
 from compress.report.flips.tokens import TokenFlips
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.run_folder import Run
+from foundation.core.forms import captions, zero_shot
+from foundation.core.forms.next_token import NO_CHOICE
+from foundation.core.forms.table import FORMS, SINGLE
+from foundation.data.splits import Data, Split
+from tests.foundation import tiny_gpt
 
 
 def answers(changes: dict[tuple[int, int], int]) -> np.ndarray:

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compress.core import resampling
-from compress.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
-from compress.measure.metrics import METRICS, Metric
 from compress.report import intervals
+from foundation.core import resampling
+from foundation.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
+from foundation.measure.metrics import METRICS, Metric
 
 
 def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:

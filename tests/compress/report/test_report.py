@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from compress.artifacts import artifact
-from compress.artifacts.chain import DATA, write_chain
-from compress.artifacts.run_folder import LOCK_FILE, open_run
-from compress.core.errors import InputError
 from compress.report import report
 from compress.report.page import render
+from foundation.artifacts import artifact
+from foundation.artifacts.chain import DATA, write_chain
+from foundation.artifacts.run_folder import LOCK_FILE, open_run
+from foundation.core.errors import InputError
 from tests.hostile.finished_runs import write_run
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compress.core.errors import InputError
 from compress.report import goals
 from compress.report.document import Report
 from compress.report.summary import summary
+from foundation.core.errors import InputError
 from tests.compress.report.test_goals import make_report
 
 FOLDER = Path("runs/tiny")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts import artifact
-from compress.core.target import Target
 from compress.run.cache import DEPENDS_ON, depends_on, unlike
 from compress.run.implicit import Evaluate
-from compress.stage.context import Context
-from compress.training.finetune import Finetune
-from tests.compress import tiny_gpt
+from foundation.artifacts import artifact
+from foundation.core.target import Target
+from foundation.stage.context import Context
+from foundation.training.finetune import Finetune
+from tests.foundation import tiny_gpt
 from tests.told import Told
 
 STEP = Finetune(id="finetune", epochs=3)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
 from compress.recipe import check
 from compress.run.choose_buckets import Buckets
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
-from compress.stage.context import Context
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
+from foundation.stage.context import Context
 from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compress.machine.environment import hardware
 from compress.run.durations import KEPT, Expected, history_file, others_running, predict, predicted_memory, record
+from foundation.machine.environment import hardware
 
 ONE = {"start": 1.0, "macs": 1e-10, "engines": 2.0}
 

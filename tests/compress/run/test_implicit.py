@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from compress.artifacts.artifact import Artifact
-from compress.core.target import Target
 from compress.run.implicit import PREDICTIONS, Evaluate, in_torch
+from foundation.artifacts.artifact import Artifact
+from foundation.core.target import Target
 from tests.export import sentiment
 from tests.told import Told
 

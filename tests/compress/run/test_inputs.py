@@ -12,15 +12,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from compress.commands.plan import describe
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.models.config import ModelConfig
-from compress.models.importing import check_model, import_model
 from compress.pipeline import run
 from compress.recipe import Recipe, check
 from compress.run.inputs import mean_share
 from compress.run.prepare import prepare
-from tests.compress import tiny_gpt
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.config import ModelConfig
+from foundation.models.importing import check_model, import_model
+from tests.foundation import tiny_gpt
 
 
 def recipe(folder: Path, max_length: int = 16) -> Recipe:

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from compress.core.errors import InputError
-from compress.core.goals import Goals
-from compress.core.progress import ConsoleProgress
 from compress.recipe import Recipe, check
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
 from compress.run.prepare import prepare
+from foundation.core.errors import InputError
+from foundation.core.goals import Goals
+from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 
 TEXT = {"name": "x", "model": {"path": "p", "task": "text-classification"}, "data": {"path": "p", "max_length": 64}}

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
 from compress.pipeline import run
 from compress.recipe import check
 from compress.run import implicit
 from export.engines import onnxruntime, registry
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
 from tests.tiny_recipes import tiny_vit
 
 

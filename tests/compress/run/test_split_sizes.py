@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from compress.artifacts.chain import DATA
 from compress.run import split_sizes
 from compress.run.split_sizes import write_sizes
-from compress.standalone.preprocess import Row
+from foundation.artifacts.chain import DATA
+from foundation.standalone.preprocess import Row
 from tests.export import sentiment
 
 

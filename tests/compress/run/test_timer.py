@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.data.splits import Data, Split
 from compress.run.timer import Timer
-from compress.stage.context import Context
 from export.engines.openvino import computes_bf16
 from export.export import Export
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests.export import sentiment
 from tests.told import Told
@@ -63,7 +63,7 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
 
 
 def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) -> None:
-    from compress.schemes.checkpoint import load_quantization, scheme_of
+    from foundation.schemes.checkpoint import load_quantization, scheme_of
 
     for scheme in ("w8a8", "w8a8-dynamic"):
         timer = Timer(context, Quantize(scheme=scheme, exclude=("no.such.layer",)), Export())
@@ -87,7 +87,7 @@ def test_an_engine_that_does_not_run_here_is_said(context: Context, tmp_path: Pa
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_real_engines_are_timed(engine: Any, precision: Any, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.measure.latency.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("foundation.measure.latency.MAX_SECONDS", 0.05)
     opened: list[str] = []
     build: Callable[..., Any] = Timer._engine
 

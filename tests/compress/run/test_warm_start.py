@@ -9,16 +9,16 @@ import pytest
 import yaml
 
 from compress.api import load_recipe
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import write_lock
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.models.config import ModelConfig
-from compress.models.importing import source_digest
 from compress.pipeline import run
 from compress.recipe import check, dump, read
 from compress.run.implicit import Source
 from compress.run.warm_start import check_intact, started
+from foundation.artifacts import artifact
+from foundation.artifacts.run_folder import write_lock
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.config import ModelConfig
+from foundation.models.importing import source_digest
 from tests.tiny_recipes import tiny_vit
 
 RECIPE: dict[str, Any] = {"name": "second", "data": {"path": "x.csv"}, "stages": [{"quantize": {}}]}

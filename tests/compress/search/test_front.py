@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.goals import Goals, LatencyGoal
 from compress.search.front import dominates, front_of, layers_of, ranked, recommended
 from compress.search.halving import survivors
+from foundation.core.goals import Goals, LatencyGoal
 
 SMALL = st.integers(0, 4).map(float)  # few values, so that ties and domination are frequent
 POINTS = (

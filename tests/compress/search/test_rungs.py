@@ -12,9 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.measure.engine_process import EngineError
 from compress.recipe import Recipe
 from compress.search import work
 from compress.search.baseline import Baseline, float_times
@@ -33,6 +30,9 @@ from compress.search.setup import Setup
 from compress.search.study import Study
 from compress.search.training import shortened, training_of, untrained
 from compress.search.work import Work, rungs_of
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.engine_process import EngineError
 from tests.compress.search.tiny import tiny_search
 
 FINETUNE: dict[str, Any] = {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.clean import clean
 from compress.commands.verify import verify
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.search.keys import KEYS
 from compress.search.plan import describe
 from compress.search.search import Outcome
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
 from tests.compress.search.tiny import run_search, tiny_search
 from tests.report_keys import undocumented, unwritten
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.core.search import Choices, Range, Search
 from compress.recipe import check
 from compress.search import space
 from compress.search.space import Knob, combinations, knobs_of, num_combinations, own_values, recipe_of, untried
 from compress.search.study import _storage
+from foundation.core.errors import InputError
+from foundation.core.search import Choices, Range, Search
 from tests.tiny_recipes import tiny_vit
 
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]

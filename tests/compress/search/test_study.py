@@ -7,10 +7,10 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 
-from compress.core.errors import InputError
 from compress.recipe import Recipe
 from compress.search.space import knobs_of
 from compress.search.study import JOURNAL, VALUES, WAVE, FileLock, Study
+from foundation.core.errors import InputError
 from tests.compress.search.tiny import tiny_search
 
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]

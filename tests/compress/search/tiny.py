@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compress.core.progress import ConsoleProgress
 from compress.recipe import Recipe, check
 from compress.search.search import Outcome, search
+from foundation.core.progress import ConsoleProgress
 from tests.tiny_recipes import tiny_vit
 
 QUANTIZED = {"quantize.calibration.method": ["minmax", "mse"], "quantize.smoothquant": [True, False]}

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.core.forms import candidates, text_groups
-from compress.core.tasks import Task
 from distill.capture import Captured, Heads
 from distill.losses.directions import Directions
 from distill.losses.loss import Loss, LossInputs, Setting, Shape
@@ -19,6 +17,8 @@ from distill.losses.margin_mse import MarginMSE
 from distill.losses.projected import Projected
 from distill.losses.relational import Relational
 from distill.presets import AnyLoss
+from foundation.core.forms import candidates, text_groups
+from foundation.core.tasks import Task
 
 LOSSES: dict[str, type[Loss]] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyLoss)[0])}
 RUNS_MODELS = {"mixkd"}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.core.forms.next_token import IGNORED
 from distill.losses.generalized_jsd import GeneralizedJsd, divergence
 from distill.losses.loss import Setting, Shape
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import IGNORED
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=4, max_size=4)
 BETAS = st.floats(0.01, 0.99)

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
 from distill.losses.loss import Setting, Shape
 from distill.losses.margin_mse import MarginMSE, margin_mse
 from distill.losses.mixkd import MixKD
+from foundation.core.errors import InputError
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 ONE = Shape(kind="bert", layers=1, hidden=8, heads=1, classes=1)

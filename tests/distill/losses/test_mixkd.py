@@ -8,18 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.inputs.preprocessor import preprocessor
-from compress.training.losses.classes import ClassLoss
-from compress.training.losses.value import ValueLoss
-from compress.training.rows import ByLength, Rows
-from compress.training.train import Batch
 from distill.capture import Capture
 from distill.losses.loss import LossInputs, Setting, Shape
 from distill.losses.mixkd import NEIGHBOURS, MixKD, draw, mixture
 from distill.masking import Masking
 from distill.teacher import NOTHING, Pair, Teacher
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.training.losses.classes import ClassLoss
+from foundation.training.losses.value import ValueLoss
+from foundation.training.rows import ByLength, Rows
+from foundation.training.train import Batch
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.measure.answers import load_predictions
 from compress.pipeline import run
 from compress.recipe import check
 from distill.losses.directions import Directions, directions
 from distill.losses.projected import distance
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.measure.answers import load_predictions
 from tests import tiny_embedding
 
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.machine.parallel import Team
 from distill.losses.loss import Setting, Shape, check_processes
 from distill.losses.relational import Relational, _cosines, _lengths, angle_loss, distance_loss
+from foundation.core.errors import InputError
+from foundation.machine.parallel import Team
 
 Vectors = list[list[float]]
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.architecture.blocks import blocks_of
 from distill.capture import Capture
 from distill.losses.hidden import distance
 from distill.losses.loss import LossInputs, Setting, Shape
 from distill.losses.tinybert import TinyBert, score_distance
+from foundation.models.architecture.blocks import blocks_of
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99))

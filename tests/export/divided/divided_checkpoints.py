@@ -12,23 +12,23 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from compress.models.checkpoint import load
-from compress.models.forward import forward
-from compress.models.layers.conv1d import stock_state
-from compress.models.layers.experts import with_separate_experts
-from compress.models.library import quiet
-from compress.schemes.attention_products import ProductScales, attention_modules
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicScales, LayerScales, levels, weight_bits, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
-from compress.schemes.sites import Sites, save_sites
 from export.divided.folder import write
 from export.divided.rank import folder_of
 from export.divided.rank import load as load_rank
 from export.divided.ranks import Meeting
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
+from foundation.models.layers.conv1d import stock_state
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.library import quiet
+from foundation.schemes.attention_products import ProductScales, attention_modules
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicScales, LayerScales, levels, weight_bits, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
+from foundation.schemes.sites import Sites, save_sites
 
 GROUP = 8
 BITS = weight_bits("cpu")

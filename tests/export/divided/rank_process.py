@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from compress.machine.parallel import joined, leave
-from compress.models.forward import forward
 from export.divided.rank import folder_of, load
 from export.divided.ranks import Processes
+from foundation.machine.parallel import joined, leave
+from foundation.models.forward import forward
 
 
 def together(folder: Path) -> None:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.models.architecture.shapes import on_meta
-from compress.models.architecture.structure import Structure
-from compress.schemes.int4 import Int4Linear, Int4Scales, expand
 from export.divided.cut import cut, cut_group, cut_scales, held_by, nearest, of_experts, refusal
 from export.divided.ranks import Meeting
 from export.divided.row_linear import RowLinear
+from foundation.models.architecture.shapes import on_meta
+from foundation.models.architecture.structure import Structure
+from foundation.schemes.int4 import Int4Linear, Int4Scales, expand
 from tests.export.divided.divided_checkpoints import FAMILIES, GROUP, scales_of
 from tests.seldom import seldom
 

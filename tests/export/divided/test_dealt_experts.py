@@ -9,11 +9,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from compress.core.errors import InputError
-from compress.models.layers.experts import separate_experts, with_separate_experts
 from export.divided import dealt_experts
 from export.divided.folder import check_division
 from export.divided.ranks import Meeting
+from foundation.core.errors import InputError
+from foundation.models.layers.experts import separate_experts, with_separate_experts
 from tests.export.divided.divided_checkpoints import FAMILIES, answers, divided_answers, inputs, quantized
 
 KEY = "stages.export.tensor_parallel"

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load as load_whole
-from compress.models.config import read_config
-from compress.models.forward import forward
-from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
-from compress.schemes.int8 import quantize as codes_of
-from compress.schemes.scales import SMALLEST_SCALE
 from export.divided import folder as divided
 from export.divided import rank as rank_of
 from export.divided.ranks import Meeting
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load as load_whole
+from foundation.models.config import read_config
+from foundation.models.forward import forward
+from foundation.schemes.int8 import DynamicInt8Linear, Int8Linear
+from foundation.schemes.int8 import quantize as codes_of
+from foundation.schemes.scales import SMALLEST_SCALE
 from tests.export.divided.divided_checkpoints import FAMILIES, answers, divided_answers, inputs, quantized
 
 KEY = "stages.export.tensor_parallel"
@@ -121,7 +121,7 @@ def test_the_scale_of_a_token_is_that_of_all_its_inputs(tmp_path: Path) -> None:
 
 
 def _dynamic():  # type: ignore[no-untyped-def]
-    from compress.schemes.int8 import DynamicScales
+    from foundation.schemes.int8 import DynamicScales
 
     return DynamicScales(torch.ones(1), 8)
 

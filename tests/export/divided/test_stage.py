@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.errors import InputError
-from compress.models.config import read_config
 from compress.report.sections.divided import divided as section
 from export.divided import proof
 from export.divided.rank import folder_of
 from export.export import Export
 from export.parity.parity import ParityError
+from foundation.core.errors import InputError
+from foundation.models.config import read_config
 from tests.export import sentiment
 
 

@@ -12,13 +12,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compress.core.decoding import Decoding
-from compress.core.errors import InputError
-from compress.core.speculation import Speculation
-from compress.models.checkpoint import load_float
-from compress.models.library import quiet
-from compress.standalone.language_text import LanguageText, TextSettings
-from compress.standalone.pieces import Pieces
 from export.engines.ending import Ending
 from export.engines.onnxruntime_decoder import MODE, OnnxRuntimeDecoder
 from export.engines.onnxruntime_decoder import MODEL as FUSED
@@ -28,6 +21,13 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.fused_folder import write_fused_folder
 from export.generation.genai_folder import MODEL, write_genai_folder
+from foundation.core.decoding import Decoding
+from foundation.core.errors import InputError
+from foundation.core.speculation import Speculation
+from foundation.models.checkpoint import load_float
+from foundation.models.library import quiet
+from foundation.standalone.language_text import LanguageText, TextSettings
+from foundation.standalone.pieces import Pieces
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
 from tests.export.generation.tiny_decoders import VOCABULARY
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.core.errors import InputError
-from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime
 from export.engines.onnxruntime import PROVIDERS, OnnxRuntime
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch import Torch
+from foundation.core.errors import InputError
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole

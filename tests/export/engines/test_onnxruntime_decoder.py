@@ -16,12 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from compress.core.decoding import Decoding
-from compress.core.errors import InputError
-from compress.models.checkpoint import load_float
-from compress.schemes.tables import row_scale
-from compress.standalone import onnx_decoder
-from compress.standalone.onnx_decoder import PART, Texts, together
 from export.engines.onnxruntime_decoder import MODE, MODEL, ROWS, OnnxRuntimeDecoder, properties, refusal
 from export.engines.spec import EngineSpec
 from export.generation.decoder_parts import parts_of
@@ -30,6 +24,12 @@ from export.generation.fused_graph import fused_graph, save_fused
 from export.generation.on_grids import on_grids
 from export.parity.own_rounding import rounding_blocks
 from export.stored_weights import integer_weights
+from foundation.core.decoding import Decoding
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load_float
+from foundation.schemes.tables import row_scale
+from foundation.standalone import onnx_decoder
+from foundation.standalone.onnx_decoder import PART, Texts, together
 from tests.export.engines.test_openvino_genai import PENALTY, TOKENS, in_transformers
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
 from tests.export.generation.test_codes import ZERO_POINTS

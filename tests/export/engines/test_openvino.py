@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone.preprocess import Preprocessor
 from export.engines.openvino import OpenVino, chunks, comes_from, computes_bf16, properties
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole

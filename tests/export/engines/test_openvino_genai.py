@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from compress.core.decoding import Decoding
-from compress.core.errors import InputError
-from compress.core.forms.next_token import answers_of, labels_of, perplexity
-from compress.models.checkpoint import load, load_float
-from compress.models.layers.experts import with_separate_experts
-from compress.schemes.table import SCHEMES
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.cached_graph import cached_graph
 from export.generation.genai_folder import MODEL, paged_obstacle
+from foundation.core.decoding import Decoding
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import answers_of, labels_of, perplexity
+from foundation.models.checkpoint import load, load_float
+from foundation.models.layers.experts import with_separate_experts
+from foundation.schemes.table import SCHEMES
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts, tokenizer
 from tests.export.generation.test_cached_graph import Session
 from tests.export.generation.test_codes import ZERO_POINTS

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from compress.core.decoding import Answer, Decoding
-from compress.core.errors import InputError
-from compress.core.speculation import Speculation
-from compress.models.checkpoint import load_float
 from export.engines.openvino_genai import OpenVinoGenai
 from export.engines.spec import EngineSpec
+from foundation.core.decoding import Answer, Decoding
+from foundation.core.errors import InputError
+from foundation.core.speculation import Speculation
+from foundation.models.checkpoint import load_float
 from tests.export.engines.test_openvino_genai import engine, spec
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
 

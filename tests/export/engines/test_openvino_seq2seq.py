@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from compress.core.decoding import Decoding
-from compress.core.forms.next_token import answers_of, labels_of, perplexity
-from compress.models.checkpoint import load, load_float
-from compress.standalone.encoder_decoder import DECODER
-from compress.standalone.preprocess import TokenPair
 from export.engines.openvino_genai import properties
 from export.engines.openvino_seq2seq import GROUP, OpenVinoSeq2Seq
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.prompts import ENDED, Prompts, greedy
+from foundation.core.decoding import Decoding
+from foundation.core.forms.next_token import answers_of, labels_of, perplexity
+from foundation.models.checkpoint import load, load_float
+from foundation.standalone.encoder_decoder import DECODER
+from foundation.standalone.preprocess import TokenPair
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, FIRST, VOCABULARY, checkpoint, folder, preprocessor, sources

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 
-from compress.core.target import Target
-from compress.standalone.preprocess import Preprocessor
 from export.engines.openvino import HALVED, build, open_engine
 from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec
+from foundation.core.target import Target
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole

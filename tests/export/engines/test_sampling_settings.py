@@ -1,4 +1,4 @@
-"""Every setting of every engine against one written-out reference, `compress.standalone.decoding_rules`: alone, combined, at its limits.
+"""Every setting of every engine against one written-out reference, `foundation.standalone.decoding_rules`: alone, combined, at its limits.
 
 Greedy answers are compared token by token. Of sampled ones every token has to be one that the reference may draw there, and all of them
 together have to be as likely as draws from it are: the sum of log p(token) less its expectation, in standard deviations.
@@ -15,15 +15,15 @@ import openvino
 import pytest
 import torch
 
-from compress.core.decoding import LEAST_TEMPERATURE, Decoding
-from compress.core.errors import InputError
-from compress.core.speculation import Speculation
-from compress.models.checkpoint import load_float
-from compress.standalone.decoding_rules import Text, limited, penalized, softmax
 from export.engines.openvino_genai import OpenVinoGenai, generation_config
 from export.engines.own_rules import rules_of
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
+from foundation.core.decoding import LEAST_TEMPERATURE, Decoding
+from foundation.core.errors import InputError
+from foundation.core.speculation import Speculation
+from foundation.models.checkpoint import load_float
+from foundation.standalone.decoding_rules import Text, limited, penalized, softmax
 from tests.export.engines.test_onnxruntime_decoder import engine as fused
 from tests.export.engines.test_openvino_genai import engine as genai
 from tests.export.engines.test_openvino_genai import spec

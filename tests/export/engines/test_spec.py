@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.target import Target
 from export.engines.registry import open_engine
 from export.engines.spec import EngineSpec, compiled_batch_sizes, spec_of, torch_spec
+from foundation.core.target import Target
 from tests.export import sentiment
 
 BUILD = {"precision": "int8", "float_precision": "fp32", "folder": "quantize-int8"}

@@ -9,17 +9,17 @@ import pytest
 import tensorrt_rtx_bindings as rtx
 from onnx import TensorProto, helper
 
-from compress.standalone.cuda_driver import CudaError, Device, capabilities
-from compress.standalone.tensorrt_layers import (
+from export.engines import tensorrt
+from export.graph.onnx import GEMMS, export_float
+from export.graph.qdq import insert_qdq
+from foundation.standalone.cuda_driver import CudaError, Device, capabilities
+from foundation.standalone.tensorrt_layers import (
     float_precision,
     gemm_precisions,
     inspected_layers,
     listed_layers,
 )
-from compress.standalone.tensorrt_plan import Plan, PlanError, build, profile_ranges
-from export.engines import tensorrt
-from export.graph.onnx import GEMMS, export_float
-from export.graph.qdq import insert_qdq
+from foundation.standalone.tensorrt_plan import Plan, PlanError, build, profile_ranges
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 

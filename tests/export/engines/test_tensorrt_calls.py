@@ -14,7 +14,7 @@ from tests.export import tensorrt_stand_in as stand_in
 from tests.export.engines.tensorrt_calls import CALLS, LATER, ONLY_RTX, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
-MODULE = ROOT / "compress" / "standalone" / "tensorrt_plan.py"
+MODULE = ROOT / "foundation" / "standalone" / "tensorrt_plan.py"
 RECORDED = json.loads(Path(__file__).with_name("tensorrt_10_13.json").read_text(encoding="utf-8"))
 METHODS = {kind: {name for name in names if callable(getattr(getattr(rtx, kind), name))} for kind, names in CALLS.items()}
 

@@ -15,10 +15,10 @@ import onnx
 import pytest
 import tensorrt_rtx_bindings as rtx
 
-from compress.standalone.tensorrt_plan import PlanError, build
 from export.engines import tensorrt
 from export.graph.attention import fuse_attention
 from export.half_graphs import HalfGraph
+from foundation.standalone.tensorrt_plan import PlanError, build
 from tests.export import half_graphs
 from tests.export.half_graphs import LENGTH
 from tests.seldom import seldom

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from compress.models.checkpoint import load, load_float
-from compress.schemes.int8 import Int8Linear
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch, can_compile
+from foundation.models.checkpoint import load, load_float
+from foundation.schemes.int8 import Int8Linear
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole

@@ -15,11 +15,6 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure.engine_process import EngineProcess
-from compress.models.checkpoint import load
-from compress.standalone.preprocess import Preprocessor
 from export.engines import registry, torch_kernels
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch_kernels import FILE, MODE, TorchKernels
@@ -27,6 +22,11 @@ from export.export import Export
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.parity.parity import ParityError, check_layers, compare_layers, quantized_gemms
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure.engine_process import EngineProcess
+from foundation.models.checkpoint import load
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 from tests.export.fused import encoders
 

@@ -9,14 +9,14 @@ import onnxruntime
 import pytest
 import torch
 
-from compress.machine.process import environment
-from compress.measure.engine_process import EngineError, EngineProcess
-from compress.measure.predictions import predict
-from compress.measure.samples import CLEAN
-from compress.models.checkpoint import load
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import EngineSpec
 from export.engines.worker import synthetic
+from foundation.machine.process import environment
+from foundation.measure.engine_process import EngineError, EngineProcess
+from foundation.measure.predictions import predict
+from foundation.measure.samples import CLEAN
+from foundation.models.checkpoint import load
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 from tests.export import tiny_checkpoints as tiny
 
@@ -116,7 +116,7 @@ def test_what_libraries_print_stays_off_the_channel(spec: EngineSpec) -> None:
 
 def test_answers_that_are_not_finite_are_refused(ort: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.float32([[0, 1], [np.nan, 0], [0, np.inf]])
-    monkeypatch.setattr("compress.measure.engine_process.load_file", lambda _: {"logits": logits})
+    monkeypatch.setattr("foundation.measure.engine_process.load_file", lambda _: {"logits": logits})
     with pytest.raises(EngineError, match="the logits of 2 of 3 rows are NaN or infinite, the first in row 1"):
         ort.predict(["a"] * 3, 4)
 

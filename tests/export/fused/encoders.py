@@ -16,15 +16,15 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load, save
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from export.fused.forward import Encoder, Probe
 from export.fused.graphs import Graphs, Size
 from export.fused.parts import plan_of
 from export.fused.plan import read_plan, write_plan
 from export.fused.rows import Limits, Rows, filled, pack
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load, save
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from prune.sparsify.patterns import Blocks, mask
 from prune.surgery import KeptUnits, shrink
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.models.checkpoint import load
 from export.parity.parity import BOUNDARY
+from foundation.models.checkpoint import load
 from tests.export.fused import encoders
 from tests.export.fused.encoders import Answers, Shape, Ways
 from tests.seldom import seldom

@@ -8,16 +8,16 @@ import torch
 import transformers
 from torch import nn
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.schemes.attention_products import ProductScales
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import DynamicScales, weight_scale
-from compress.schemes.sites import Sites, save_sites
 from export.fused import parts
 from export.fused.parts import plan_of, sparse_or_dense
 from export.kernels.block_sparse import SparseWeight, unpack
 from export.kernels.epilogue import Int8Weight
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.schemes.attention_products import ProductScales
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import DynamicScales, weight_scale
+from foundation.schemes.sites import Sites, save_sites
 from tests.export.fused import encoders
 from tests.export.fused.encoders import SIZES, Shape
 from tests.seldom import seldom

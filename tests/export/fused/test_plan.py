@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compress.core.errors import InputError
 from export.fused.parts import plan_of
 from export.fused.plan import Plan, read_plan, write_plan
+from foundation.core.errors import InputError
 from tests.export.fused import encoders
 from tests.export.fused.encoders import Shape
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
 from export.fused.rows import Limits, filled, pack
+from foundation.core.errors import InputError
 
 LIMITS = Limits(words=50, kinds=2, longest=9, first_position=2)
 

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from compress.models.checkpoint import load_float, save
-from compress.models.layers.experts import with_separate_experts
-from compress.models.library import quiet
-from compress.schemes.checkpoint import save_quantization
 from export.generation.genai_folder import write_genai_folder
+from foundation.models.checkpoint import load_float, save
+from foundation.models.layers.experts import with_separate_experts
+from foundation.models.library import quiet
+from foundation.schemes.checkpoint import save_quantization
 from tests.export.generation.test_codes import chosen
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
 

@@ -11,20 +11,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from compress.artifacts.artifact import Artifact
-from compress.core.decoding import Answer, Decoding
-from compress.core.errors import InputError
-from compress.core.forms.next_token import labels_of
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.measure.answers import load_predictions
-from compress.measure.engine_process import EngineProcess
-from compress.measure.predictions import predict
-from compress.measure.tokens import load_mixed_answers
-from compress.models.checkpoint import load_float
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor
 from export.builds import Build, computes_bf16
 from export.choices import Generation
 from export.export import Export
@@ -32,9 +18,23 @@ from export.exporter import Exporter
 from export.generation.agreement import Agreement
 from export.generation.prompts import Prompts, greedy
 from export.parity.parity import ParityError
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.core.decoding import Answer, Decoding
+from foundation.core.errors import InputError
+from foundation.core.forms.next_token import labels_of
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.measure.answers import load_predictions
+from foundation.measure.engine_process import EngineProcess
+from foundation.measure.predictions import predict
+from foundation.measure.tokens import load_mixed_answers
+from foundation.models.checkpoint import load_float
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor
 from tests.export.generation.genai_checkpoints import checkpoint
 from tests.export.generation.tiny_decoders import VOCABULARY
+from tests.foundation import tiny_gpt
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
 

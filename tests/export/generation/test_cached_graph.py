@@ -12,8 +12,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from compress.core.errors import InputError
 from export.generation.cached_graph import cached_graph
+from foundation.core.errors import InputError
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 from tests.seldom import seldom
 

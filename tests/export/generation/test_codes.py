@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from openvino import opset15 as ops
 from torch import nn
 
-from compress.models.layers.conv1d import with_linears
-from compress.models.layers.experts import with_separate_experts
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, int4_weight, rounded
+from foundation.models.layers.conv1d import with_linears
+from foundation.models.layers.experts import with_separate_experts
+from foundation.schemes.int4 import Int4Scales
+from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}

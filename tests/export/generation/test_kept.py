@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from compress.core.errors import InputError
-from compress.models.library import model_class
 from export.generation.cached_graph import cached_graph
 from export.generation.kept import missing_keys
+from foundation.core.errors import InputError
+from foundation.models.library import model_class
 from tests.export.generation.tiny_decoders import CONFIGS
 
 TASK = "text-generation"

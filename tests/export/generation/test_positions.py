@@ -14,10 +14,6 @@ import pytest
 import torch
 import transformers
 
-from compress.core.decoding import Decoding
-from compress.core.errors import InputError
-from compress.measure.tokens import compare_tokens
-from compress.standalone.stretches import FILE, stretches
 from export.choices import Generation
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, properties
 from export.engines.spec import EngineSpec
@@ -27,6 +23,10 @@ from export.generation.genai_folder import MODEL, paged_obstacle, write_genai_fo
 from export.generation.positions import looks_ahead
 from export.generation.prompts import Prompts, greedy
 from export.generation.rereading import original_positions, read_again_at
+from foundation.core.decoding import Decoding
+from foundation.core.errors import InputError
+from foundation.measure.tokens import compare_tokens
+from foundation.standalone.stretches import FILE, stretches
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
 

@@ -13,19 +13,19 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.measure.tokens import ENDED, load_answers, save_answers
-from compress.models.checkpoint import load_float
 from export.choices import Generation
 from export.export import Export
 from export.generation.prompts import Prompts, greedy
 from export.generation.questions import MOST_BYTES, asked, prompts_of, read_questions
 from export.generation.text_files import of_transformers
-from tests.compress import tiny_gpt
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.measure.tokens import ENDED, load_answers, save_answers
+from foundation.models.checkpoint import load_float
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
 from tests.export.generation.test_agreement import context
 from tests.export.generation.tiny_decoders import VOCABULARY
+from tests.foundation import tiny_gpt
 
 pytestmark = pytest.mark.usefixtures("engines_inside")
 

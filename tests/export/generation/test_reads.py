@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from compress.models.checkpoint import load_float
 from export.generation.genai_folder import MODEL
 from export.generation.reads import reads_per_token
+from foundation.models.checkpoint import load_float
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
 from tests.export.generation.test_codes import ZERO_POINTS
 

@@ -10,9 +10,9 @@ from openvino_tokenizers import convert_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compress.standalone.language_text import LanguageText
 from export.generation.text_files import DETOKENIZER, TOKENIZER, write_graphs, write_text_files
-from tests.compress.standalone.test_language_text import digits_apart
+from foundation.standalone.language_text import LanguageText
+from tests.foundation.standalone.test_language_text import digits_apart
 
 PLAIN = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
 APART = '{{ "\\"<b>\\"" | tojson }}{% for m in messages %}{{ m.content.split("\\n")[0] | title }}{{ m | tojson }}{% endfor %}'

@@ -14,19 +14,19 @@ import torch
 import transformers
 from torch import nn
 
-from compress.artifacts.artifact import Artifact
-from compress.core.forms.next_token import labels_of
-from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.splits import Data, Split
-from compress.models.checkpoint import load_float, save
-from compress.models.config import set_labels
-from compress.models.library import quiet
-from compress.schemes.checkpoint import save_quantization
-from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor, TokenPair
 from distill.injected import Injected
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+from foundation.artifacts.artifact import Artifact
+from foundation.core.forms.next_token import labels_of
+from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
+from foundation.data.splits import Data, Split
+from foundation.models.checkpoint import load_float, save
+from foundation.models.config import set_labels
+from foundation.models.library import quiet
+from foundation.schemes.checkpoint import save_quantization
+from foundation.stage.context import Context
+from foundation.standalone.preprocess import Preprocessor, TokenPair
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.test_codes import chosen
 from tests.export.generation.tiny_decoders import VOCABULARY

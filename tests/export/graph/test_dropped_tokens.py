@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.checkpoint import load, save
 from export.graph.dropped_tokens import select_early
 from export.graph.onnx import export_float
+from foundation.models.checkpoint import load, save
 from prune.tokens.tokens import with_tokens
 from tests.export import tiny_checkpoints as tiny
 from tests.export.graph.test_unread_tokens import STEPS, WIDTH, Program, answers, check, layer

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from compress.models.inputs.padding import MASKED
 from export.graph import halves
 from export.graph.halves import LARGEST, RULES, SHARE, Halved, clamp_masks, float_tensors, to_halves
 from export.graph.ranges import measure
+from foundation.models.inputs.padding import MASKED
 from tests.export import half_graphs
 from tests.seldom import seldom
 

@@ -2,10 +2,10 @@ import onnx
 import pytest
 
 import export.graph.onnx
-from compress.models.size import count
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from foundation.models.size import count
 from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom

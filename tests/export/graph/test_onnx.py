@@ -13,8 +13,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import AutoModelForSequenceClassification
 
 import export.graph.onnx
-from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float, module_of
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
 from tests.traced_once import really

@@ -12,8 +12,6 @@ from onnx import helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress.models.checkpoint import load
-from compress.models.forward import forward
 from export.engines import onnxruntime as ort
 from export.engines import openvino
 from export.engines.registry import open_engine
@@ -22,6 +20,8 @@ from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
 from export.graph.qdq import insert_qdq, uint8_activations, weight_codes
 from export.parity.parity import compare_layers, quantized_gemms
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
 from tests.export import tiny_checkpoints as tiny
 
 pytestmark = pytest.mark.whole

@@ -13,15 +13,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import levels, weight_scale
-from compress.schemes.int8_convolution import ConvolutionScales, Geometry
 from export.engines import onnxruntime as ort
 from export.engines import openvino
 from export.engines.spec import EngineSpec
 from export.graph.onnx import MODULE
 from export.graph.qdq import insert_qdq
 from export.parity.parity import compare_layer, quantized_gemms
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.int8 import levels, weight_scale
+from foundation.schemes.int8_convolution import ConvolutionScales, Geometry
 
 OPEN: dict[str, Callable[[EngineSpec], openvino.OpenVino | ort.OnnxRuntime]] = {
     "openvino": openvino.OpenVino,

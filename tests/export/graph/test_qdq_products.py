@@ -17,11 +17,6 @@ import transformers
 from onnx import helper, numpy_helper
 from torch import nn
 
-from compress.models.checkpoint import load
-from compress.models.forward import forward
-from compress.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
-from compress.schemes.int8 import has_vnni
-from compress.schemes.sites import Sites, load_sites, placed, save_sites
 from export.engines import onnxruntime as ort
 from export.engines import openvino
 from export.engines.registry import open_engine
@@ -33,6 +28,11 @@ from export.parity import products
 from export.parity.parity import quantized_gemms
 from export.parity.products import compare_sites, quantized_sites
 from export.share import share
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
+from foundation.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
+from foundation.schemes.int8 import has_vnni
+from foundation.schemes.sites import Sites, load_sites, placed, save_sites
 from tests.export import tiny_checkpoints as tiny
 
 pytestmark = pytest.mark.whole

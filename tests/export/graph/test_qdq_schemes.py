@@ -15,16 +15,16 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from compress.models.forward import forward
-from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicScales, has_vnni, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.schemes.scales import Scales
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, has_zero_points, insert_dynamic, insert_fp8, insert_weights, uneven
+from foundation.models.forward import forward
+from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicScales, has_vnni, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.schemes.scales import Scales
 from tests.export import tiny_checkpoints as tiny
 
 pytestmark = pytest.mark.whole

@@ -14,17 +14,6 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.models.checkpoint import load, save
-from compress.models.forward import forward
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import save_quantization
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicScales, weight_scale
-from compress.schemes.int8_weights import WeightScales
-from compress.standalone.preprocess import Preprocessor
 from export.builds import Build
 from export.choices import Generation
 from export.engines import openvino
@@ -41,6 +30,17 @@ from export.graph.qdq_schemes import insert_dynamic
 from export.graph.quantized import precision_of, write_graphs
 from export.parity.dynamic import compare_all, dynamic_gemms
 from export.share import share
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.models.checkpoint import load, save
+from foundation.models.forward import forward
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import save_quantization
+from foundation.schemes.fp8 import Fp8Scales
+from foundation.schemes.int4 import Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicScales, weight_scale
+from foundation.schemes.int8_weights import WeightScales
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 from tests.seldom import seldom
 

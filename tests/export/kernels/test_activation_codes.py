@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels import activation_codes, gemm
 from export.kernels.activation_codes import LOGIT, LOGIT_ERROR, SHORT_LOGIT, SHORT_LOGIT_ERROR, Activation, Method, distance_bound
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile, int8_gemm, reference
+from foundation.core.errors import InputError
 
 Interpreted = Callable[..., Any]
 METHODS = get_args(Method)

@@ -11,7 +11,6 @@ import triton
 from torch import Tensor
 
 from benchmarks.kernels import row
-from compress.core.errors import InputError
 from export.kernels import qkv, quantize
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
 from export.kernels.cases import (
@@ -31,6 +30,7 @@ from export.kernels.cases import (
 )
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
+from foundation.core.errors import InputError
 
 GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"

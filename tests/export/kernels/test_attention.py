@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.attention import Scores, packed_attention, reference
+from foundation.core.errors import InputError
 
 Interpreted = Callable[..., Any]
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 63, 64, 65, 130]), min_size=1, max_size=3).filter(any)

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
 from export.kernels.block_sparse import Packed, SparseWeight, block_sparse_gemm, index, pack, reference, unpack
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import int8_gemm
+from foundation.core.errors import InputError
 from prune.sparsify.patterns import Blocks, mask
 
 Interpreted = Callable[..., Any]

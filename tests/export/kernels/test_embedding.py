@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
-from compress.core.errors import InputError
 from export.kernels.embedding import Lookup, embed_quantize, reference, summed
 from export.kernels.norm import Norm
+from foundation.core.errors import InputError
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
 Interpreted = Callable[..., Any]

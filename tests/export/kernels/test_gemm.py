@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.schemes.int8 import DynamicInt8Linear, DynamicScales, Int8Linear, LayerScales
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import int8_gemm, reference
+from foundation.core.errors import InputError
+from foundation.schemes.int8 import DynamicInt8Linear, DynamicScales, Int8Linear, LayerScales
 
 Interpreted = Callable[..., Any]
 ROWS = st.sampled_from([1, 2, 15, 16, 17, 64, 65, 130])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
 from export.kernels.norm import Norm, norm_quantize, reference
+from foundation.core.errors import InputError
 from tests.export.kernels.rows_near_ties import check_rows, exact_and_bound
 
 Interpreted = Callable[..., Any]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from compress.core.errors import InputError
 from export.kernels.attention import Scores, packed_attention
 from export.kernels.epilogue import Int8Weight
 from export.kernels.qkv import Heads, Rotary, int8_qkv, reference
+from foundation.core.errors import InputError
 
 Interpreted = Callable[..., Any]
 

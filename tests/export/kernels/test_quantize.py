@@ -8,9 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
-from compress.schemes.int8 import quantize, token_scale
 from export.kernels.quantize import quantize_tensor, quantize_token, reference_tensor, reference_token
+from foundation.core.errors import InputError
+from foundation.schemes.int8 import quantize, token_scale
 
 Interpreted = Callable[..., Any]
 SHAPES = st.one_of(

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone.preprocess import Preprocessor
 from export.engines.registry import open_engine
 from export.engines.spec import EngineSpec
 from export.parity.parity import (
@@ -16,6 +15,7 @@ from export.parity.parity import (
     compare_layers,
     quantized_gemms,
 )
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
 SCALE = np.float32(0.05)
@@ -114,7 +114,7 @@ def test_the_engines_agree_with_torch_layer_by_layer(name: str, mode: str, int8_
 
 @pytest.mark.whole
 def test_gemms_are_read_with_their_constants(int8_build: Path) -> None:
-    from compress.models.checkpoint import load
+    from foundation.models.checkpoint import load
 
     model = load(sentiment.quantized())
     for gemm in quantized_gemms(int8_build / "model.onnx"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.architecture.structure import Sizes
+from foundation.models.architecture.structure import Sizes
 from prune.latency.budget import MAX_ROUNDS, TOLERANCE, LatencyBudget, search_budget
 from prune.latency.table import Curve, LatencyTable
 from tests.told import Told

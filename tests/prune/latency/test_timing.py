@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from compress.core.errors import InputError
-from compress.models.architecture.shapes import sizes_of
-from compress.models.config import read_config
-from compress.stage.context import Context
+from foundation.core.errors import InputError
+from foundation.models.architecture.shapes import sizes_of
+from foundation.models.config import read_config
+from foundation.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import Timing, table_folder
 from prune.prune import Prune

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from compress.models.architecture.structure import Structure
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.training.train import Batch
 from prune.choices import Granularity, Learn
 from prune.cost import ShapeCost
 from prune.latency.cost import LatencyCost

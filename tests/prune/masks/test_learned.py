@@ -12,14 +12,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.machine.parallel import Team
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.models.config import read_config
-from compress.stage.context import Context
-from compress.training import train as training
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.machine.parallel import Team
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.models.config import read_config
+from foundation.stage.context import Context
+from foundation.training import train as training
 from prune.cost import ShapeCost
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify

@@ -12,9 +12,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.models.architecture.structure import Structure
-from compress.models.forward import forward
-from compress.models.library import with_class
+from foundation.models.architecture.structure import Structure
+from foundation.models.forward import forward
+from foundation.models.library import with_class
 from prune.masks.masks import fold, masked
 from prune.surgery import KeptUnits, shrink
 from tests.seldom import seldom

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compress.models.architecture.structure import Structure
-from compress.models.forward import forward
-from compress.training.train import Batch
+from foundation.models.architecture.structure import Structure
+from foundation.models.forward import forward
+from foundation.training.train import Batch
 from prune.cost import ShapeCost
 from prune.masks.masks import masked
 from prune.masks.movement import StructuredMovement

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.core.forms.next_token import IGNORED
-from compress.core.tasks import Task
-from compress.training.distilled import TEMPERATURE
-from compress.training.losses.classes import ClassLoss
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch
+from foundation.core.forms.next_token import IGNORED
+from foundation.core.tasks import Task
+from foundation.training.distilled import TEMPERATURE
+from foundation.training.losses.classes import ClassLoss
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch
 from prune.sparsify.curvature import Curvature, curvatures, in_metric, metrics
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.training.train import Batch
+from foundation.training.train import Batch
 from prune.choices import Groups
 from prune.sparsify.curvature import Curvature
 from prune.sparsify.lasso import (

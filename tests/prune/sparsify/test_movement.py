@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.training.optimizers import parameter_groups
-from compress.training.train import Batch
+from foundation.training.optimizers import parameter_groups
+from foundation.training.train import Batch
 from prune.sparsify.movement import Movable, Movement, ScoredLinear, extract, insert, rising, scored_layers
 from prune.sparsify.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.core.errors import InputError
-from compress.models.architecture.blocks import blocks_of
-from compress.training.kept_zeros import block_linears
+from foundation.core.errors import InputError
+from foundation.models.architecture.blocks import blocks_of
+from foundation.training.kept_zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
 from prune.sparsify.one_shot import zero_weights
 from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured, mask

@@ -15,21 +15,21 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.problems import explain
-from compress.core.target import Target
-from compress.models.checkpoint import load
-from compress.stage.context import Context
-from compress.training.finetune import Finetune
-from compress.training.kept_zeros import NOTE
-from compress.training.train import Batch
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.problems import explain
+from foundation.core.target import Target
+from foundation.models.checkpoint import load
+from foundation.stage.context import Context
+from foundation.training.finetune import Finetune
+from foundation.training.kept_zeros import NOTE
+from foundation.training.train import Batch
 from prune.prune import Prune
 from prune.sparsify.settings import LassoSettings
 from prune.sparsify.sparsify import NO_SPEED, TWO_FOUR, Sparsify
 from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
 from quantize.quantize import Quantize
-from tests.compress import tiny_gpt
+from tests.foundation import tiny_gpt
 from tests.told import Told
 
 pytestmark = pytest.mark.whole
@@ -210,7 +210,7 @@ def test_a_kill_costs_no_bit(
     monkeypatch: pytest.MonkeyPatch,
     told: Told,
 ) -> None:
-    from compress.training import train
+    from foundation.training import train
 
     config = train.TrainConfig.of
     monkeypatch.setattr(train.TrainConfig, "of", lambda given, **changes: config(given, **{**changes, "checkpoint_seconds": 0}))
@@ -238,7 +238,7 @@ def test_a_kill_costs_no_bit(
 
 
 def test_whole_heads_and_neurons_are_found(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
-    from compress.models.checkpoint import save
+    from foundation.models.checkpoint import save
 
     model: Any = load(checkpoint("bert"))
     layer = model.bert.encoder.layer[1]

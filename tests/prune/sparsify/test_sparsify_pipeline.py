@@ -11,14 +11,14 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from compress.artifacts.run_folder import open_run
 from compress.commands.list import catalogue
 from compress.commands.plan import describe
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.models.checkpoint import load
 from compress.pipeline import run
 from compress.recipe import Recipe, check, dump
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.checkpoint import load
 from tests import without_clocks
 from tests.export import sentiment
 from tests.prune import small_runs
@@ -43,7 +43,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert "sparsify" in describe(asked, folder / "run")
     assert check(dump(asked)) == asked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        patch.setattr("foundation.measure.latency.measure", without_clocks.measure)
         return run(asked, folder / "run", progress=ConsoleProgress("quiet"))
 
 

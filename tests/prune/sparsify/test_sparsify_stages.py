@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.data.splits import Data
-from compress.models.checkpoint import load
-from compress.models.config import ModelConfig
-from compress.models.importing import import_model
-from compress.stage.context import Context
 from distill.injected import Injected
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.data.splits import Data
+from foundation.models.checkpoint import load
+from foundation.models.config import ModelConfig
+from foundation.models.importing import import_model
+from foundation.stage.context import Context
 from prune.sparsify.sparsify import Sparsify
 from tests.quantize.conftest import images
 from tests.told import Told

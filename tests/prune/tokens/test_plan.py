@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from compress.commands.plan import describe
-from compress.core.progress import ConsoleProgress
 from compress.forecast import predicted
-from compress.models.config import read_config
 from compress.run.prepare import prepare
+from foundation.core.progress import ConsoleProgress
+from foundation.models.config import read_config
 from tests.export import sentiment
 from tests.prune import small_runs
 

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.linear_model import Ridge
 
-from compress.artifacts.run_folder import open_run
-from compress.core.errors import InputError
-from compress.core.progress import ConsoleProgress
-from compress.models.architecture.blocks import blocks_of
-from compress.models.architecture.structure import Structure
-from compress.models.checkpoint import load
-from compress.models.layers.conv1d import with_linears
 from compress.pipeline import run
-from compress.schemes.int8 import has_vnni
-from compress.stage.context import Context
-from compress.training.train import Batch
 from distill.distill import Distill
 from distill.injected import Injected
+from foundation.artifacts.run_folder import open_run
+from foundation.core.errors import InputError
+from foundation.core.progress import ConsoleProgress
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.structure import Structure
+from foundation.models.checkpoint import load
+from foundation.models.layers.conv1d import with_linears
+from foundation.schemes.int8 import has_vnni
+from foundation.stage.context import Context
+from foundation.training.train import Batch
 from prune.prune import Prune
 from prune.tokens.significance import FLOOR, HIGHEST, PROBES, RIDGE, significance
 from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
@@ -173,7 +173,7 @@ def test_the_stage_keeps_weights_and_trains_with_what_stays(
 @pytest.mark.usefixtures("engines_inside")
 def test_a_run_serves_a_model_that_tokens_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-    monkeypatch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress, *watched: [])
+    monkeypatch.setattr("foundation.measure.latency.measure", lambda specs, shapes, progress, *watched: [])
     stages: list[dict[str, Any]] = [
         {"prune": {"sparsity": 0.3, "multiple_of": 8, "rows": 32, "tokens": [0.5], "recover": {"epochs": 0.5}}},
         # without VNNI OpenVINO's products of two activations of 8 bits saturate at 16 bits, and the export refuses them

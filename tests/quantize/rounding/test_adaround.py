@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.schemes.int4 import Int4Scales, expand, group_range, group_scale, nearest
-from compress.schemes.int8 import quantize, weight_scale
+from foundation.schemes.int4 import Int4Scales, expand, group_range, group_scale, nearest
+from foundation.schemes.int8 import quantize, weight_scale
 from quantize.moments import output_errors
 from quantize.rounding import adaround as module
 from quantize.rounding.adaround import BETA_END, BETA_START, PUSH, WARM_UP, adaround, push, rectified_sigmoid

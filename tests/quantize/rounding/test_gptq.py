@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.schemes.int4 import Int4Scales, group_range, nearest
-from compress.schemes.int8 import quantize, weight_scale
+from foundation.schemes.int4 import Int4Scales, group_range, nearest
+from foundation.schemes.int8 import quantize, weight_scale
 from quantize.moments import output_errors
 from quantize.rounding.gptq import BLOCK, DAMPING, gptq
 from quantize.rounding.rounding import better_rows

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
-from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from compress.schemes.int8_weights import WeightScales
+from foundation.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
+from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from foundation.schemes.int8_weights import WeightScales
 from quantize.choices import Rounding
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq

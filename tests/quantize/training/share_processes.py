@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.machine.parallel import Team, joined, leave
-from compress.machine.sharding import full
-from compress.schemes.int8 import LayerScales, levels, weight_scale
-from compress.training.layer_share import LayerShare
-from compress.training.lora import Lora
+from foundation.machine.parallel import Team, joined, leave
+from foundation.machine.sharding import full
+from foundation.schemes.int8 import LayerScales, levels, weight_scale
+from foundation.training.layer_share import LayerShare
+from foundation.training.lora import Lora
 from quantize.choices import Learned
 from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.qat import insert

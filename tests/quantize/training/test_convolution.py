@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.int8 import LayerScales, levels, weight_scale
-from compress.schemes.int8_convolution import ConvolutionScales, Geometry
+from foundation.core.errors import InputError
+from foundation.schemes.checkpoint import load_quantization
+from foundation.schemes.int8 import LayerScales, levels, weight_scale
+from foundation.schemes.int8_convolution import ConvolutionScales, Geometry
 from quantize.quantize import Quantize
 from quantize.training.convolution import Int8ConvolutionFunction, QatConvolution
 from quantize.training.linear import Int8Function

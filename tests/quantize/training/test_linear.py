@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.schemes.int8 import levels, quantize
+from foundation.schemes.int8 import levels, quantize
 from quantize.training.linear import Int8Function
 from quantize.training.straight_through import Int8Arithmetic, codes_and_slope, only_inside
 

@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from compress.artifacts.artifact import Artifact
-from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.forward import forward
-from compress.stage.context import Context
-from compress.training.lora import Lora
+from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import InputError
+from foundation.models.checkpoint import load
+from foundation.models.forward import forward
+from foundation.stage.context import Context
+from foundation.training.lora import Lora
 from quantize.choices import Qat
 from quantize.training.linear import QatLinear
 from quantize.training.low_rank import changed_by_low_rank

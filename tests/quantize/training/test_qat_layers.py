@@ -12,10 +12,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.core.errors import InputError
-from compress.schemes.int8 import Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
-from compress.schemes.scales import SMALLEST_SCALE
-from compress.training.optimizers import parameter_groups
+from foundation.core.errors import InputError
+from foundation.schemes.int8 import Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
+from foundation.schemes.scales import SMALLEST_SCALE
+from foundation.training.optimizers import parameter_groups
 from quantize.calibration import Histogram, collect
 from quantize.choices import Qat
 from quantize.training.linear import QatLinear

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from compress.artifacts.artifact import Artifact, write_json
-from compress.core.errors import InputError
-from compress.data.splits import Split
-from compress.models.architecture.origin import Origin, same_shape
-from compress.models.checkpoint import load, save
-from compress.models.config import ModelConfig
-from compress.models.forward import forward
-from compress.models.importing import import_model
-from compress.models.inputs.preprocessor import preprocessor
-from compress.stage.context import Context
-from compress.stage.distillation import Distillation, LossName
-from compress.training.distilled import distillation_objective
-from compress.training.train import Batch
 from distill.injected import Injected
+from foundation.artifacts.artifact import Artifact, write_json
+from foundation.core.errors import InputError
+from foundation.data.splits import Split
+from foundation.models.architecture.origin import Origin, same_shape
+from foundation.models.checkpoint import load, save
+from foundation.models.config import ModelConfig
+from foundation.models.forward import forward
+from foundation.models.importing import import_model
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.stage.context import Context
+from foundation.stage.distillation import Distillation, LossName
+from foundation.training.distilled import distillation_objective
+from foundation.training.train import Batch
 from quantize.choices import Qat
 from quantize.in_memory import quantize_in_memory
 from quantize.quantize import Quantize

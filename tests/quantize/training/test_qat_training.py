@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.artifacts.artifact import Artifact
-from compress.data.splits import Split
-from compress.measure.predictions import predict
-from compress.models.checkpoint import load, save
-from compress.models.forward import forward, linears
-from compress.models.inputs.preprocessor import preprocessor
-from compress.schemes.checkpoint import apply_quantization, save_quantization
-from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
-from compress.stage.context import Context
-from compress.training.distilled import Distilled
-from compress.training.losses.table import losses_of
-from compress.training.train import Batch, TrainConfig, Training, train
+from foundation.artifacts.artifact import Artifact
+from foundation.data.splits import Split
+from foundation.measure.predictions import predict
+from foundation.models.checkpoint import load, save
+from foundation.models.forward import forward, linears
+from foundation.models.inputs.preprocessor import preprocessor
+from foundation.schemes.checkpoint import apply_quantization, save_quantization
+from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
+from foundation.stage.context import Context
+from foundation.training.distilled import Distilled
+from foundation.training.losses.table import losses_of
+from foundation.training.train import Batch, TrainConfig, Training, train
 from quantize.choices import Qat
 from quantize.training.linear import QatLinear
 from quantize.training.qat import extract, insert, learn

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compress.core.engines import served_on
+from foundation.core.engines import served_on
 from tests.triton_repo.generation import tiny_language as tiny
 from triton_repo import environment, layout
 from triton_repo.config import from_text, to_text

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.decoding import Decoding
-from compress.standalone import onnx_decoder
-from compress.standalone.onnx_decoder import OnnxDecoder
 from export.engines.onnxruntime_decoder import MODEL, properties
+from foundation.core.decoding import Decoding
+from foundation.standalone import onnx_decoder
+from foundation.standalone.onnx_decoder import OnnxDecoder
 from tests.export.engines.test_onnxruntime_decoder import engine as alone_engine
 from tests.export.engines.test_onnxruntime_decoder import folder
 from tests.export.generation.genai_checkpoints import prompts, tokenizer

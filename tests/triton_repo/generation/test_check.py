@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from compress.core.decoding import Answer, Decoding
-from compress.core.errors import InputError
-from compress.core.target import Target
-from compress.measure.tokens import save_answers
 from compress.recipe import check as checked
 from compress.run.prepare import _engine_job
-from compress.stage.context import Context
+from foundation.core.decoding import Answer, Decoding
+from foundation.core.errors import InputError
+from foundation.core.target import Target
+from foundation.measure.tokens import save_answers
+from foundation.stage.context import Context
 from tests.test_generation import recipe
 from tests.test_proposals import TARGET, stages
 from tests.triton_repo.generation import tiny_language as tiny

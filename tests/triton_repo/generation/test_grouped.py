@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.standalone.decoding_rules import Rules, Text, search, write
-from compress.standalone.encoder_decoder import EncoderDecoder
+from foundation.standalone.decoding_rules import Rules, Text, search, write
+from foundation.standalone.encoder_decoder import EncoderDecoder
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_encoder_decoders import PAD, START, folder, sources
 from tests.triton_repo.generation.test_engine import Client

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.standalone import onnx_decoder
-from compress.standalone.onnx_decoder import Texts
 from export.engines import onnxruntime_decoder
+from foundation.standalone import onnx_decoder
+from foundation.standalone.onnx_decoder import Texts
 from tests.export.engines.test_onnxruntime_decoder import folder as fused_folder
 from tests.export.generation import tiny_encoder_decoders
 from tests.export.generation.genai_checkpoints import genai_folder

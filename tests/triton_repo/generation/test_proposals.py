@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.engines import served_on
-from compress.core.errors import InputError
+from foundation.core.engines import served_on
+from foundation.core.errors import InputError
 from tests.test_generation import recipe
 from tests.test_proposals import TARGET, stages
 from tests.triton_repo.generation import tiny_language as tiny

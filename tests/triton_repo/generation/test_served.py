@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.core.decoding import Decoding
-from compress.measure.probes import CHATS, PROBES
 from export.engines.openvino_genai import OpenVinoGenai
 from export.engines.spec import EngineSpec
+from foundation.core.decoding import Decoding
+from foundation.measure.probes import CHATS, PROBES
 from tests.triton_repo.generation import tiny_language as tiny
 from tests.triton_repo.generation.served_language import DRAFTED, KINDS, LONG, PAGED, RUNNING, WAITING, pieces, post, tokens
 from triton_repo.client import RequestError

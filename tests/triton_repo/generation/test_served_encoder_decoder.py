@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from compress.artifacts.artifact import Artifact
-from compress.core.decoding import Decoding
-from compress.core.engines import served_on
-from compress.standalone.encoder_decoder import DECODER
+from foundation.artifacts.artifact import Artifact
+from foundation.core.decoding import Decoding
+from foundation.core.engines import served_on
+from foundation.standalone.encoder_decoder import DECODER
 from tests.export.engines.test_openvino_seq2seq import engine, spec
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_encoder_decoders import checkpoint, folder, sources

@@ -8,9 +8,9 @@ import numpy as np
 import openvino_genai
 import pytest
 
-from compress.core.decoding import Decoding
 from export.engines import openvino_genai as engine
 from export.engines import own_rules
+from foundation.core.decoding import Decoding
 from tests.triton_repo.generation.test_engine import Client, Counter, counting, told
 from tests.triton_repo.generation.test_engine import submit as submitted
 from triton_repo.generation.served.answer import Answer

@@ -9,9 +9,9 @@ import openvino
 import torch
 import transformers
 
-from compress.artifacts.artifact import write_json
-from compress.standalone.stretches import FILE, KEY
 from export.generation.cached_graph import cached_graph
+from foundation.artifacts.artifact import write_json
+from foundation.standalone.stretches import FILE, KEY
 from tests.export.generation.test_positions import ORIGINAL, model
 from tests.export.generation.tiny_decoders import VOCABULARY
 from tests.triton_repo.generation.test_engine import Client

@@ -12,11 +12,11 @@ import pytest
 from openvino_tokenizers import convert_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from compress.artifacts.artifact import write_json
-from compress.measure.probes import CHATS, PROBES
-from compress.standalone.language_text import SETTINGS, LanguageText
 from export.generation.text_files import TOKENIZER, of_transformers
-from tests.compress.standalone.test_language_text import digits_apart
+from foundation.artifacts.artifact import write_json
+from foundation.measure.probes import CHATS, PROBES
+from foundation.standalone.language_text import SETTINGS, LanguageText
+from tests.foundation.standalone.test_language_text import digits_apart
 from triton_repo.client import ServedWrong
 from triton_repo.generation.text_check import ANSWER_TOKENS, Ask, Reply, check_texts
 

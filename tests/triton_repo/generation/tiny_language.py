@@ -16,10 +16,10 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compress.artifacts.artifact import Artifact, write_json
-from compress.standalone.language_text import SETTINGS
 from export.generation.cached_graph import cached_graph
 from export.generation.text_files import of_transformers
+from foundation.artifacts.artifact import Artifact, write_json
+from foundation.standalone.language_text import SETTINGS
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
 
 PAD, BOS, EOS = 0, 1, 2

@@ -11,9 +11,9 @@ from google.protobuf import text_format
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from foundation.standalone.preprocess import Preprocessor
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 from triton_repo.gpu import plans

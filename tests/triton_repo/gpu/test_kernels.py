@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from compress.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.gpu.kernels import files, write_kernel_repository
@@ -66,14 +66,16 @@ def test_what_it_imports_comes_along_and_nothing_of_the_training_environment() -
     names = [name for _, name in files(ROOT)]
     assert len(names) == len(set(names))
     assert {"model.py", "cpu_model.py", "preprocess.py", "engine.py", "export/fused/runner.py", "export/kernels/attention.py"} <= set(names)
-    assert {"export/__init__.py", "compress/schemes/__init__.py"} <= set(names)
-    assert not [name for name in names if name.startswith(("compress/models", "compress/machine", "export/engines", "export/fused/parts"))]
+    assert {"export/__init__.py", "foundation/schemes/__init__.py"} <= set(names)
+    assert not [
+        name for name in names if name.startswith(("foundation/models", "foundation/machine", "export/engines", "export/fused/parts"))
+    ]
 
 
 def test_imports_are_followed_to_the_end(tmp_path: Path) -> None:
     sources = {
         "export/__init__.py": "", "export/a.py": "from export.deep import b\nimport torch\n", "export/deep/__init__.py": "",
-        "export/deep/b.py": "def f():\n    import compress.c\n", "compress/__init__.py": "", "compress/c.py": "from export.a import x\n",
+        "export/deep/b.py": "def f():\n    import foundation.c\n", "foundation/__init__.py": "", "foundation/c.py": "from export.a import x\n",
         "export/unread.py": "",
     }  # fmt: skip
     for name, text in sources.items():

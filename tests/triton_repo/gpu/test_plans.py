@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.artifacts.artifact import digest, file_digest, files_below
-from compress.standalone.preprocess import Preprocessor
-from compress.standalone.response import RESPONSES
 from export.graph.attention import fuse_attention
 from export.graph.onnx import export_float
+from foundation.artifacts.artifact import digest, file_digest, files_below
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.response import RESPONSES
 from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
@@ -194,7 +194,7 @@ def test_scripts_need_nothing_but_numpy_and_tensorrt(written):
     out, _, _ = written
     allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", *(name.removesuffix(".py") for name in SCRIPTS)}
     for file in SCRIPTS:
-        source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.standalone.cuda_driver import Device", "")
+        source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from foundation.standalone.cuda_driver import Device", "")
         assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= allowed
 
 

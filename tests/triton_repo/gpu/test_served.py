@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.artifacts.artifact import digest, file_digest, files_below
-from compress.standalone.response import RESPONSES
+from foundation.artifacts.artifact import digest, file_digest, files_below
+from foundation.standalone.response import RESPONSES
 from tests.docker.test_docker import expressions, metrics
 from tests.triton_repo.gpu.repositories import (
     BUCKETS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo import deployment
 from triton_repo.gpu import wheels
 

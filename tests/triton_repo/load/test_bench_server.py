@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import cli
 from compress.api import load_test
-from compress.core.errors import InputError
-from compress.data.load import load_data
-from compress.machine import environment
 from compress.recipe import check, dump
+from foundation.core.errors import InputError
+from foundation.data.load import load_data
+from foundation.machine import environment
 from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.load.fake_server import TEXT, Fake, serving

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from compress.core.errors import InputError
-from compress.standalone.windows import Window
+from foundation.core.errors import InputError
+from foundation.standalone.windows import Window
 from tests.triton_repo.load.fake_server import TEXT, Fake, address, serving
 from tests.triton_repo.tiny_exports import png
 from triton_repo.load.arrivals import poisson

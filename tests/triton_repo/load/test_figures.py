@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.load.figures import COLUMNS, figures, header, line
 from triton_repo.load.generator import Failure, Samples
 from triton_repo.load.settings import MOST_REQUESTS, Load

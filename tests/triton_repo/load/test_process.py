@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.seldom import seldom
 from tests.triton_repo.load.fake_server import Fake, address, serving
 from triton_repo.load import load as calling

@@ -5,7 +5,7 @@
 
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout, service
 from triton_repo.load.connection import Address, Model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.tuning.load import Level, Loaded, loaded
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point, points

@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/chat_template.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/chat_template.py`, which lies in its place beside a served model."""
 
-from compress.standalone.chat_template import TemplateRefused
+from foundation.standalone.chat_template import TemplateRefused
 
 __all__ = ["TemplateRefused"]

@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/decoding_rules.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/decoding_rules.py`, which lies in its place beside a served model."""
 
-from compress.standalone.decoding_rules import Logits, Rules, Text, searching
+from foundation.standalone.decoding_rules import Logits, Rules, Text, searching
 
 __all__ = ["Logits", "Rules", "Text", "searching"]

@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/encoder_decoder.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/encoder_decoder.py`, which lies in its place beside a served model."""
 
-from compress.standalone.encoder_decoder import EncoderDecoder, Group
+from foundation.standalone.encoder_decoder import EncoderDecoder, Group
 
 __all__ = ["EncoderDecoder", "Group"]

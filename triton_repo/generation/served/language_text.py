@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/language_text.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/language_text.py`, which lies in its place beside a served model."""
 
-from compress.standalone.language_text import LanguageText
+from foundation.standalone.language_text import LanguageText
 
 __all__ = ["LanguageText"]

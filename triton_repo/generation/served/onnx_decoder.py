@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/onnx_decoder.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/onnx_decoder.py`, which lies in its place beside a served model."""
 
-from compress.standalone.onnx_decoder import PART, Beams, OnnxDecoder, together
+from foundation.standalone.onnx_decoder import PART, Beams, OnnxDecoder, together
 
 __all__ = ["PART", "Beams", "OnnxDecoder", "together"]

@@ -1,5 +1,5 @@
-"""Stands for `compress/standalone/pieces.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/pieces.py`, which lies in its place beside a served model."""
 
-from compress.standalone.pieces import Pieces
+from foundation.standalone.pieces import Pieces
 
 __all__ = ["Pieces"]

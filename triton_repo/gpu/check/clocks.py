@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compress.machine.process import spawn
+from foundation.machine.process import spawn
 
 FIELDS = ("index", "utilization.gpu", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu")
 COMMAND = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "--loop=1")

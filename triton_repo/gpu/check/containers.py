@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.deployment import DOCKER
 from triton_repo.gpu.plan_files import RECORD
 

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.artifact import write_json, write_text
-from compress.core.engines import served_on
+from foundation.artifacts.artifact import write_json, write_text
+from foundation.core.engines import served_on
 from triton_repo.gpu.check.verdict import Verdict, passes
 from triton_repo.gpu.check.verdicts import verdicts
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compress.core.engines import REFERENCE, served_on
+from foundation.core.engines import REFERENCE, served_on
 from triton_repo.gpu.check.kernel_verdicts import kernel_verdicts
 from triton_repo.gpu.check.verdict import Verdict
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from compress.core.errors import InputError
+from foundation.core.errors import InputError
 from triton_repo.gpu.check import containers
 
 

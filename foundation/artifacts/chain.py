@@ -1,0 +1,166 @@
+"""The chain of a run: one digest, the anchor, over everything that its report says or that is served from it.
+
+    files -> manifest of each artifact -> chain.json -> anchor -> report.json, report.html
+
+`chain.json` is written when a run finishes. It lists the sha256 of each manifest (each of which lists the sha256 of its files), of the
+recipe with its list of artifacts, of the golden rows, of the changed predictions and of the sizes of the splits, and where
+`model_repository` leads. The anchor is the
+digest of that list. Whoever keeps a report elsewhere can find any later change: the report holds the list and the anchor.
+
+A chain inside the run folder finds damage, not a forger who also writes a new chain; `verify --report` with a kept report finds that one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.run_folder import LOCK_FILE, REPOSITORY, Run
+from foundation.core.errors import InputError
+from foundation.core.shown import reason
+
+CHAIN, SCHEMA = "chain.json", 1
+GOLDEN, FLIPS, DATA = "golden.safetensors", "flips.jsonl", "data.json"
+
+
+def chain_of(run: Run) -> dict[str, Any]:
+    """Returns the chain of a run as it is on disk now.
+
+    Returns:
+        `anchor`; `files`: path (relative to the run folder) and sha256 of each, null for a missing file; `model_repository`: where it
+        leads, null without one.
+    """
+    data = [DATA] if os.path.lexists(run.folder / DATA) else []  # runs of earlier versions have none
+    names = [LOCK_FILE, GOLDEN, FLIPS, *data, *(f"{stage['artifact']}/{artifact.MANIFEST}" for stage in run.stages)]
+    files = [{"path": name, "sha256": _digest(run.folder / name)} for name in names]
+    return anchored(files, _target(run.folder / REPOSITORY))
+
+
+def anchored(files: list[dict[str, Any]], link: str | None) -> dict[str, Any]:
+    """Returns the chain of these entries, with its anchor."""
+    contents = {"files": files, "model_repository": link}
+    return {"anchor": artifact.digest(contents), **contents}
+
+
+def write_chain(run: Run) -> None:
+    """Writes `chain.json`; the last step of a run before its report."""
+    artifact.write_json(run.folder / CHAIN, {"schema": SCHEMA, **chain_of(run)})
+
+
+def read_chain(folder: Path) -> dict[str, Any]:
+    """Returns the chain that the run wrote.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
+    path, cure = folder / CHAIN, f"`compress run` on {folder / LOCK_FILE} keeps the finished stages and writes it"
+    if not os.path.lexists(path):
+        raise InputError(
+            f"{path}: missing: an earlier version finished this run, or the file was removed; a changed manifest cannot be found; {cure}"
+        )
+    try:
+        return checked(artifact.read_json(path))
+    except artifact.DamagedArtifact as error:
+        raise InputError(f"{error}; {cure}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({reason(error)}); {cure}") from error
+
+
+def recorded(folder: Path, name: str) -> str | None:
+    """Returns the sha256 of a file (path relative to the run folder) in the chain of a run; None if there is no chain or no such entry."""
+    try:
+        chain = read_chain(folder)
+    except InputError:  # no run has finished here yet, or its chain is damaged: `report` and `verify` say so
+        return None
+    return next((entry["sha256"] for entry in chain["files"] if entry["path"] == name), None)
+
+
+def forget(folder: Path, name: str) -> None:
+    """Removes a file from the chain of a run, before a step writes it anew: a run that is stopped later still finds it intact."""
+    if recorded(folder, name) is not None:
+        chain = read_chain(folder)
+        kept = anchored([entry for entry in chain["files"] if entry["path"] != name], chain["model_repository"])
+        artifact.write_json(folder / CHAIN, {"schema": SCHEMA, **kept})
+
+
+def checked(document: Any) -> dict[str, Any]:
+    """Returns the chain in a document whose anchor belongs to its entries.
+
+    Raises:
+        KeyError, TypeError: An entry is missing or of the wrong type.
+        ValueError: The anchor is not that of the entries.
+    """
+    found = anchored([{"path": str(e["path"]), "sha256": e["sha256"]} for e in document["files"]], document["model_repository"])
+    if found["anchor"] != document["anchor"]:
+        raise ValueError("its anchor is not that of its entries")
+    return found
+
+
+def damage(run: Run, log: Callable[[str], None] = lambda line: None, only: Artifact | None = None) -> Iterator[str]:
+    """Hashes every file of every artifact and yields one line for each that is missing, added or changed, and for a wrong link.
+
+    Args:
+        run: The run.
+        log: Gets one line for each artifact.
+        only: The one artifact to hash; None: all.
+    """
+    for stage in run.stages:
+        found = run.artifacts[stage["id"]]
+        if only is not None and found is not only:
+            continue
+        problems = artifact.verify(found)
+        if not problems and stage["digest"] != found.digest:
+            problems = [f"{found.path}: digest {found.digest[:12]}, but the run recorded {stage['digest'][:12]}"]
+        log(f"{stage['id']}: {len(found.manifest['files'])} files, {'damaged' if problems else 'intact'}")
+        yield from problems
+    yield from _link(run)
+
+
+def changes(expected: Mapping[str, Any], run: Run, source: str) -> list[str]:
+    """Returns one line for each entry of a chain that is not what is on disk now.
+
+    Args:
+        expected: The chain that was recorded.
+        run: The run.
+        source: Where it was recorded, for the message.
+    """
+    found = chain_of(run)
+    before, now = ({entry["path"]: entry["sha256"] for entry in chain["files"]} for chain in (expected, found))
+    other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    lines = [f"{run.folder / name}: {_what(before.get(name), now.get(name))} since {source}" for name in other]
+    if expected["model_repository"] != found["model_repository"]:
+        lines.append(
+            f"{run.folder / REPOSITORY}: leads to {found['model_repository']}, but to {expected['model_repository']} according to {source}"
+        )
+    return lines
+
+
+def _what(before: str | None, now: str | None) -> str:
+    return "added" if before is None else "missing" if now is None else "changed"
+
+
+def _link(run: Run) -> Iterator[str]:
+    path, made = run.folder / REPOSITORY, run.of_kind("model_repository")
+    if made is None:
+        if os.path.lexists(path):
+            yield f"{path}: does not belong to this run, whose recipe has no triton_repo stage; remove it"
+        return
+    wanted = f"stages/{made.path.name}/{REPOSITORY}"
+    if not os.path.lexists(path):
+        yield f"{path}: missing; a link to {wanted} is expected; `compress run` writes it again"
+    elif not path.is_symlink():
+        yield f"{path}: is not a link to {wanted}; move it away, and `compress run` writes the link again"
+    elif os.readlink(path) != wanted:
+        yield f"{path}: leads to {os.readlink(path)}; {wanted} is expected; `compress run` writes it again"
+
+
+def _target(path: Path) -> str | None:
+    return os.readlink(path) if path.is_symlink() else None
+
+
+def _digest(path: Path) -> str | None:
+    return artifact.file_digest(path) if path.is_file() and not path.is_symlink() else None

@@ -1,0 +1,264 @@
+"""The run folder: locking, writing and reading a run.
+
+`recipe.lock.yaml` holds the resolved recipe and the artifact of each step; everything else about a run follows from these.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from foundation.artifacts import artifact
+from foundation.artifacts.artifact import Artifact, DamagedArtifact
+from foundation.core.errors import InputError
+from foundation.core.files import local, read_plain
+from foundation.core.shown import reason, shown
+from foundation.core.step_names import EVALUATION
+from foundation.core.version import version
+from foundation.core.yaml_file import parse_yaml
+
+LOCK_FILE = "recipe.lock.yaml"
+MOST_BYTES = 10_000_000
+"""Bytes of that file."""
+REPOSITORY = "model_repository"
+PROFILES = "profiles"
+"""Folder of a run for profiles of its trainings, one folder for each artifact."""
+UNFINISHED = ".unfinished"
+JUDGE = ".judge"
+"""Holds the rows that the run is judged on, where these are not the evaluation rows."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read from its folder."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    """The resolved recipe, as plain data."""
+    stages: tuple[Mapping[str, Any], ...]
+    """Per step: `id`, `artifact` (path relative to the folder), `digest`, `cached`, `seconds`."""
+    environment: Mapping[str, Any]
+    artifacts: Mapping[str, Artifact]
+    """Finished artifacts by step id, in execution order."""
+    finished: str | None = None
+    """When the run finished, ISO 8601 in UTC; None in runs of a version that did not write it."""
+    version: str | None = None
+    """The version of compress that finished it; None as above."""
+
+    @property
+    def variants(self) -> dict[str, Artifact]:
+        """The evaluated checkpoints, which are the rows of the report, in order; the first is the baseline."""
+        return {name: found for name, found in self.artifacts.items() if f"{EVALUATION}{name}" in self.artifacts}
+
+    @property
+    def baseline(self) -> str:
+        """Id of the variant that the others are compared with."""
+        return next(iter(self.variants))
+
+    def predictions(self, variant: str) -> Path:
+        """Returns the file with a variant's torch predictions on the evaluation split."""
+        evaluated = self.artifacts[f"{EVALUATION}{variant}"]
+        return evaluated.path / str(evaluated.metrics["predictions"])
+
+    def of_kind(self, kind: str) -> Artifact | None:
+        """Returns the last artifact of that kind, or None."""
+        return next((found for found in reversed(list(self.artifacts.values())) if found.kind == kind), None)
+
+
+def open_run(folder: Path) -> Run:
+    """Reads a run folder.
+
+    Raises:
+        InputError: The folder is not a run folder, its run has never finished, or an artifact is missing.
+    """
+    folder = local(folder, "run folder")
+    try:
+        text = read_plain(folder / LOCK_FILE, MOST_BYTES).decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{folder}: not a finished run (no {LOCK_FILE}); give a folder written by `compress run`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / LOCK_FILE}: cannot be read ({reason(error)}); `compress run` writes it again") from error
+    document = parse_yaml(text, str(folder / LOCK_FILE))
+    problem = _problem(document)
+    if problem is not None:
+        raise InputError(f"{folder / LOCK_FILE}: damaged ({problem}); `compress run` writes it again")
+    stages = tuple(document["stages"])
+    try:
+        artifacts = {stage["id"]: artifact.load(folder / stage["artifact"]) for stage in stages}
+    except DamagedArtifact as error:
+        raise InputError(f"{error}; `compress run` creates it again") from error
+    run = Run(folder, document["recipe"], stages, document["environment"], artifacts, document.get("finished"), document.get("compress"))
+    if not run.variants:
+        raise InputError(f"{folder / LOCK_FILE}: damaged (no step evaluates a model); `compress run` writes it again")
+    return run
+
+
+def _problem(document: Any) -> str | None:
+    """Returns what is wrong with the contents of `recipe.lock.yaml`; None if nothing is."""
+    if not isinstance(document, dict):
+        return f"{shown(document)} instead of a map"
+    for key, kind in (("recipe", dict), ("stages", list), ("environment", dict)):
+        if not isinstance(document.get(key), kind):
+            return f"{key}: {shown(document.get(key))}"
+    for key in ("hardware", "versions"):
+        if not isinstance(document["environment"].get(key), dict):
+            return f"environment.{key}: {shown(document['environment'].get(key))}"
+    for key in ("finished", "compress"):
+        if not isinstance(document.get(key, ""), str):
+            return f"{key}: {shown(document[key])}"
+    known: set[str] = set()
+    for position, stage in enumerate(document["stages"]):
+        for key, fits in STEP.items():
+            if not isinstance(stage, dict) or not fits(stage.get(key)):
+                return f"stages[{position}].{key}: {shown(stage.get(key) if isinstance(stage, dict) else stage)}"
+        if stage["id"] in known:
+            return f"stages[{position}].id: {shown(stage['id'])} is given twice"
+        known.add(stage["id"])
+    return None
+
+
+STEP: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda value: isinstance(value, str),
+    "artifact": lambda value: isinstance(value, str) and re.fullmatch(r"stages/[a-z][a-z0-9_-]*", value) is not None,
+    "digest": lambda value: isinstance(value, str),
+    "cached": lambda value: isinstance(value, bool),
+    "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+}
+"""What `recipe.lock.yaml` holds for each step, and whether a value can be it."""
+
+
+@contextmanager
+def blaming_damage(folder: Path) -> Iterator[None]:
+    """Reports an error inside the block as damage of a run folder, if files of it differ from their manifests; else passes it on.
+
+    Raises:
+        InputError: Files are missing, added or changed.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except DamagedArtifact as error:
+        raise InputError(f"{error}; `compress run` creates it again") from error
+    except Exception as error:  # any: contents that nobody wrote can fail anywhere; the digests tell whether it is that
+        problems = [problem for found in open_run(folder).artifacts.values() for problem in artifact.verify(found)]
+        if not problems:
+            raise
+        raise InputError(*(f"{problem}; `compress run` creates it again" for problem in problems)) from error
+
+
+def write_lock(
+    folder: Path, recipe: Mapping[str, Any], environment: Mapping[str, Any], made: Mapping[str, tuple[Artifact, bool, float]]
+) -> None:
+    """Writes `recipe.lock.yaml`, with the present time and the version of compress.
+
+    Args:
+        folder: The run folder.
+        recipe: The resolved recipe, as plain data.
+        environment: Versions and hardware.
+        made: By step id: the artifact, whether it came from the cache, and its seconds.
+    """
+    stages = [
+        {"id": name, "artifact": f"stages/{found.path.name}", "digest": found.digest, "cached": cached, "seconds": round(seconds, 3)}
+        for name, (found, cached, seconds) in made.items()
+    ]
+    document = {
+        "schema": 1,
+        "recipe": dict(recipe),
+        "stages": stages,
+        "environment": dict(environment),
+        "finished": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "compress": version(),
+    }
+    artifact.write_text(folder / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140))
+
+
+def link_repository(folder: Path, made: Artifact | None) -> None:
+    """Atomically points the run's `model_repository` link at the repository inside an artifact; None removes the link of an earlier recipe.
+
+    Raises:
+        InputError: There is something else than a link.
+    """
+    link, temporary = folder / REPOSITORY, folder / f".{REPOSITORY}.tmp"
+    if os.path.lexists(link) and not link.is_symlink():
+        raise InputError(f"{link}: is not a link, so it is not of this run; move it away and run again; finished stages are kept")
+    if made is None:
+        link.unlink(missing_ok=True)
+        return
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(Path("stages") / made.path.name / REPOSITORY)
+    temporary.replace(link)
+
+
+def start_list(folder: Path) -> None:
+    """Starts the list of the artifacts that the present run uses; it stays until the run has finished, so that `clean` spares them."""
+    (folder / UNFINISHED).write_text("", encoding="utf-8")
+
+
+def list_artifact(folder: Path, name: str) -> None:
+    """Adds an artifact folder to that list, before it is looked up or made."""
+    with (folder / UNFINISHED).open("a", encoding="utf-8") as stream:
+        stream.write(f"{name}\n")
+
+
+def end_list(folder: Path) -> None:
+    """Removes the list: the lock file of the run has taken its place."""
+    (folder / UNFINISHED).unlink(missing_ok=True)
+
+
+def unfinished(folder: Path) -> set[str]:
+    """Returns the artifact folders of a run that was stopped; empty if the last run has finished."""
+    path = folder / UNFINISHED
+    return set(path.read_text(encoding="utf-8").split("\n")) - {""} if path.exists() else set()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks the run folder for this process; the lock ends with the process, however that ends.
+
+    Raises:
+        InputError: Another process holds the lock, or the folder is not a run folder.
+    """
+    folder = local(folder, "--out")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; give a new folder, or the folder of an earlier run, with --out DIR")
+    if folder.exists() and any(folder.iterdir()) and not (folder / ".lock").exists():
+        raise InputError(f"{folder}: not empty and not a run folder; give another folder with --out DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "(unknown id)"
+            raise InputError(f"{folder}: process {holder} is writing to it; wait for it, or give another --out DIR") from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def keep_judge(folder: Path, judge: str) -> None:
+    """Notes in a new run folder which rows its models are judged on, and holds later runs in it to that.
+
+    Raises:
+        InputError: The folder was judged on other rows.
+    """
+    note, usual = folder / JUDGE, "evaluation"
+    known = note.read_text(encoding="utf-8").strip() if note.is_file() else judge
+    if judge != known:
+        raise InputError(
+            f"{folder}: a candidate of a search, whose figures are of {known} rows; run its {LOCK_FILE} with another --out DIR to get "
+            f"those of {judge} rows"
+        )
+    if judge != usual:
+        artifact.write_text(note, judge)

@@ -1,0 +1,70 @@
+"""The `goals` section of a recipe: limits that the result must meet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from foundation.core.config import Config
+
+SUSPICIOUS = 0.2
+"""From here on a fraction looks like points or percent."""
+
+
+class LatencyGoal(Config):
+    """An upper bound on one latency percentile of the served model at one shape."""
+
+    percentile: Literal[50, 90, 99] = 50
+    """Percentile of the latency samples."""
+    batch: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Batch size. One that is not in `target.batch_sizes` is measured too."""
+    sequence: Annotated[int, Field(ge=2)] | None = None
+    """Sequence length in tokens, at most data.max_length; one that is not in `target.sequence_lengths` is measured too. Needed for texts.
+    For waveforms in samples, one of the measured lengths. Omit for rows of one size, such as images."""
+    value: Annotated[float, Field(gt=0)]
+    """Upper bound in milliseconds."""
+    at: Literal["engine", "server"] = "engine"
+    """Where it is judged. engine: one pass of the engine, in turns with the others. server: one request of `batch` rows to the Triton
+    server of this run, from a client on this machine. The report shows both."""
+
+
+class Goals(Config):
+    """Limits that the compressed model must meet; a goal that is not set is not judged."""
+
+    metric: str | None = None
+    """The metric that `max_drop`, the headline and the choice of what is served are about: one of those of the task
+    (`compress list tasks`), or for classes `recall:LABEL`, `precision:LABEL` or `f1:LABEL` of one of them. null: the primary metric.
+    What quantization may lose on selection rows with labels is counted in it too; trainings choose by the primary metric in any case."""
+    max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
+    """Maximum drop of the judged metric, as a fraction: baseline in torch minus the served model in its last backend (Triton, else its
+    engine, else torch). For perplexity, the maximum relative increase: served / baseline - 1."""
+    min_speedup: Annotated[float, Field(gt=0)] | None = None
+    """Minimum speed-up of the served model at the worst target shape, against the baseline in torch (fp32, eager)."""
+    max_latency_ms: tuple[LatencyGoal, ...] = ()
+    """Upper bounds on latency percentiles of the served model."""
+    max_size_mb: Annotated[float, Field(gt=0)] | None = None
+    """Maximum deployed size, the files that the engine of the served model loads, in 10^6 bytes."""
+    min_throughput: Annotated[float, Field(gt=0)] | None = None
+    """Minimum throughput of the served model in rows per second, at its best target shape."""
+    max_bleu_drop: Annotated[float, Field(ge=0, le=100)] | None = None
+    """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus those of the last variant
+    in the engine that answers."""
+    int8_faster: bool | None = None
+    """Whether the fastest int8 engine of the last variant must be faster than the fastest float engine of the model it was made of, at the
+    largest shape, whichever of them is served. null: the report says so as a finding, and no goal is missed. false: it says nothing."""
+
+    @field_validator("max_drop")
+    @classmethod
+    def _is_a_fraction(cls, given: float | None) -> float | None:
+        if given is not None and given > 1:
+            raise ValueError(f"a fraction of 0 to 1 is allowed: give {given / 100:.4g} for {given:g} points or percent")
+        return given
+
+    def questions(self) -> list[str]:
+        """Returns one line for each goal that is allowed but probably not what was meant."""
+        if self.max_drop is None or self.max_drop < SUSPICIOUS:
+            return []
+        points, meant = f"{100 * self.max_drop:.4g} points (percent for perplexity)", f"{self.max_drop / 100:.4g}"
+        much = "every model meets it" if self.max_drop == 1 else "this lets the model get far worse"
+        return [f"goals.max_drop: {self.max_drop:g} is a fraction, a drop of {points}: {much}; give {meant} for {self.max_drop:g} points"]

@@ -1,0 +1,95 @@
+"""Predictions as arrays: which part of the logits is kept, and how batches are merged, checked and stored. Uses only numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foundation.core.errors import InputError
+from foundation.core.files import check_plain
+from foundation.core.forms import next_token, spans, tags, transcripts
+from foundation.core.forms.label_sets import are_sets
+from foundation.standalone.preprocess import Preprocessor
+
+Array = NDArray[Any]
+
+
+def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
+    """Merges batches of (row indices, predictions `[b, ...]`) into one array in row order, float32 `[count, ...]`.
+
+    Raises:
+        InputError: There are no rows, or a prediction is NaN or infinite; the message names the row.
+    """
+    whole: Array | None = None
+    for indices, answers in found:
+        whole = np.zeros((count, *answers.shape[1:]), np.float32) if whole is None else whole
+        whole[indices] = answers
+    if whole is None:
+        raise InputError("data: no row to predict; give at least one row")
+    bad = not_finite(whole)
+    if len(bad):
+        raise InputError(
+            f"model: the logits of {len(bad)} of {count} rows are NaN or infinite, the first in row {bad[0]}; check its weights"
+        )
+    return whole
+
+
+def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+    """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
+    words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
+    contexts `[b, 168]` (`foundation.core.forms.spans`); of the frames of sounds `[b, F, 10]` (`foundation.core.forms.transcripts`)."""
+    if preprocessor.generates:
+        return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
+    if preprocessor.finds_spans:
+        return spans.kept_of_windows(preprocessor, rows, logits)
+    if preprocessor.transcribes:
+        return transcripts.kept_of_frames(preprocessor, rows, logits)
+    if preprocessor.per_token:
+        return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
+    return logits
+
+
+def not_finite(answers: Array) -> Array:
+    """Returns the indices, int64, of the rows of `[n, ...]` that contain NaN or infinity."""
+    return np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
+
+
+def save_predictions(path: Path, logits: Array, labels: Array, groups: Array | None = None) -> None:
+    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`,
+    `[n, C + W, 2]` or `[n, 2, 1 + T]`, or bool `[n, C]`) to a safetensors file, and `groups` (int64 `[m]`, `foundation.data.groups`)."""
+    from safetensors.numpy import save_file
+
+    kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim > 1 else np.int64
+    stored = labels if are_sets(labels) else labels.astype(kind)
+    tensors = {"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}
+    save_file(tensors if groups is None else {**tensors, "groups": np.ascontiguousarray(groups, np.int64)}, path)
+
+
+def load_predictions(path: Path) -> tuple[Array, Array]:
+    """Returns (logits float32 `[n, ...]`, labels `[n, ...]`) of a file written by `save_predictions`.
+
+    Raises:
+        InputError: It is not a plain file.
+    """
+    from safetensors.numpy import load_file
+
+    check_plain(path, str(path))
+    tensors = load_file(path)
+    return tensors["logits"], tensors["labels"]
+
+
+def load_groups(path: Path) -> Array | None:
+    """Returns the groups of a file written by `save_predictions`, int64 `[m]`; None where it has none.
+
+    Raises:
+        InputError: It is not a plain file.
+    """
+    from safetensors import safe_open
+
+    check_plain(path, str(path))
+    with safe_open(path, framework="numpy") as file:
+        return file.get_tensor("groups") if "groups" in file.keys() else None  # noqa: SIM118  # it is no mapping

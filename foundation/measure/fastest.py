@@ -1,0 +1,284 @@
+"""What is served: the configuration that misses the fewest goals, and of these the fastest.
+
+A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Those of the last variant compete with those
+of the float model that it was made of, so that int8 is served where it wins and float where it does not.
+
+    time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles,
+             or of the highest lower one that all candidates have (a p99 needs 200 samples); with goals.min_throughput and no limit on
+             latency the time for a row at the best shape
+    served   the fewest goals missed; of those the simplest of the equally fast ones. Equally fast is what is within `CLOSE` of the least
+             time, or within `FAR` with a 95 % interval of the ratio that reaches `CLOSE`
+    simplest the smallest files (within `SAME_SIZE`), then one precision before two, then by the order of `MODES`, then the least time
+
+The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns, and ratios
+are formed within turns (`foundation.measure.turns`). With noise in the times every configuration near the fastest one is the fastest now
+and then. `CLOSE` is wider than that noise, so that size and simplicity choose among them, which no noise changes. The metric is that of the
+evaluation split; a configuration is chosen by it only where it decides whether `goals.max_drop` is met.
+
+Not here: other numbers of threads than that of the target, and engines that answer prompts (`foundation.measure.fastest_answers`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundation.artifacts.artifact import read_json
+from foundation.core.engines import REFERENCE, served_on
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.judged import Judged, known_metric
+from foundation.measure.turns import log_ratios, quantile, ratio
+
+if TYPE_CHECKING:  # pydantic, which the Python API is imported without
+    from foundation.core.goals import Goals, LatencyGoal
+    from foundation.core.target import Target
+
+EXPORTED, LATENCY = "export.json", "latency.json"
+CLOSE = 0.05
+"""Times that differ by less are taken for equal: geometric means over shapes repeat between quiet runs to about half of this."""
+CLOSE_BEFORE = 0.02
+"""The same for runs of earlier versions, whose rows have no turns: the smallest of the equally fast ones was served, and stays so."""
+FAR = 0.25
+"""No interval makes times that differ by more equal."""
+SAME_SIZE = 0.01
+"""Files that differ by less in size are taken for equally large."""
+MODES = ("dynamic", "static", "eager", "compiled")
+"""The simpler mode first: one graph for every shape before one for each."""
+EXACT = 1e-9
+PERCENTILES = (99, 90, 50)
+"""Those of a latency row, the highest first."""
+Row = Mapping[str, Any]
+Shape = tuple[int, int | None]
+NAMES = ("variant", "precision", "float_precision", "engine", "mode")
+Key = tuple[str, str, str, str, str]
+"""The values of `NAMES`, in order."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that could be served, with its measured figures."""
+
+    key: Key
+    metric: float
+    """The primary metric on the evaluation split."""
+    size_bytes: int
+    """What the engine loads."""
+    rows: Mapping[Shape, Row]
+    """Its latency row at each target shape."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The key as a map."""
+        return dict(zip(NAMES, self.key, strict=True))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate with what it is judged by."""
+
+    candidate: Candidate
+    missed: tuple[str, ...]
+    """The goals that it misses."""
+    time_ms: float
+    """See above."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What candidates are held against."""
+
+    metric: str
+    before: float
+    """The primary metric of the baseline in torch."""
+    reference: Mapping[Shape, Row]
+    """Latency rows of the baseline in torch, fp32, eager."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The artifacts of a run that the choice is made of."""
+
+    exported: Path
+    """Folder of export.json."""
+    latency: Path
+    """Folder of latency.json."""
+    line: Sequence[str]
+    """Ids of the variants that led to the last one, itself last (`foundation.artifacts.artifact.lineage`)."""
+    baseline: str
+    before: float
+    """The primary metric of the baseline in torch."""
+
+
+def competes(task: Task, target: Target) -> bool:
+    """Whether configurations of a task compete on a target: on the CPU, where `target.serve` says so, and answers are not tokens."""
+    return target.device == "cpu" and target.serve == "fastest" and not TASKS[task].generates
+
+
+def fastest(measured: Measured, goals: Goals, judged: Judged) -> list[Ranked]:
+    """Returns the configurations that compete, the one to serve first; empty where none was built and timed.
+
+    Args:
+        measured: The artifacts.
+        goals: Those of the recipe.
+        judged: The metric that is judged.
+    """
+    builds, latency = read_json(measured.exported / EXPORTED)["builds"], read_json(measured.latency / LATENCY)
+    for entry in (entry for build in builds for entry in build["engines"] if entry.get("predictions")):
+        entry["metrics"] = {**entry["metrics"], judged.name: judged.figure(entry["metrics"], measured.exported / entry["predictions"])}
+    found = candidates(builds, latency, competing(builds, measured.line), judged.name)
+    return ranking(found, goals, Scale(judged.name, measured.before, reference_rows(latency, measured.baseline)))
+
+
+def key_of(build: Mapping[str, Any], entry: Mapping[str, Any]) -> Key:
+    """Returns the configuration of an engine of export.json: `entry` in its build."""
+    rest = entry.get("float_precision", build["float_precision"])
+    return build["variant"], build["precision"], rest, entry["engine"], entry["mode"]
+
+
+def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], variants: Sequence[str], metric: str) -> list[Candidate]:
+    """Returns what could be served on the CPU, in the order of export.json.
+
+    Args:
+        builds: `builds` of export.json.
+        latency: The rows of latency.json.
+        variants: Ids of the variants that compete.
+        metric: Name of the primary metric.
+    """
+    timed: dict[Key, dict[Shape, Row]] = {}
+    for row in latency:
+        timed.setdefault(key_of(row, row), {})[row["batch"], row["sequence"]] = row
+    found = []
+    for build in builds:
+        for entry in build["engines"]:
+            key = key_of(build, entry)
+            if build["variant"] in variants and entry["runnable"] and entry["engine"] in served_on("cpu") and key in timed:
+                found.append(Candidate(key, entry["metrics"][metric], entry["size_bytes"], timed[key]))
+    return found
+
+
+def competing(builds: Iterable[Mapping[str, Any]], line: Sequence[str]) -> list[str]:
+    """Returns the variants that compete: the last one, and the float one that it was made of.
+
+    Args:
+        builds: `builds` of export.json.
+        line: Ids of the variants that led to the last one, itself last.
+    """
+    floating = {build["variant"] for build in builds if build["precision"] == "fp32"}
+    made_of = next((name for name in reversed(line) if name in floating), line[-1])
+    return list(dict.fromkeys((line[-1], made_of)))
+
+
+def reference_rows(latency: Iterable[Row], baseline: str) -> dict[Shape, Row]:
+    """Returns the rows that speed-ups refer to, by shape: the baseline in torch, fp32, eager."""
+    wanted = (baseline, REFERENCE, "fp32", "eager")
+    rows = (row for row in latency if (row["variant"], row["engine"], row["precision"], row["mode"]) == wanted)
+    return {(row["batch"], row["sequence"]): row for row in rows}
+
+
+def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Ranked]:
+    """Returns the candidates, the one to serve first.
+
+    Args:
+        found: The candidates.
+        goals: Those of the recipe.
+        scale: The baseline.
+    """
+    found = list(found)
+    cells = limited(found, goals)
+    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals, cells)) for one in found]
+    ranked.sort(key=lambda one: (len(one.missed), one.time_ms))
+    if not ranked:
+        return []
+    rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
+    if not any("turns_ms" in row for one in rivals for row in one.candidate.rows.values()):
+        close = [one for one in rivals if one.time_ms <= (1 + CLOSE_BEFORE) * rivals[0].time_ms]
+        first = min(close, key=lambda one: one.candidate.size_bytes)
+    else:
+        near = [one for one in rivals if one.time_ms <= (1 + FAR) * rivals[0].time_ms]
+        close = [one for one in near if _least_ratio(one, rivals[0], goals, cells) <= 1 + CLOSE]
+        smallest = min(one.candidate.size_bytes for one in close)
+        first = min((one for one in close if one.candidate.size_bytes <= (1 + SAME_SIZE) * smallest), key=_complexity)
+    return [first, *(one for one in ranked if one is not first)]
+
+
+def _complexity(one: Ranked) -> tuple[int, int, float]:
+    """Returns what the least of is the simplest: precisions, mode, time."""
+    names = one.candidate.names
+    mixed = names["float_precision"] not in ("fp32", names["precision"])  # int8 whose float part is in halves
+    return 1 + mixed, MODES.index(names["mode"]), one.time_ms
+
+
+def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tuple[Shape, str]]) -> float:
+    """Returns the lower end of the 95 % interval of how many times longer a configuration takes than the fastest one.
+
+    Goals on other percentiles than the median, and on throughput, have no interval: the ratio itself.
+    """
+    exact = one.time_ms / fastest.time_ms
+    if any(key != "p50_ms" for _, key in cells) or (not goals.max_latency_ms and goals.min_throughput is not None):
+        return exact
+    wanted = {shape for shape, _ in cells} or one.candidate.rows.keys()
+    pairs = [log_ratios(one.candidate.rows[shape], fastest.candidate.rows[shape]) for shape in wanted]
+    freedom = sum(len(pair) - 1 for pair in pairs)
+    if any(len(pair) < 2 for pair in pairs):
+        return exact
+    middle = sum(sum(pair) / len(pair) for pair in pairs) / len(pairs)
+    variance = sum(statistics.variance(pair) / len(pair) for pair in pairs) / len(pairs) ** 2
+    return math.exp(middle - quantile(freedom) * math.sqrt(variance))
+
+
+def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
+    """Returns the goals that a candidate misses, by their keys; `int8_faster` is no property of one candidate."""
+    rows = candidate.rows
+    metric = known_metric(scale.metric)
+    assert metric is not None, scale.metric
+    slowest = min((ratio(slow, rows[shape]).value for shape, slow in scale.reference.items() if shape in rows), default=math.inf)
+    judged: dict[str, Callable[[float], bool]] = {
+        "max_drop": lambda limit: metric.drop(scale.before, candidate.metric) > limit + EXACT,
+        "min_speedup": lambda limit: slowest < limit - EXACT,
+        "max_size_mb": lambda limit: candidate.size_bytes / 1e6 > limit + EXACT,
+        "min_throughput": lambda limit: max(row["throughput_per_s"] for row in rows.values()) < limit - EXACT,
+    }
+    found = [name for name, misses in judged.items() if (limit := getattr(goals, name)) is not None and misses(limit)]
+    slow = any(_exceeds(rows, goal) for goal in goals.max_latency_ms)
+    return (*found, *(["max_latency_ms"] if slow else []))
+
+
+def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, str]]:
+    """Returns the cells that `goals.max_latency_ms` orders candidates by: a shape and the percentile's key in its row, for each limit.
+
+    A percentile that one of the candidates lacks is replaced by the next lower one, so that all are ordered by the same. A limit at a shape
+    that was not measured, as in runs of earlier versions, orders nothing.
+    """
+    cells = []
+    for goal in goals.max_latency_ms:
+        shape = goal.batch, goal.sequence
+        keys = [f"p{percentile}_ms" for percentile in PERCENTILES if percentile <= goal.percentile]
+        known = (key for key in keys if found and all(one.rows.get(shape, {}).get(key) is not None for one in found))
+        cells += [(shape, key) for key in list(known)[:1]]
+    return cells
+
+
+def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, str]] | None = None) -> float:
+    """Returns the time that candidates are ordered by; see above.
+
+    Args:
+        candidate: A configuration.
+        goals: Those of the recipe.
+        cells: What `limited` returns of all candidates; None: of this one alone.
+    """
+    rows, cells = candidate.rows, limited([candidate], goals) if cells is None else cells
+    if not goals.max_latency_ms and goals.min_throughput is not None:
+        return 1e3 / max(float(row["throughput_per_s"]) for row in rows.values())
+    times = [float(rows[shape][key]) for shape, key in cells] or [float(row["p50_ms"]) for row in rows.values()]
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
+def _exceeds(rows: Mapping[Shape, Row], goal: LatencyGoal) -> bool:
+    """Whether the latency that a goal limits is above it; a percentile is, if a lower one is."""
+    row = rows.get((goal.batch, goal.sequence), {})
+    values = [row.get(f"p{percentile}_ms") for percentile in PERCENTILES if percentile <= goal.percentile]
+    return any(value is not None and value > goal.value + EXACT for value in values)

@@ -1,0 +1,110 @@
+"""The metric that goals are judged on: the primary one of the task, or the one that `goals.metric` names.
+
+    NAME            another metric of the task (`foundation.core.tasks`), such as f1 or matthews
+    KIND:LABEL      a figure of one class, with predictions P and rows T of that class
+
+        recall:LABEL     |P and T| / |T|
+        precision:LABEL  |P and T| / |P|
+        f1:LABEL         2 |P and T| / (|P| + |T|)
+
+A figure of a class whose divisor is 0 is 0. A model that always answers a class has all of its recall, so the floor of `recall:LABEL`
+(`foundation.measure.chance`) comes from shuffled answers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from foundation.core.errors import InputError, nearest
+from foundation.core.forms import label_sets
+from foundation.core.tasks import TASKS, Task
+from foundation.measure.answers import Array, load_predictions
+from foundation.measure.metrics import METRICS, Metric, as_values
+
+Counts = Callable[[float, float, float], tuple[float, float]]
+"""Numerator and divisor of a figure, given hits, predictions and true rows of a class."""
+OF_CLASS: Mapping[str, Counts] = {
+    "recall": lambda hits, predicted, true: (hits, true),
+    "precision": lambda hits, predicted, true: (hits, predicted),
+    "f1": lambda hits, predicted, true: (2 * hits, predicted + true),
+}
+SEPARATOR = ":"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A metric by its name."""
+
+    name: str
+    metric: Metric
+
+    def figure(self, figures: Mapping[str, float], predictions: Path) -> float:
+        """Returns its value: one of `figures`, else from a file of predictions (`foundation.measure.answers`)."""
+        return figures[self.name] if self.name in figures else self.metric.of(*as_values(*load_predictions(predictions)))
+
+
+def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
+    """Returns the metric that is judged.
+
+    Args:
+        task: The task.
+        asked: `goals.metric`; None: the primary metric.
+        labels: Names of the classes.
+
+    Raises:
+        InputError: The task has no such metric, or the data no such class.
+    """
+    name = asked or TASKS[task].metric
+    problem = problem_with(task, asked)
+    if problem is None and name not in METRICS and name.partition(SEPARATOR)[2] not in labels:
+        given = name.partition(SEPARATOR)[2]
+        problem = f"goals.metric: the class {given!r} given; {', '.join(labels)} is allowed{nearest(given, labels)}"
+    if problem is not None:
+        raise InputError(problem)
+    if name in METRICS:
+        return Judged(name, METRICS[name])
+    kind, _, label = name.partition(SEPARATOR)
+    return Judged(name, replace(_OF_ONE, of=partial(_of_class, OF_CLASS[kind], list(labels).index(label)), constants=kind != "recall"))
+
+
+def problem_with(task: Task, asked: str | None) -> str | None:
+    """Returns why a task has no metric of that name, whatever its classes are; None where it has."""
+    row = TASKS[task]
+    if asked is None or asked in row.metrics:
+        return None
+    kind, separator, label = asked.partition(SEPARATOR)
+    if row.judges_classes and separator and kind in OF_CLASS and label:
+        return None
+    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.judges_classes else []
+    allowed = [*row.metrics, *more]
+    return f"goals.metric: {asked!r} given; {', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}"
+
+
+def known_metric(name: str | None) -> Metric | None:
+    """Returns how a metric of a report is written and compared: a row of `METRICS`, or for a figure of a class one that cannot compute it;
+    None for names of other versions."""
+    if name is None or name in METRICS:
+        return None if name is None else METRICS[name]
+    kind, separator, _ = name.partition(SEPARATOR)
+    return _OF_ONE if separator and kind in OF_CLASS else None
+
+
+def _unnamed(answers: Array, labels: Array) -> float:
+    raise AssertionError("the number of the class is not known here; judged_of makes the metric")
+
+
+_OF_ONE = Metric(_unnamed, is_share=True)
+
+
+def _of_class(counts: Counts, number: int, answers: Array, labels: Array) -> float:
+    """Returns a figure of class `number`; answers `[n, C]`, labels int `[n]` or sets bool `[n, C]`."""
+    sets = label_sets.are_sets(labels)
+    predicted = answers[:, number] > 0 if sets else answers.argmax(axis=1) == number
+    true = labels[:, number] if sets else labels == number
+    numerator, divisor = counts(*(float(np.sum(rows)) for rows in (predicted & true, predicted, true)))
+    return numerator / divisor if divisor else 0.0

@@ -1,0 +1,191 @@
+"""Comparable latencies of several engines on one machine.
+
+Each engine runs in its own process. For each shape the processes take turns, A B C A B C A B C, one at a time, so that a slow phase of the
+machine affects all of them. A turn starts with discarded warm-up calls. Compare latencies only within one call of `measure`: ratios are
+formed within a turn (`foundation.measure.turns`).
+
+    throughput = batch * n / sum(samples)          percentiles: linear interpolation; p99 is None below 200 samples
+
+A machine that does something else too is watched. Disturbed samples (`foundation.measure.samples`) are taken again, until a block has as
+many undisturbed ones as it needs, or twice as many in all. A block in which time was stolen or throttled, or the machine was slow
+(`foundation.machine.load`), is taken again as a whole, `REPEATED` of all blocks at most. While the interval of a median is wider than
+`WIDE`, a shape gets more turns, up to `MAX_TURNS`. A figure whose noise stays is marked `busy`.
+
+Without a race each engine and shape gets at least 30 samples, then more up to 200 samples or 3 s. With one (`foundation.measure.race`) the
+first turn is short, and engines that cannot win any more leave after it.
+
+Not measured: concurrent streams. The load test of the Triton stage measures latency under load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from foundation.core.progress import Progress
+from foundation.machine.load import Watch
+from foundation.measure import samples
+from foundation.measure.engine_process import EngineProcess, Job
+from foundation.measure.race import BLOCKS, Block, Race
+from foundation.measure.samples import Figures, Turn
+
+TURNS, MAX_TURNS = 3, 6
+MIN_SAMPLES, MAX_SAMPLES = 30, 200
+MAX_SECONDS = 3.0
+WIDE = 0.1
+"""Half-width of the 95 % interval of a median, relative, above which a shape gets another turn."""
+REPEATED = 0.25
+Shape = tuple[int, int | None]
+
+
+def measure(
+    jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, race: Race | None = None, watch: Watch | None = None
+) -> list[dict[str, Any]]:
+    """Measures every engine at every shape; all processes stay alive throughout.
+
+    Args:
+        jobs: The engines.
+        shapes: (batch, sequence) each; the sequence is None for images.
+        progress: Shows a bar.
+        race: Which engines compete; None measures all of them alike.
+        watch: Watches the machine; its summary covers this call.
+
+    Returns:
+        One row for each engine and shape, engines in the order of `jobs`: `job` (index), `engine`, `mode`, `precision`; `device`,
+        `provider` and `float_precision` as the engine reports them; `threads`, `batch`, `sequence`, `p50_ms`, `p90_ms`, `p99_ms`,
+        `throughput_per_s`, `n`, `quantiles_ms` (0, 5, ... 100 %), `peak_memory_bytes`; `turns_ms`, `interval_ms`, `between_turns`,
+        `within_turns`, `disturbed`, `estimated`, `busy` (`foundation.measure.samples`).
+
+    Raises:
+        EngineError: An engine failed.
+    """
+    with ExitStack() as stack:
+        processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
+        advance = stack.enter_context(progress.bar("latency", len(shapes) * len(jobs) * TURNS))
+        table = Table(jobs, processes, shapes, watch or Watch(), advance)
+        if race is None:
+            for shape in shapes:
+                for turn in range(TURNS):
+                    table.turn(shape, turn, range(len(jobs)), None)
+                table.more_turns(shape, range(len(jobs)))
+        else:
+            _run(race, table)
+    return [table.cells[index, shape].row(index, job, shape, table.elsewhere(index)) for index, job in enumerate(jobs) for shape in shapes]
+
+
+def _run(race: Race, table: Table) -> None:
+    """Lets the engines of a race take their turns, those that can still win."""
+    live: Sequence[int] = range(len(table.jobs))
+    for turn, block in enumerate(BLOCKS):
+        for shape in table.shapes:
+            table.turn(shape, turn, live, block.at(race.needs_p99(shape)))
+        live = race.staying(live, {index: table.figures(index) for index in live})
+        table.advance((len(table.jobs) - len(live)) * len(table.shapes) if turn < len(BLOCKS) - 1 else 0)
+    for shape in table.shapes:
+        table.more_turns(shape, live)
+
+
+class Table:
+    """All engines at all shapes.
+
+    Args:
+        jobs: The engines.
+        processes: Their processes.
+        shapes: The shapes.
+        watch: Watches the machine.
+        advance: Moves the bar.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], processes: Sequence[EngineProcess], shapes: Sequence[Shape], watch: Watch, advance: Callable[[int], None]
+    ) -> None:
+        self.jobs, self.shapes, self.advance = jobs, shapes, advance
+        self._processes, self._watch = processes, watch
+        self.cells = {(index, shape): Cell() for index in range(len(jobs)) for shape in shapes}
+
+    def turn(self, shape: Shape, turn: int, live: Sequence[int], block: Block | None) -> None:
+        """Lets engines take one turn at a shape; a block that stolen time or a slow machine spoiled is taken again."""
+        for index in live:
+            cell = self.cells[index, shape]
+            wanted = block or cell.share(max(1, TURNS - turn))
+            found = cell.ask(self._processes[index], shape, wanted)
+            if self._watch.disturbed() and self._watch.repeated < REPEATED * len(self.cells):
+                self._watch.repeated += 1
+                found = cell.ask(self._processes[index], shape, wanted)
+                self._watch.disturbed()
+            cell.add(turn, found)
+            self.advance(1 if turn < TURNS else 0)
+
+    def more_turns(self, shape: Shape, live: Sequence[int]) -> None:
+        """Lets engines take further turns while the interval of one of them is wide."""
+        for turn in range(TURNS, MAX_TURNS):
+            cells = [self.cells[index, shape].figures(self.jobs[index], self.elsewhere(index)) for index in live]
+            if all(cell.half <= WIDE or (cell.busy and cell.estimated) for cell in cells):  # more turns do not mend the latter
+                return
+            self.turn(shape, turn, live, BLOCKS[-1])
+
+    def elsewhere(self, index: int) -> float | None:
+        """Returns the `parallelism` of an engine at all shapes."""
+        return samples.parallelism([turn for shape in self.shapes for turn in self.cells[index, shape].turns])
+
+    def figures(self, index: int) -> dict[Shape, Figures]:
+        """Returns what the cells of an engine are worth so far."""
+        known = self.elsewhere(index)
+        return {shape: self.cells[index, shape].figures(self.jobs[index], known) for shape in self.shapes}
+
+
+class Cell:
+    """The samples of one engine at one shape."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn | None] = []
+        self.peak_memory_bytes = 0
+        self.placement: dict[str, str] = {}
+
+    def share(self, turns_left: int) -> Block:
+        """Returns this turn's share of the missing samples."""
+        walls = [turn.wall for turn in self.turns if turn is not None]
+        count, seconds = sum(map(len, walls)), sum(float(wall.sum()) for wall in walls) / 1e3
+        least, most = (max(1, ceil((limit - count) / turns_left)) for limit in (MIN_SAMPLES, MAX_SAMPLES))
+        return Block(least, most, max(0.0, MAX_SECONDS - seconds) / turns_left)
+
+    def ask(self, process: EngineProcess, shape: Shape, block: Block) -> Turn:
+        """Lets the engine take a block of samples."""
+        batch, sequence = shape
+        answer = process.ask("measure", batch=batch, sequence=sequence, least=block.least, most=block.most, seconds=block.seconds)
+        self.peak_memory_bytes, self.placement = answer["peak_memory_bytes"], answer["placement"]
+        return Turn.of(answer)
+
+    def add(self, number: int, turn: Turn) -> None:
+        """Adds the samples of a turn."""
+        self.turns += [None] * (number - len(self.turns)) + [turn]
+
+    def figures(self, job: Job, elsewhere: float | None = None) -> Figures:
+        """Returns what the samples are worth."""
+        return samples.figures(self.turns, job.threads, elsewhere, on_cpu=job.labels["device"] == "cpu")
+
+    def row(self, index: int, job: Job, shape: Shape, elsewhere: float | None = None) -> dict[str, Any]:
+        """Returns the row of the report."""
+        found = self.figures(job, elsewhere)
+        times = found.samples
+        p50, p90, p99 = (round(float(value), 4) for value in np.percentile(times, (50, 90, 99)))
+        return {
+            "job": index,
+            **{name: job.labels[name] for name in ("engine", "mode", "precision")},
+            **self.placement,
+            "threads": job.threads,
+            "batch": shape[0],
+            "sequence": shape[1],
+            "p50_ms": p50,
+            "p90_ms": p90,
+            "p99_ms": p99 if len(times) >= MAX_SAMPLES else None,
+            "throughput_per_s": round(1e3 * shape[0] * len(times) / float(times.sum()), 2),
+            "n": len(times),
+            "quantiles_ms": [round(float(value), 4) for value in np.percentile(times, range(0, 101, 5))],
+            "peak_memory_bytes": self.peak_memory_bytes,
+            **found.keys(),
+        }

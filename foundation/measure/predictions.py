@@ -1,0 +1,105 @@
+"""Predictions of a model in torch, held in memory or streamed layer by layer from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from foundation.core.progress import Progress
+from foundation.core.tasks import TASKS, Task
+from foundation.machine.process import freed_memory_returned
+from foundation.machine.sharding import without_gradients
+from foundation.measure.answers import Array, gathered, kept
+from foundation.models.config import read_config
+from foundation.models.forward import forward
+from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
+from foundation.schemes.checkpoint import QUANTIZATION_JSON
+from foundation.schemes.sites import load_sites
+from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.windows import merged
+
+STEP = 16
+
+
+def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
+    """Returns the predictions for `rows` (see `kept`) in row order; every row is padded to its bucket, as in the engines and the server.
+
+    Raises:
+        InputError: A prediction is NaN or infinite; the message names the row.
+    """
+    found = logits_of(model, preprocessor, rows, batch_size, progress)
+    return gathered(((indices, kept(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found), len(rows))
+
+
+def logits_of(
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+) -> Iterator[tuple[list[int], Array]]:
+    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode. Where
+    texts are read in windows, all rows are one batch."""
+    found = _of_batches(model, preprocessor, rows, batch_size, progress)
+    if not preprocessor.aggregate:
+        yield from found
+    elif rows:
+        yield list(range(len(rows))), merged(found, len(rows), preprocessor.aggregate)
+
+
+def _of_batches(
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+) -> Iterator[tuple[list[int], Array]]:
+    was_training = model.training
+    model.eval()
+    seen: set[int] = set()
+    with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+        for indices, features in preprocessor.batches(rows, batch_size):
+            with without_gradients(model):
+                logits = forward(model, {name: torch.from_numpy(value) for name, value in features.items()}).cpu().numpy()
+            yield indices, logits
+            if advance is not None:
+                advance(len(indices) if not preprocessor.aggregate else len(set(indices) - seen))
+                seen |= set(indices)
+    model.train(was_training)
+
+
+def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int) -> Array:
+    """Like `predict`, but pads texts `finely`: faster, for predictions that are only compared with each other."""
+    return predict(model, finely(preprocessor), rows, batch_size)
+
+
+def finely(preprocessor: Preprocessor) -> Preprocessor:
+    """Returns a preprocessor that pads texts to the next multiple of `STEP` tokens instead of the served lengths."""
+    if preprocessor.modality != "text":
+        return preprocessor
+    return replace(preprocessor, buckets=tuple(range(STEP, preprocessor.max_length, STEP)) + (preprocessor.max_length,))
+
+
+def predicts_streamed(folder: Path, task: Task) -> bool:
+    """Whether a checkpoint is a large language model that `predict_streamed` supports."""
+    if not TASKS[task].generates or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+        return False
+    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
+
+
+def predict_streamed(
+    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
+) -> NDArray[Any]:
+    """Like `predict`, for a checkpoint that is streamed from its files layer by layer."""
+
+    model = StreamedModel(folder)
+    with freed_memory_returned(), torch.inference_mode():
+        batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
+        order = range(len(model))
+        for index in progress.track(order, "predict", len(model)) if progress else order:
+            with model.layer(index) as layer:
+                for batch in batches:
+                    batch.hidden.copy_(model.run(index, layer, batch.inputs))
+        answers = (
+            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
+        )
+        return gathered(answers, len(rows))

@@ -1,0 +1,159 @@
+"""The context of a stage: data, target, teachers, progress and services, injected by the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from foundation.artifacts.artifact import Artifact
+from foundation.core.goals import Goals
+from foundation.core.progress import Progress
+from foundation.core.target import Parallel, Target
+from foundation.core.tasks import Task
+from foundation.data.splits import Data
+from foundation.machine.parallel import ALONE, Team
+from foundation.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TimedPrecision = Literal["int8", "fp32"]
+
+
+class MeasureLatency(Protocol):
+    """Times checkpoints, each in an engine process of its own; the processes take turns."""
+
+    @property
+    def settings(self) -> Any:
+        """The recipe settings that affect the latency, apart from the target; JSON types."""
+
+    def __call__(
+        self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision | Sequence[TimedPrecision]
+    ) -> list[float]:
+        """Returns the median latency in ms of float checkpoints in the first engine of the target.
+
+        Args:
+            checkpoints: The checkpoints.
+            shape: (batch, sequence); the sequence is None for images.
+            precision: Precision of the GEMMs; for int8 the checkpoints are quantized first. A list has one for each checkpoint.
+        """
+
+    def turns(
+        self, checkpoints: Sequence[Path], shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision | Sequence[TimedPrecision]
+    ) -> list[list[float]]:
+        """Returns for each shape the median latency in ms of each checkpoint, which is built once; see above."""
+
+    def at(self, checkpoint: Path, shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision) -> list[float]:
+        """Returns the median latency in ms of one float checkpoint at several shapes; see above."""
+
+
+class EngineJob(Protocol):
+    """Tells how an exported engine is opened."""
+
+    def __call__(self, root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], proposals: bool) -> Any:
+        """Returns the `foundation.measure.engine_process.Job` of an engine.
+
+        Args:
+            root: Folder of export.json.
+            build: Its `precision`, `folder` and `float_precision`, which is that of an engine without one.
+            engine: The entry of the engine in the build.
+            proposals: Whether tokens are proposed to it, where the export has measured that.
+        """
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a stage may need besides its config and its parent artifact."""
+
+    task: Task
+    data: Data
+    max_length: int
+    """Maximum number of tokens of a row; longer texts are truncated. Unused for images."""
+    target: Target
+    seed: int
+    progress: Progress
+    scratch: Path
+    """Folder for checkpoints within the stage; survives a kill, and is removed when the stage finishes."""
+    checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
+    """Every variant so far by stage id, in order; the first is the baseline."""
+    predictions: Mapping[str, Path] = field(default_factory=dict)
+    """Predictions in torch on the evaluation split by variant: files of `foundation.measure.answers.save_predictions`."""
+    teachers: tuple[Artifact, ...] = ()
+    """The checkpoints that the `teacher` key of the stage names, in its order; empty for stages without that key."""
+    count_macs: Callable[[], int] = lambda: 0
+    """Checks the model of the recipe and returns its multiply-accumulates for one row; not called if every step is cached."""
+    goals: Goals = field(default_factory=Goals)
+    """The goals of the recipe; a stage that uses them lists them in `depends`."""
+    exported: Artifact | None = None
+    """The exported engines; None before that stage."""
+    latency: Artifact | None = None
+    """Their measured latencies; None before that step."""
+    measure_latency: MeasureLatency | None = None
+    """Times checkpoints; None outside a run."""
+    engine_job: EngineJob | None = None
+    """Tells how an exported engine is opened in a process of its own; None outside a run."""
+    losses: Losses | None = None
+    """Distillation losses by name; None outside a run."""
+    team: Team = ALONE
+    """The processes that run this stage."""
+    shared: Path | None = None
+    """Folder `stages` of the run, for what several stages, and all runs that share the store, compute alike; None outside a run."""
+    forced: bool = False
+    """Whether the stage runs although it was finished before: what earlier runs of it kept does not count."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How trainings use devices and their memory."""
+    profiles: Path | None = None
+    """Folder for profiles of trainings, of the whole run or of this stage; None: none are made."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """Library versions and hardware of this machine, as written to the manifest."""
+
+    stride: int = 0
+    """Tokens that two windows of a long context or text share; 0 where texts are truncated."""
+    aggregate: str = ""
+    """What the logits of a text are of those of its windows, mean or max; empty where texts are truncated."""
+    preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
+    """Preprocessors that were made already; shared by all contexts of a run."""
+
+    def preprocessor(self, checkpoint: Path) -> Preprocessor:
+        """Returns how the rows of a checkpoint are prepared; read from its folder once a run.
+
+        Raises:
+            InputError: See `foundation.models.inputs.preprocessor.preprocessor`.
+        """
+        from foundation.models.inputs.preprocessor import preprocessor
+
+        key = checkpoint, self.max_length, self.target
+        if key not in self.preprocessors:
+            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride, self.aggregate)
+        return self.preprocessors[key]
+
+    @property
+    def teacher(self) -> Artifact | None:
+        """The first teacher; None for stages without a `teacher` key."""
+        return self.teachers[0] if self.teachers else None
+
+    @property
+    def baseline(self) -> Artifact:
+        """The variant that all others are compared with."""
+        return next(iter(self.checkpoints.values()))
+
+
+class Losses(Protocol):
+    """The losses of the stage `distill` by name, for other stages that learn from a teacher."""
+
+    def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
+        """Checks before the first stage runs that the losses fit both models (Transformers configs) and the task.
+
+        Raises:
+            InputError: They do not fit, or a setting of a loss is invalid.
+        """
+
+    def objective(self, distillation: Distillation, context: Context) -> nn.Module:
+        """Returns the training objective, which holds the teacher; with an `origin`, only the teacher parts that it names are used.
+
+        Raises:
+            InputError: A loss does not fit the models.
+        """

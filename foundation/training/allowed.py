@@ -1,0 +1,134 @@
+"""What a training refuses, said before the first stage of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from foundation.core.errors import InputError
+from foundation.core.forms.table import form_of
+from foundation.core.tasks import TASKS
+from foundation.data.splits import Split
+from foundation.models.architecture.blocks import blocks_of
+from foundation.models.architecture.context import check_context
+from foundation.models.architecture.sequence import check_sequence
+from foundation.models.architecture.shapes import on_meta
+from foundation.models.architecture.split import check_split
+from foundation.models.architecture.stages import check_stages
+from foundation.models.inputs.sounds import spectrogram_shape
+from foundation.models.library import depths_of, with_class
+from foundation.stage.context import Context
+from foundation.training.choices import Optimizer
+from foundation.training.lora import Lora, check_lora
+from foundation.training.optimizers import check_optimizer
+from foundation.training.recompute import check_recomputed
+
+_NAMES = {2: "texts of a pair", 3: "texts of a triplet"}
+"""What rows that belong together are called."""
+
+
+class Settings(Protocol):
+    """The settings that all trainings share."""
+
+    @property
+    def lora(self) -> Lora | None:
+        """Adapters that are trained instead of the weights."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per step."""
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Rows in memory at once in each process."""
+
+
+def check_training(settings: Settings, config: Any, context: Context, key: str) -> None:
+    """Checks that a model can be trained with some settings, and as the section `parallel` of the recipe says.
+
+    Args:
+        settings: Settings of the training.
+        config: Transformers config of the model.
+        context: Task, data, processes, length of a row, and the section.
+        key: Key path of the settings, for messages.
+
+    Raises:
+        InputError: It cannot.
+    """
+    check_lora(settings.lora, config, key)
+    check_optimizer(settings.optimizer, context.team, key)
+    if context.team.runs_together:
+        blocks_of(on_meta(with_class(config, context.task)), f"parallel: {{{context.team.given}}} given for {key}")
+    check_split(config, context.task, context.max_length, context.team.tensor, key)
+    if context.team.sequence:
+        if settings.lora is not None:
+            raise InputError(f"{key}.lora: given with parallel.sequence: true; adapters read all tokens: give sequence: false")
+        check_sequence(config, context.task, context.max_length, context.team.tensor, key)
+    if context.team.context > 1:
+        check_context(config, context.task, context.max_length, context.team.context, key)
+    if context.team.pipeline > 1:
+        check_pipeline(settings, config, context, key)
+    check_recomputed(config, context.task, context.max_length, context.parallel.checkpointing, key)
+    if context.data.train.together > 1:
+        check_together(settings, context.data.train, key)
+
+
+def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
+    """Checks that a pipeline of processes can train a model with some settings.
+
+    Args:
+        settings: Settings of the training.
+        config: Transformers config of the model.
+        context: Task, data, processes, length of a row, and the section `parallel`.
+        key: Key path of the settings, for messages.
+
+    Raises:
+        InputError: It cannot.
+    """
+    team, parallel, facts = context.team, context.parallel, TASKS[context.task]
+    given = f"{key}: parallel.pipeline: {team.pipeline} given"
+    if facts.embeds or facts.two_towers or context.data.train.together > 1:
+        raise InputError(f"{given}; {context.task} compares the rows of a batch, which micro-batches part: give pipeline: 1")
+    if len(depths_of(config) or ()) > 1 or facts.encoder_decoder:
+        raise InputError(
+            f"{given}; this {config.model_type} has two stacks of blocks: give pipeline: 1, and strategy: fsdp2 if it is large"
+        )
+    if facts.modality == "audio" and spectrogram_shape(config) is None:
+        raise InputError(
+            f"{given}; the states of waveforms are not as long as their rows: give pipeline: 1, and strategy: fsdp2 if it is large"
+        )
+    if settings.lora is not None:
+        raise InputError(
+            f"{key}.lora: given with parallel.pipeline: {team.pipeline}; adapters are not divided into stages: give pipeline: 1"
+        )
+    share = -(-settings.batch_size // team.data_size)
+    rows = min(share, settings.micro_batch_size or share)
+    parts = parallel.parts(rows)
+    if parts > rows:
+        name = "batch_size" if rows == share else "micro_batch_size"
+        least = parts * (team.data_size if rows == share else 1)
+        raise InputError(f"{key}.{name}: {getattr(settings, name)} given for {parts} micro-batches of a pipeline: give at least {least}")
+    check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
+
+
+def check_together(settings: Settings, split: Split, key: str) -> None:
+    """Checks that no batch takes rows without those that they belong to.
+
+    Args:
+        settings: Settings of a training on runs of rows that belong together (`foundation.core.runs`).
+        split: The training rows.
+        key: Key path of the settings, for messages.
+
+    Raises:
+        InputError: A batch would.
+    """
+    form, most = form_of(split.labels), split.together
+    name = form.run or _NAMES.get(most, f"texts of a row with {most - 2} negatives")
+    for setting, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
+        if size is not None and most == 2 and size % 2 and not form.run:
+            raise InputError(f"{key}.{setting}: {size} given; the two {name} are rows of one batch: give an even number")
+        if size is not None and size < most:
+            raise InputError(f"{key}.{setting}: {size} given; the {most} {name} are rows of one batch: give at least {most}")

@@ -1,0 +1,171 @@
+"""Finetuning on the labels of the train split.
+
+    classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
+    regression      loss_b = (z_b - y_b)^2
+    generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
+    reranking       one of the losses over the candidates of a query (`foundation.training.losses.candidates`)
+    image-text      the loss of the model itself (`foundation.training.losses.contrastive`)
+
+with p = softmax of the logits z. The final weights are those with the best metric on the selection split, which is not trained on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from foundation.answers.table import answer_of
+from foundation.artifacts.artifact import Artifact
+from foundation.core.config import as_given
+from foundation.core.errors import InputError
+from foundation.core.tasks import TASKS, tasks_with
+from foundation.data.splits import Data
+from foundation.machine.parallel import Team
+from foundation.stage.stage import Stage
+from foundation.training.choices import Optimizer, OrderLoss, PairLoss
+from foundation.training.lora import Lora
+
+if TYPE_CHECKING:
+    from foundation.stage.context import Context
+
+
+class Finetune(Stage):
+    """Trains the model on the labels. Must be the first stage; its output is the baseline."""
+
+    VERSION: ClassVar[int] = 2
+    NAME: ClassVar[str] = "finetune"
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
+    """Passes over the train split; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
+    """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once, if a whole batch does not fit; the result is the same up to rounding and dropout. ranking and triplet compare
+    the rows of the whole batch all the same, and run most rows forward twice for it."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the steps over which the learning rate rises from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Decay of the learning rate to 0 after warm-up; constant: no decay."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Decoupled weight decay of matrices; none for biases and norms."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target probability that is spread over all classes; 0 for regression."""
+    loss: PairLoss | OrderLoss | None = None
+    """For reranking. listwise (the default): the softmax over the candidates of a query. ranknet: every two of them that differ in their
+    grades. lambdarank: the same, weighed by what swapping the two would change in NDCG. pointwise: the cross entropy of each by itself.
+    For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
+    for pairs without scores, triplets, and queries and documents): the first text of a pair, of those with scores one with a high score,
+    has to be nearer to the second than to all other second texts and all negatives of the batch. triplet: nearer by a margin than to the
+    negatives of its row, or where there are none than to the nearest other second text. margin_mse (the default where there are margins):
+    how much nearer it is to the second text than to each negative has to be the margin."""
+    thresholds: bool | None = None
+    """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
+    head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two evaluations on the selection split; default: once per epoch."""
+    keep: Literal["best", "last"] = "best"
+    """Final weights: the best on the selection split, or the last."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer; learning rates are not the same for all."""
+    lora: Lora | None = None
+    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
+
+    def team(self, processes: Team) -> Team:
+        """All processes train."""
+        return processes
+
+    def work(self, macs: int, data: Data) -> float:
+        """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split.
+
+        Micro-batches whose rows are compared with each other run forward twice.
+        """
+        from foundation.training.losses.vector import compares_vectors
+
+        parted = (self.micro_batch_size or self.batch_size) < self.batch_size
+        again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
+        return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what is not given and came later, so that recipes without it keep their cache keys."""
+        return as_given(self, whole, ("loss", "thresholds", "optimizer"))
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Checks that the loss fits the task, and the adapters the model."""
+        from foundation.training.allowed import check_training
+        from foundation.training.supervised import check_labelled, check_loss
+
+        key = f"stages.{self.id or self.NAME}"
+        if TASKS[context.task].two_towers:
+            self._check_two_towers(config, key)
+        check_loss(config, context, key, None, self.loss)  # `foundation.training.grad_cache` compares rows of several micro-batches
+        if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
+            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
+        if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
+            raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
+        check_labelled(context.task, context.data, key)
+        check_training(self, config, context, key)
+
+    def _check_two_towers(self, config: Any, key: str) -> None:
+        """Raises if a setting does not fit the loss of a model with two towers."""
+        if self.loss is not None:
+            raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")
+        if self.micro_batch_size is not None:
+            given = f"{key}.micro_batch_size: {self.micro_batch_size} given"
+            raise InputError(f"{given}; contrastive compares the rows of a batch: leave it out")
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes the trained checkpoint.
+
+        Returns:
+            `losses` per epoch, `selection` (metric, values, best step), `steps`, `seconds_per_step`, `autocast`.
+
+        Raises:
+            InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
+        """
+        from foundation.machine.device import computing_device
+        from foundation.models.checkpoint import load, save
+        from foundation.training.selection import selection_metric
+        from foundation.training.supervised import supervised
+        from foundation.training.thresholds import fit_null_threshold, fit_thresholds
+        from foundation.training.train import TrainConfig, Training, train
+
+        device = computing_device()
+        model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
+        prepared = context.preprocessor(parent.path)
+        config = TrainConfig.of(self)
+        training = Training.of(
+            context,
+            prepared,
+            config,
+            self.id or self.NAME,
+            select=selection_metric(context, prepared),
+            depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
+        )
+        history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team), training)
+        fits = fit_thresholds if TASKS[context.task].several else fit_null_threshold
+        moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
+        if context.team.is_first:
+            save(
+                model.cpu(),
+                parent.path,
+                out,
+                f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
+            )
+        return {
+            "losses": history.losses,
+            "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
+            "steps": history.steps,
+            "seconds_per_step": history.seconds / max(1, history.steps),
+            "autocast": history.autocast,
+            **({} if moved is None else {"thresholds": moved}),
+        }
+
+
+def trained_here(context: Context) -> bool:
+    """Whether this run trained the baseline, and so kept the selection rows out of its training."""
+    return bool(context.checkpoints) and context.baseline.manifest["stage"] == Finetune.NAME

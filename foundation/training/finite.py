@@ -1,0 +1,52 @@
+"""Steps whose loss or gradient is no number.
+
+A step in bfloat16 that ends in NaN or infinity is taken again in float32. Some processors have kernels that, rarely, read what they did not
+write (grouped convolutions with few channels are known to compute something else there: `foundation.training.precision`), and a training of
+hours should not end for one of them. It is told, counted in `History.repeated`, and saved with every checkpoint, so that a resumed run
+repeats the same steps. After `MOST_REPEATED` of them the training goes on in float32: then bfloat16 is too narrow for this model.
+
+What is no number in float32 either ends the training: a row alone that gives it is named, else the learning rate is too high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foundation.core.shown import shown
+
+MOST_REPEATED = 10
+"""Steps that are taken again before a training goes on in float32."""
+
+Gradients = tuple[Mapping[str, float], float]
+"""The sums of the loss terms of a step by name, and the norm of its gradient."""
+
+
+def not_finite(found: Gradients) -> str | None:
+    """Returns what is no number, such as `loss (ctc) became nan`; None where all is well."""
+    terms, norm = found
+    for name, value in terms.items():
+        if not math.isfinite(value):
+            return f"loss ({name}) became {value}"
+    return None if math.isfinite(norm) else f"gradient became {norm}"
+
+
+def blamed(indices: NDArray[np.int64], rows: Sequence[Any], alone: Callable[[NDArray[np.int64]], Gradients]) -> str:
+    """Returns which rows of a step give no number by themselves, as a part of a message; '' where none or all of them do.
+
+    Args:
+        indices: The rows of the step, `[b]`.
+        rows: All training rows.
+        alone: Computes loss and gradient of some of them.
+    """
+    guilty = [int(index) for index in indices if not_finite(alone(np.array([index]))) is not None]
+    if not guilty or len(guilty) == len(indices):
+        return ""
+    row = rows[guilty[0]]
+    named = f"a file of {len(row)} bytes" if isinstance(row, bytes) else shown(row)
+    others = f", and {len(guilty) - 1} more of its {len(indices)} rows do" if len(guilty) > 1 else ""
+    return f": the row {named} alone gives it{others}; leave it out of the data, or"

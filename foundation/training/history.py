@@ -1,0 +1,38 @@
+"""What a training has done so far: its losses, its values on the selection split, its steps and their time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class History:
+    """The training history; plain values, saved with every checkpoint."""
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    """Per epoch: `epoch`, the mean of each loss term, and `loss`, their sum."""
+    selection: list[dict[str, float]] = field(default_factory=list)
+    """Per evaluation on the selection split: `step` (steps done) and `value`."""
+    best_step: int | None = None
+    """Steps done at the best value (the first of equal ones)."""
+    steps: int = 0
+    """Steps done."""
+    seconds: float = 0.0
+    """Training time, including interrupted runs up to their last checkpoint."""
+    higher_is_better: bool = True
+    """Whether a higher selection value is better."""
+    autocast: str = "float32"
+    """The dtype of the matrix products."""
+    repeated: int = 0
+    """Steps that were taken again in float32 (`foundation.training.finite`)."""
+
+    @property
+    def best(self) -> float:
+        """The best selection value; infinitely bad before the first evaluation."""
+        values = [entry["value"] for entry in self.selection]
+        return max(values, default=-math.inf) if self.higher_is_better else min(values, default=math.inf)
+
+    def improves(self, value: float) -> bool:
+        """Whether a selection value is better than all earlier ones."""
+        return value > self.best if self.higher_is_better else value < self.best

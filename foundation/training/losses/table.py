@@ -1,0 +1,49 @@
+"""The table of losses, by answer."""
+
+from __future__ import annotations
+
+from typing import cast, get_args
+
+from foundation.core.tasks import TASKS, Task
+from foundation.machine.parallel import ALONE, Team
+from foundation.training.choices import OrderLoss, PairLoss
+from foundation.training.losses.answer_loss import AnswerLoss
+from foundation.training.losses.candidates import CandidateLoss
+from foundation.training.losses.classes import ClassLoss
+from foundation.training.losses.sets import SetLoss
+from foundation.training.losses.spans import SpanLoss
+from foundation.training.losses.tags import TagLoss
+from foundation.training.losses.tokens import TokenLoss
+from foundation.training.losses.transcripts import TranscriptLoss
+from foundation.training.losses.value import ValueLoss
+from foundation.training.losses.vector import VectorLoss
+
+
+def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> AnswerLoss:
+    """Returns the losses of a task.
+
+    Args:
+        task: The task.
+        loss: The loss against labels, for tasks that have several (`loss_names`); None: the usual one.
+        team: For vectors, the processes that share the rows of a batch.
+    """
+    if TASKS[task].orders:
+        assert loss is None or loss in loss_names(task), (task, loss)
+        return CandidateLoss(cast("OrderLoss | None", loss))
+    losses: dict[str, AnswerLoss] = {
+        "class": ClassLoss(),
+        "labels": SetLoss(),
+        "tags": TagLoss(),
+        "transcript": TranscriptLoss(),
+        "span": SpanLoss(),
+        "value": ValueLoss(),
+        "tokens": TokenLoss(),
+        "vector": VectorLoss(cast("PairLoss | None", loss), team),
+    }
+    return losses[TASKS[task].answer]
+
+
+def loss_names(task: Task) -> tuple[str, ...]:
+    """Returns the names of the losses against labels that a task chooses from; empty for one that has a single loss."""
+    facts = TASKS[task]
+    return get_args(OrderLoss) if facts.orders else get_args(PairLoss) if facts.embeds and not facts.two_towers else ()

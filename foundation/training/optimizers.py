@@ -1,0 +1,122 @@
+"""The optimizers of a training.
+
+    adamw      decoupled weight decay (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), torch's fused step: two moments a weight
+    adamw8bit  the same with moments of 8 bits, `foundation.training.adamw8bit`
+    adafactor  Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235, torch's: of a matrix the second moments of rows and columns alone, no
+               first moment. Its learning rate is relative to the size of a weight, as in the paper.
+    lamb       You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2: AdamW whose step of each weight matrix is as long as lr times
+               the matrix, so that large batches learn:
+
+        m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+        u = r + decay * w,        w <- w - lr * (|w| / |u|) * u                       the factor is 1 where |w| or |u| is 0
+
+The rule of that paper for `lamb`: with a batch k times as large, take the learning rate times sqrt(k), and k times the share of steps for
+`warmup`. Biases and norms are neither decayed nor scaled, as in the authors' code: a bias starts at 0, and a step in proportion to it would
+leave it there. The clipping of |w| that the paper allows is left out, as the authors do.
+
+A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb are those of whole
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foundation.core.errors import InputError
+from foundation.machine.parallel import Team
+from foundation.machine.sharding import full
+from foundation.training.adamw8bit import AdamW8bit, bytes_of
+from foundation.training.choices import Optimizer, OptimizerName
+from foundation.training.each_weight import EachWeight
+from foundation.training.state import Entry
+
+BETAS = 0.9, 0.999
+EPS = 1e-6
+
+
+class Lamb(EachWeight):
+    """LAMB, see the top of this file.
+
+    Args:
+        groups: Parameter groups with `weight_decay`; those without decay are not scaled either.
+        lr: Learning rate.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": BETAS, "eps": EPS, "weight_decay": 0.0, "scaled": True})
+
+    def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (b1, b2) = self.state[weight], group["betas"]
+        if not state:
+            state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+        state["step"] += 1
+        t, m, v = float(state["step"]), state["exp_avg"], state["exp_avg_sq"]
+        m.lerp_(gradient, 1 - b1)
+        v.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        update = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + group["eps"]) + group["weight_decay"] * weight
+        rate = group["lr"]
+        if group["scaled"]:
+            whole, step = (float(full(torch.linalg.vector_norm(each))) for each in (weight, update))
+            rate *= whole / step if whole > 0 and step > 0 else 1.0
+        weight.sub_(update, alpha=rate)
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
+
+    Sharded parameters are in separate groups, one for each mesh of processes, because a fused optimizer step cannot mix them.
+    """
+    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.ndim <= 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
+    return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
+
+
+def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Returns the optimizer of all trainable parameters of a module."""
+    groups = parameter_groups(trained, weight_decay)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=learning_rate)
+    if settings.name == "adamw8bit":
+        return AdamW8bit(groups, learning_rate)
+    if settings.name == "lamb":
+        return Lamb([{**group, "scaled": all(weight.ndim > 1 for weight in group["params"])} for group in groups], learning_rate)
+    # the fused step is there on CPUs, CUDA and all else that we train on
+    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+
+
+def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Entry]:
+    """Returns what a checkpoint holds of the state of an optimizer for a weight, by name; `load_state_dict` takes the same."""
+    if isinstance(optimizer, AdamW8bit):
+        return optimizer.moments(weight)
+    return {name: Entry.of(value) for name, value in optimizer.state.get(weight, {}).items()}
+
+
+def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
+    """Raises an `InputError` if an optimizer does not run on some processes."""
+    if settings.name == "adafactor" and team.whole.shards:  # stages have whole weights
+        raise InputError(
+            f"{key}.optimizer: adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over: "
+            "give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}"
+        )
+
+
+def moment_bytes(name: OptimizerName, parameters: Iterable[Tensor]) -> int:
+    """Returns the bytes of an optimizer's state; of the steps that it counts nothing.
+
+    Args:
+        name: The optimizer.
+        parameters: What it trains.
+    """
+    if name == "adamw8bit":
+        return sum(bytes_of(parameter.numel()) for parameter in parameters)
+    if name != "adafactor":
+        return 8 * sum(parameter.numel() for parameter in parameters)
+    sizes = ((parameter.shape, parameter.numel()) for parameter in parameters)
+    return 4 * sum(number // shape[-1] + number // shape[-2] if len(shape) > 1 else number for shape, number in sizes)

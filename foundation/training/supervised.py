@@ -1,0 +1,134 @@
+"""The objective of learning from the labels of the train split: the loss of the answer (`foundation.training.losses`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from foundation.core.errors import InputError
+from foundation.core.forms import text_groups
+from foundation.core.named import one_of
+from foundation.core.tasks import TASKS, Task
+from foundation.data.splits import Data
+from foundation.machine.parallel import ALONE, Team
+from foundation.models.forward import forward
+from foundation.models.heads.embedding import EMBEDDING_KEY
+from foundation.stage.context import Context
+from foundation.training.choices import OrderLoss, PairLoss
+from foundation.training.gathered import gathered
+from foundation.training.losses.answer_loss import AnswerLoss
+from foundation.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
+from foundation.training.losses.margin_mse import LARGEST
+from foundation.training.losses.table import loss_names, losses_of
+from foundation.training.losses.vector import chosen, compares_rows
+from foundation.training.train import Batch, Objective
+
+
+def check_labelled(task: Task, data: Data, key: str) -> None:
+    """Checks that there are labels to learn from without a teacher.
+
+    Args:
+        task: The task.
+        data: The data of the run.
+        key: What learns, for the message.
+
+    Raises:
+        InputError: The train rows are documents, of which nobody said what they answer.
+    """
+    if TASKS[task].searches and TASKS[task].embeds and not text_groups.are_groups(data.train.labels):
+        raise InputError(
+            f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
+        )
+
+
+def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
+    """Checks that the loss fits the task, the rows and the model, and that no micro-batches part what it compares.
+
+    Args:
+        config: Transformers config of the model.
+        context: Task and data.
+        key: Key path of the settings of what learns from the labels, for messages.
+        micro_batch_size: Rows in memory at once; None: a whole batch, or micro-batches whose rows are compared all the same
+            (`foundation.training.grad_cache`).
+        loss: The loss that the recipe names; None: the usual one of the rows.
+
+    Raises:
+        InputError: It does not.
+    """
+    facts, labels, names = TASKS[context.task], context.data.train.labels, loss_names(context.task)
+    if loss is not None and loss not in names:
+        tasks = [name for name in TASKS if loss in loss_names(name)]
+        remedy = f"give {one_of(names)}" if names else "leave it out"
+        raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
+    if not facts.embeds or facts.two_towers:
+        return
+    if loss == "cosine" and text_groups.are_groups(labels):
+        raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
+    if loss == "margin_mse" and not text_groups.have_margins(labels):
+        learns = "it learns margins between positives and negatives, and the train rows have none"
+        raise InputError(f"{key}.loss: margin_mse given; {learns}: set data.columns.margin, or distill with it")
+    name = chosen(cast("PairLoss | None", loss), labels)
+    largest = float(np.abs(labels[:, 4]).max()) if name == "margin_mse" else 0.0
+    if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
+        reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as those of this model, have margins of at most"
+        raise InputError(f"{key}.loss: margin_mse given; {reach} {LARGEST:g}: divide the margins by a number that is large enough")
+    if micro_batch_size is not None and compares_rows(name, labels):
+        raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
+
+
+def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> Objective:
+    """Returns the objective of learning from labels alone.
+
+    Args:
+        task: The task.
+        label_smoothing: Share of the target probability that is spread over all choices.
+        loss: The loss, for tasks that have several (`foundation.training.losses.table.loss_names`); None: the usual one.
+        team: For vectors, the processes that share the rows of a batch.
+    """
+    if TASKS[task].two_towers:
+        return partial(_contrastive, team)
+    return Supervised(losses_of(task, loss, team), label_smoothing)
+
+
+class Supervised:
+    """The objective of learning from labels alone.
+
+    Args:
+        losses: Those of the task.
+        label_smoothing: Share of the target probability that is spread over all choices.
+    """
+
+    def __init__(self, losses: AnswerLoss, label_smoothing: float) -> None:
+        self.losses, self.label_smoothing = losses, label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the loss of the labels."""
+        return self.terms(forward(model, batch.features), torch.empty(0), batch)
+
+    def compares_rows(self, labels: NDArray[Any]) -> bool:
+        """Whether the loss compares rows that a micro-batch may part."""
+        return self.losses.compares_rows(labels)
+
+    def beside(self, batch: Batch) -> Tensor:
+        """Nothing."""
+        return torch.empty(0)
+
+    def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns the loss of the labels, given the answers of the model."""
+        return {self.losses.named(batch.labels): self.losses.labelled(answers_bD, batch.labels, self.label_smoothing)}
+
+
+def _contrastive(team: Team, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The objective of two towers: their loss has a scale, and of SigLIP a bias, that are weights of the model."""
+    vectors_nD, labels_n3 = forward(model, batch.features), batch.labels
+    scale, bias = scale_of(model), getattr(model, "logit_bias", None)
+    if team.data_size == 1:
+        return {"contrastive": contrastive_loss(vectors_nD, labels_n3, scale, bias)}
+    every = gathered(in_order_of_rows(vectors_nD, batch.labels), batch.labels, team)
+    loss_n = contrastive_loss(images_first(every.vectors_nD, every.labels_nk), every.labels_nk, scale, bias, every.own_n)
+    return {"contrastive": every.own(loss_n)}

@@ -1,0 +1,29 @@
+"""Connections that break because another process was ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from foundation.machine.faults import LOST, fault_of, is_lost
+
+
+def caused(outer: Exception, inner: Exception) -> Exception:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:47020: Connection reset by peer."), True),
+        (RuntimeError("Got the following error: [pair.cc:553] Connection closed by peer [127.0.0.1]:8368"), True),
+        (caused(ValueError("the callback failed"), RuntimeError("Connection closed by peer")), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection reset by peer"), False),  # a value that says so
+        (OSError(104, "Connection reset by peer"), False),  # a download, not a process
+    ],
+)
+def test_a_lost_process_is_known_by_what_torch_says(error: Exception, lost: bool) -> None:
+    assert is_lost(error) is lost
+    assert fault_of(error) is None
+    assert "\n" not in LOST

@@ -1,0 +1,100 @@
+"""Which rows and which part of each layer a process has."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from foundation.core.errors import InputError
+from foundation.core.target import Parallel
+from foundation.machine.parallel import ALONE, LINE_BYTES, WATCHED, Strategy, Team, _is_told_elsewhere, own_lines
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
+def test_neighbours_share_layers_and_groups_of_them_the_rows(groups: int, tensor: int, num_rows: int) -> None:
+    rows = np.arange(num_rows)
+    taken: dict[int, list[list[int]]] = {}
+    for rank in range(groups * tensor):
+        team = Team(rank, groups * tensor, "ddp", tensor)
+        assert (team.data_size, team.data_rank) == (groups, rank // tensor)
+        assert team.tensor_rank == rank - tensor * team.data_rank
+        taken.setdefault(team.data_rank, []).append(team.share(rows).tolist())
+    assert all(len(shares) == tensor and all(share == shares[0] for share in shares) for shares in taken.values())
+    assert sorted(row for shares in taken.values() for row in shares[0]) == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tensor", "shards"), [("ddp", 1, False), ("fsdp2", 1, True), ("ddp", 2, True), ("fsdp2", 2, True), ("fsdp2", 4, True)]
+)
+def test_a_process_holds_a_part_with_fsdp2_or_shared_layers(strategy: Strategy, tensor: int, shards: bool) -> None:
+    team = Parallel(strategy=strategy, tensor=tensor).of(Team(1, 4))
+    assert team == Team(1, 4, strategy, tensor)
+    assert team.shards is shards
+    assert Parallel(strategy=strategy, tensor=tensor).of(ALONE) is ALONE
+    assert not ALONE.shards
+
+
+def test_those_that_share_layers_divide_the_processes() -> None:
+    with pytest.raises(InputError, match=r"^parallel\.tensor: 4 given for 6 processes; give 1 or 2 or 3 or 6$"):
+        Parallel(tensor=4).of(Team(0, 6))
+
+
+class Store:
+    """The store of a run: counts failures; gone with process 0 if told so."""
+
+    def __init__(self, failed: int, *, gone: bool = False) -> None:
+        self.failed, self.gone, self.asked = failed, gone, False
+
+    def add(self, key: str, number: int) -> int:
+        self.asked = True
+        if self.gone:
+            raise RuntimeError("recvValue failed")
+        self.failed += number
+        return self.failed
+
+
+LOST = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+
+
+@pytest.mark.parametrize(
+    ("error", "watched", "store", "told", "asks"),
+    [
+        (ValueError("bad"), True, Store(0), False, True),
+        (ValueError("bad"), False, Store(1), True, True),
+        (LOST, True, Store(0, gone=True), True, False),  # torch would write a trace about the store
+        (LOST, False, Store(0), False, True),
+        (LOST, False, Store(1), True, True),
+        (LOST, False, Store(0, gone=True), False, True),
+    ],
+)
+def test_one_process_says_why_all_end(
+    error: Exception, watched: bool, store: Store, told: bool, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WATCHED, "1") if watched else monkeypatch.delenv(WATCHED, raising=False)
+    assert _is_told_elsewhere(error, store) == told
+    assert store.asked == asks
+
+
+@given(offset=st.integers(1, 15), rows=st.integers(1, 9), columns=st.integers(1, 9))
+def test_tensors_get_memory_that_begins_with_a_line(offset: int, rows: int, columns: int) -> None:
+    def off_line(*shape: int) -> Tensor:
+        return torch.randn(math.prod(shape) + offset)[offset:].view(shape)
+
+    layer, other = nn.Linear(columns, rows), nn.Linear(columns, rows)
+    layer.weight.data, aligned = off_line(rows, columns), layer.bias.data_ptr()
+    other.weight.data = layer.weight.data  # tied, but another object
+    layer.register_buffer("moved", off_line(rows).as_strided((rows, 1), (1, rows)), persistent=False)
+    module = nn.ModuleList([layer, other])
+    before = {name: value.clone() for name, value in [*module.named_parameters(), *module.named_buffers()]}
+    assert layer.weight.data_ptr() % LINE_BYTES
+    own_lines(module)
+    after = dict([*module.named_parameters(), *module.named_buffers()])
+    assert all(value.data_ptr() % LINE_BYTES == 0 and torch.equal(value, before[name]) for name, value in after.items())
+    assert layer.weight.data_ptr() == other.weight.data_ptr()
+    assert layer.bias.data_ptr() == aligned  # what was right stays where it is

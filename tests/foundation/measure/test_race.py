@@ -1,0 +1,67 @@
+"""Engines that cannot win leave early: the same winner in a third of the time, on a simulated machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from foundation.measure.latency import TURNS, measure
+from foundation.measure.race import BLOCKS, Race, Rival
+from tests.foundation.measure.test_samples import Still
+from tests.foundation.simulated_engines import Machine, Simulated
+from tests.foundation.simulated_engines import Process as SimulatedProcess
+from tests.told import Told
+
+SHAPES: list[tuple[int, int | None]] = [(batch, length) for batch in (1, 8) for length in (16, 32, 128)]
+ENGINES = {"torch": 12.0, "torch bf16": 30.0, "float": 5.0, "float bf16": 4.5, "int8": 1.0, "int8 near": 1.04, "int8 halves": 1.1} | {
+    f"slow {number}": 2.0 + number / 4 for number in range(14)
+}
+"""Relative times of 21 engines; the first is the reference."""
+GROUPS = {"torch": "reference", "torch bf16": "float", "float": "float", "float bf16": "float bf16", "int8 halves": "int8 bf16"}
+
+
+def run(race: Race | None, seed: int = 0) -> tuple[list[dict[str, Any]], Machine]:
+    machine = Machine(seed=seed)
+    work = {shape: 0.02 * shape[0] * (shape[1] or 1) ** 1.05 for shape in SHAPES}
+    jobs = [Simulated(name, {shape: factor * work[shape] for shape in SHAPES}, machine) for name, factor in ENGINES.items()]
+    return measure(jobs, SHAPES, Told(), race, Still()), machine  # type: ignore[arg-type]
+
+
+def winner(rows: list[dict[str, Any]]) -> str:
+    return min(ENGINES, key=lambda name: sum(math.log(row["p50_ms"]) for row in rows if row["engine"] == name))
+
+
+def test_the_same_winner_in_a_third_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    race = Race([Rival(GROUPS.get(name, "int8"), always=number == 0) for number, name in enumerate(ENGINES)])
+    (whole, long), (rows, short) = run(None), run(race)
+    assert winner(rows) == winner(whole) == "int8"
+    assert short.spent_ms < long.spent_ms / 3
+    assert [(row["engine"], row["batch"], row["sequence"]) for row in rows] == [
+        (row["engine"], row["batch"], row["sequence"]) for row in whole
+    ]
+    turns = {name: {len(row["turns_ms"]) for row in rows if row["engine"] == name} for name in ENGINES}
+    kept = {"torch", "float", "float bf16", "int8", "int8 near", "int8 halves"}
+    assert all(min(turns[name]) >= TURNS for name in kept), "the reference, the fastest of each group, and what is not apart"
+    assert all(turns[name] == {1} for name in ENGINES if name not in kept)
+    for row in rows:
+        assert row["n"] >= BLOCKS[0].least
+        assert row["interval_ms"][0] <= row["p50_ms"] <= row["interval_ms"][1]
+
+
+def test_what_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    machine = Machine()
+    fast = Simulated("fast", dict.fromkeys(SHAPES, 1.0), machine)
+    odd = Simulated("odd", {shape: 0.8 if shape == SHAPES[2] else 3.0 for shape in SHAPES}, machine)
+    rows = measure([fast, odd], SHAPES, Told(), Race([Rival("int8"), Rival("int8")]), Still())  # type: ignore[list-item]
+    assert all(len(row["turns_ms"]) >= TURNS for row in rows)
+
+
+def test_a_goal_on_the_p99_takes_200_samples_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
+    job = Simulated("a", dict.fromkeys(SHAPES, 12.0), Machine())
+    rows = measure([job], SHAPES, Told(), Race([Rival("int8")], frozenset({SHAPES[0]})), Still())  # type: ignore[list-item]
+    assert [row["p99_ms"] is not None for row in rows] == [True] + [False] * 5
