@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 from safetensors.numpy import load_file, save_file
 
 from distill.on_policy import tokens_given
 from foundation.artifacts.artifact import digest
-from foundation.core.config import Config, as_given
+from foundation.core.config import Config
 from foundation.core.forms.next_token import IGNORED, labels_of
 from foundation.core.progress import Progress
 from foundation.data.splits import Split
@@ -43,15 +43,12 @@ Ids = NDArray[np.int32]
 class Sequences(Config):
     """Sequence-level distillation: the teacher's answers replace the targets of the train split."""
 
+    LATER: ClassVar[tuple[str, ...]] = ("prompt",)
+
     beams: Annotated[int, Field(ge=1, le=64)] = 1
     """Beams of the teacher's search; 1: the most likely token each time. The paper takes 5."""
     prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """text-generation: the share of a block that is given; the teacher writes the rest, and the student learns that alone."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out the usual prompt, so that runs on pairs keep their cache keys and their answers."""
-        return as_given(self, whole, ("prompt",))
 
 
 def with_answers(

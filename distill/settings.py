@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from distill.choices import Student
 from distill.masking import Augment
@@ -13,10 +13,8 @@ from distill.plain_text import PlainText
 from distill.presets import AnyLoss, PresetName
 from distill.schedules import Ramp, always_zero, smallest
 from distill.sequences import Sequences
-from foundation.core.config import as_given
 from foundation.stage.stage import ModelStage, teachers_named
-from foundation.training.choices import Optimizer
-from foundation.training.lora import Lora
+from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:
     from distill.losses.loss import Setting
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 TeacherName = Annotated[str, Field(min_length=1)]
 
 
-class DistillSettings(ModelStage):
+class DistillSettings(TrainingSettings, ModelStage):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     NAME: ClassVar[str] = "distill"
@@ -64,33 +62,8 @@ class DistillSettings(ModelStage):
     not trained, the last weights are kept, and the teacher may be a pretrained model without a head for the task."""
     pack: bool = True
     """With `corpus`: joins short lines and splits long ones into rows of about `data.max_length` tokens; false: each line is a row."""
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
-    """Passes over the rows; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    learning_rate: LearningRate = 1e-4
     """Peak learning rate."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, if a whole batch does not fit; changes the result only by rounding and dropout."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the steps over which the learning rate rises from 0."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate decays to 0 after the warm-up; constant: no decay."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of weight matrices; biases and norms are not decayed."""
-    evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations on the selection split; absent: once per epoch."""
-    keep: Literal["best", "last"] = "best"
-    """Which weights to keep: the best on the selection split, or the last."""
-    optimizer: Optimizer = Optimizer()
-    """The optimizer; learning rates are not the same for all."""
-    lora: Lora | None = None
-    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("optimizer",))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

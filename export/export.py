@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from export.choices import FloatPrecision, Generation
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
-from foundation.core.config import as_given
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
@@ -64,6 +63,7 @@ class Export(Stage):
     VERSION: ClassVar[int] = 9
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
+    LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel")
 
     variants: Literal["ends", "all"] = "ends"
     """ends: the baseline, the last variant (of a recipe with branches that of each), and the float variant that it was quantized from;
@@ -94,11 +94,6 @@ class Export(Stage):
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ValueError("expert_parallel: true given without tensor_parallel: give tensor_parallel: 2 or more, or leave it out")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that exports without it keep their cache keys."""
-        return as_given(self, whole, ("tensor_parallel", "expert_parallel"))
 
     def depends(self, context: Context) -> Any:
         """The digest of the questions, where a file of them is given."""

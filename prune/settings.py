@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from foundation.core.config import as_given
 from foundation.core.errors import InputError
 from foundation.stage.context import TimedPrecision
 from foundation.stage.distillation import SettingKeys
@@ -35,6 +34,7 @@ class PruneSettings(ModelStage):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
+    LATER: ClassVar[tuple[str, ...]] = ("layer_score", "divisible_by", "tokens")
 
     method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
@@ -146,11 +146,6 @@ class PruneSettings(ModelStage):
             raise ValueError("measure: latency given beside tokens; the latency table is that of layers which see all tokens: give macs")
         if self.recover is not None and self.recover.hidden_weight:
             raise ValueError("recover.hidden_weight: given beside tokens; layers then have fewer tokens than the teacher's: give 0")
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("layer_score", "divisible_by", "tokens"))
 
     @property
     def key(self) -> str:

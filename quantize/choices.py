@@ -5,15 +5,14 @@ Reading a recipe imports this file, and not the methods: those need torch.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from foundation.core.config import as_given
 from foundation.schemes.table import SCHEMES, Scheme
 from foundation.stage.distillation import DistillationSettings
-from foundation.training.choices import Optimizer
 from foundation.training.lora import Lora
+from foundation.training.settings import Epochs, LearningRate, TrainingSettings
 
 Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -39,26 +38,16 @@ def default_calibrator(scheme: Scheme) -> Method:
 Learned = Literal["lsq", "pact", "fixed"]
 
 
-class Qat(DistillationSettings):
+class Qat(TrainingSettings, DistillationSettings):
     """Settings of quantization-aware training."""
 
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 1
-    """Passes over the train split; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    epochs: Epochs = 1
+    """Passes over the training rows; 0.5 is half a pass."""
+    learning_rate: LearningRate = 1e-6
     """Peak learning rate: 1e-6 for an encoder that is close to float after calibration, up to its finetuning rate if much accuracy was
     lost."""
     scale_learning_rate: Annotated[float, Field(gt=0, le=10_000)] = 10
     """How many times faster scales learn than weights: a step changes a scale by about this times the learning rate, as a fraction."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, if a whole batch does not fit."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the steps over which the learning rate rises from 0."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate decays to 0 after the warm-up; constant: no decay."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of weight matrices; biases, norms and scales are not decayed."""
     scales: Learned = "lsq"
     """lsq: learn all scales from rounding and clipping errors; pact: learn input scales from clipping errors only; fixed: learn none."""
     soft_weight: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -66,20 +55,11 @@ class Qat(DistillationSettings):
     with `loss` or `losses`."""
     dropout: bool = False
     """Whether to use dropout. Its noise is much larger than the rounding error that the training adapts to."""
-    evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Which weights and scales to keep: the best on the selection split, including those before training, or the last. Best is closest to
     the teacher's logits if there is a teacher, else best by the metric."""
-    optimizer: Optimizer = Optimizer()
-    """The optimizer; learning rates are not the same for all."""
     lora: Lora | None = None
     """Trains low-rank changes of the quantized weights, and scales, instead of all weights; give {} for the defaults."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("optimizer",))
 
     @model_validator(mode="after")
     def _no_dropout_within_rounding(self) -> Self:

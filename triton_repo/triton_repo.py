@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
-from foundation.core.config import as_given
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
 from foundation.core.facts import Facts
@@ -67,8 +66,6 @@ STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
-LATER = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
-"""Keys that are not part of the cache key while they have their defaults."""
 
 
 class TritonRepo(Stage):
@@ -77,6 +74,7 @@ class TritonRepo(Stage):
     VERSION: ClassVar[int] = 5
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
+    LATER: ClassVar[tuple[str, ...]] = ("proposals", "aggregation", "gpu", "vllm", "queue", "tune", *QUEUED)
 
     serve: bool = True
     """Start the server, check and measure; false only writes the files. For `target.device: cuda` no server is ever started."""
@@ -114,11 +112,6 @@ class TritonRepo(Stage):
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
     `model_repository_gpu`."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, LATER)
 
     def unread(self, task: Facts, target: Target) -> Iterator[str]:
         """Yields a line for each key with a value that nothing reads for a task and a target.

@@ -16,6 +16,7 @@ from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import Named
 from foundation.core.tasks import TASKS
+from foundation.training.settings import TrainingSettings
 
 
 def schema_text() -> str:
@@ -107,7 +108,8 @@ def _section(title: str, prefix: str, model: type[BaseModel]) -> Iterator[str]:
 
 def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | None = None) -> Iterator[str]:
     shown = {model} if shown is None else shown
-    for name, field in model.model_fields.items():
+    shared = TrainingSettings.model_fields if issubclass(model, TrainingSettings) else {}
+    for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] in shared):  # its own settings first
         inner = [nested for nested in _parts(_type(field))[1] if nested not in shown]
         meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         yield f"| `{prefix}{name}` | {_type_text(_type(field))} | {_default_text(field)} | {meaning} |"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Config(BaseModel):
@@ -13,14 +12,11 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True)
 
+    LATER: ClassVar[tuple[str, ...]] = ()
+    """Keys that later releases added. A dump leaves them out while they have their defaults, so that recipes without them keep their cache
+    keys."""
 
-def as_given(config: Config, whole: SerializerFunctionWrapHandler, later: Collection[str]) -> dict[str, Any]:
-    """Returns the dump of a config without the keys that came later and have their defaults: recipes without them keep their cache keys.
-
-    Args:
-        config: The config.
-        whole: Dumps all of it; what a `model_serializer(mode="wrap")` is given.
-        later: Names of these keys.
-    """
-    fields = type(config).model_fields
-    return {key: value for key, value in whole(config).items() if key not in later or getattr(config, key) != fields[key].default}
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {key: value for key, value in whole(self).items() if key not in self.LATER or getattr(self, key) != fields[key].default}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from foundation.core.config import Config, as_given
+from foundation.core.config import Config
 from foundation.core.engines import DEFAULT_ENGINES, EngineName
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, Task
@@ -25,6 +25,8 @@ MICROBATCHES_EACH = 4
 
 class Target(Config):
     """Where the model will be served, and for which shapes."""
+
+    LATER: ClassVar[tuple[str, ...]] = ("buckets", "bucket_memory_mb")
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the engines run on; training, evaluation and quantization always use a GPU if there is one."""
@@ -48,11 +50,6 @@ class Target(Config):
     """Most memory in MB for the compiled networks of all buckets; with `buckets: auto` it bounds their number."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads per engine; by default the number of physical cores that this process may use."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return as_given(self, whole, ("buckets", "bucket_memory_mb"))
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from foundation.answers.table import answer_of
 from foundation.artifacts.safetensors import read_json
-from foundation.core.config import Config, as_given
+from foundation.core.config import Config
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.forms.spans import NO_ANSWER
@@ -39,6 +39,8 @@ OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures
 
 class ModelConfig(Config):
     """The initial model: a trained one (`path`, or `run` and `stage`), or one with random weights (`config` and `init: random`)."""
+
+    LATER: ClassVar[tuple[str, ...]] = ("embedding", "adapter", "run", "stage")
 
     path: Annotated[str, Field(min_length=1)] | None = None
     """Hub id or local folder (config.json and safetensors)."""
@@ -64,11 +66,6 @@ class ModelConfig(Config):
     of peft does. Absent: a folder with an adapter is refused."""
     trust_remote_code: Literal[False] = False
     """Always false: Python code that comes with a model is never run."""
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what is not given of the keys that came later, so that other recipes keep their cache keys."""
-        return as_given(self, whole, ("embedding", "adapter", "run", "stage"))
 
     @property
     def is_trained(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from foundation.core.errors import InputError
 from foundation.core.forms.table import form_of
@@ -17,40 +17,20 @@ from foundation.models.architecture.stages import check_stages
 from foundation.models.inputs.sounds import spectrogram_shape
 from foundation.models.library import depths_of, with_class
 from foundation.stage.context import Context
-from foundation.training.choices import Optimizer
-from foundation.training.lora import Lora, check_lora
+from foundation.training.lora import check_lora
 from foundation.training.optimizers import check_optimizer
 from foundation.training.recompute import check_recomputed
+from foundation.training.settings import TrainingSettings
 
 _NAMES = {2: "texts of a pair", 3: "texts of a triplet"}
 """What rows that belong together are called."""
 
 
-class Settings(Protocol):
-    """The settings that all trainings share."""
-
-    @property
-    def lora(self) -> Lora | None:
-        """Adapters that are trained instead of the weights."""
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per step."""
-
-    @property
-    def micro_batch_size(self) -> int | None:
-        """Rows in memory at once in each process."""
-
-
-def check_training(settings: Settings, config: Any, context: Context, key: str) -> None:
+def check_training(settings: TrainingSettings, config: Any, context: Context, key: str) -> None:
     """Checks that a model can be trained with some settings, and as the section `parallel` of the recipe says.
 
     Args:
-        settings: Settings of the training.
+        settings: TrainingSettings of the training.
         config: Transformers config of the model.
         context: Task, data, processes, length of a row, and the section.
         key: Key path of the settings, for messages.
@@ -76,11 +56,11 @@ def check_training(settings: Settings, config: Any, context: Context, key: str) 
         check_together(settings, context.data.train, key)
 
 
-def check_pipeline(settings: Settings, config: Any, context: Context, key: str) -> None:
+def check_pipeline(settings: TrainingSettings, config: Any, context: Context, key: str) -> None:
     """Checks that a pipeline of processes can train a model with some settings.
 
     Args:
-        settings: Settings of the training.
+        settings: TrainingSettings of the training.
         config: Transformers config of the model.
         context: Task, data, processes, length of a row, and the section `parallel`.
         key: Key path of the settings, for messages.
@@ -114,11 +94,11 @@ def check_pipeline(settings: Settings, config: Any, context: Context, key: str) 
     check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
-def check_together(settings: Settings, split: Split, key: str) -> None:
+def check_together(settings: TrainingSettings, split: Split, key: str) -> None:
     """Checks that no batch takes rows without those that they belong to.
 
     Args:
-        settings: Settings of a training on runs of rows that belong together (`foundation.core.runs`).
+        settings: TrainingSettings of a training on runs of rows that belong together (`foundation.core.runs`).
         split: The training rows.
         key: Key path of the settings, for messages.
 

@@ -12,46 +12,36 @@ with p = softmax of the logits z. The final weights are those with the best metr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact
-from foundation.core.config import as_given
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, tasks_with
 from foundation.data.splits import Data
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
-from foundation.training.choices import Optimizer, OrderLoss, PairLoss
-from foundation.training.lora import Lora
+from foundation.training.choices import OrderLoss, PairLoss
+from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:
     from foundation.stage.context import Context
 
 
-class Finetune(Stage):
+class Finetune(TrainingSettings, Stage):
     """Trains the model on the labels. Must be the first stage; its output is the baseline."""
 
     VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "finetune"
+    LATER: ClassVar[tuple[str, ...]] = ("loss", "thresholds", *TrainingSettings.LATER)
 
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
-    """Passes over the train split; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
+    learning_rate: LearningRate = 3e-5
     """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    micro_batch_size: RowsInMemory = None
     """Rows in memory at once, if a whole batch does not fit; the result is the same up to rounding and dropout. ranking and triplet compare
     the rows of the whole batch all the same, and run most rows forward twice for it."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the steps over which the learning rate rises from 0."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Decay of the learning rate to 0 after warm-up; constant: no decay."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; none for biases and norms."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target probability that is spread over all classes; 0 for regression."""
     loss: PairLoss | OrderLoss | None = None
@@ -65,14 +55,6 @@ class Finetune(Stage):
     thresholds: bool | None = None
     """Where any number of labels may hold: puts a threshold for each label, the best for its F1 on selection rows, into the bias of the
     head, so that 0.5 decides everywhere. Where questions may have no answer: chooses how much more likely that has to be. Default: yes."""
-    evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two evaluations on the selection split; default: once per epoch."""
-    keep: Literal["best", "last"] = "best"
-    """Final weights: the best on the selection split, or the last."""
-    optimizer: Optimizer = Optimizer()
-    """The optimizer; learning rates are not the same for all."""
-    lora: Lora | None = None
-    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
 
     def team(self, processes: Team) -> Team:
         """All processes train."""
@@ -88,11 +70,6 @@ class Finetune(Stage):
         parted = (self.micro_batch_size or self.batch_size) < self.batch_size
         again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
         return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what is not given and came later, so that recipes without it keep their cache keys."""
-        return as_given(self, whole, ("loss", "thresholds", "optimizer"))
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""

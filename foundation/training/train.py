@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from foundation.core.config import Config
 from foundation.core.errors import InputError
 from foundation.core.forms.table import form_of
 from foundation.core.progress import Progress
@@ -45,7 +44,6 @@ from foundation.models.meta import empty_caches
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.allowed import check_together
-from foundation.training.choices import Optimizer
 from foundation.training.dealing import Dealing
 from foundation.training.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
 from foundation.training.engine import Engine
@@ -54,7 +52,7 @@ from foundation.training.gathered import NO_ROW
 from foundation.training.grad_cache import GradCache
 from foundation.training.history import History
 from foundation.training.kept_zeros import ZeroMasks
-from foundation.training.lora import Lora, adapted
+from foundation.training.lora import adapted
 from foundation.training.optimizers import moments_of, optimizer_of
 from foundation.training.pipeline import Pipeline, pipelined
 from foundation.training.precision import autocast_dtype, dtype_for
@@ -62,49 +60,29 @@ from foundation.training.recompute import recomputed
 from foundation.training.row_draws import row_draws
 from foundation.training.rows import Rows
 from foundation.training.schedule import learning_rate, steps_in
+from foundation.training.settings import TrainingSettings
 from foundation.training.state import Entry, Gathers, State, Unwritten, read_state, rows_digest, seeded, weights_digest, write_state
 
 RANK_SEED = 1_000_003
 """Distance between the seeds of two processes, so that their dropout differs."""
 
 
-class TrainConfig(Config):
-    """Settings of the training loop; stages fill it from their own fields."""
+class TrainConfig(TrainingSettings):
+    """Settings of the training loop: those of a training, and what a stage decides by itself."""
 
-    epochs: Annotated[float, Field(gt=0, le=1000)]
-    """Passes over the training rows; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)]
-    """Peak learning rate."""
-    batch_size: Annotated[int, Field(ge=1, le=65536)]
-    """Rows per step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once in each process; gradients are accumulated over the micro-batches. Default: the whole batch."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the steps over which the learning rate rises from 0."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Decay of the learning rate to 0 after warm-up; constant: no decay."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; none for biases and norms."""
+    LATER: ClassVar[tuple[str, ...]] = ()  # checkpoints of trainings name all settings
+
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Maximum gradient norm; larger gradients are scaled down."""
-    evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two evaluations on the selection split; default: once per epoch."""
-    keep: Literal["best", "last"] = "best"
-    """Final weights: the best on the selection split, or the last."""
-    lora: Lora | None = None
-    """Adapters that are trained instead of the weights; default: all weights are trained."""
-    optimizer: Optimizer = Optimizer()
-    """The optimizer."""
     look_first: bool = False
     """Whether the initial weights count as a candidate for the best: for models that are already good."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Most seconds of training that a kill costs: a checkpoint is written before another step would exceed them. 0: after every step."""
 
     @classmethod
-    def of(cls, settings: Config, **changes: Any) -> TrainConfig:
-        """Returns the fields that a stage's settings share with this config, by name; `changes` take precedence."""
-        shared = set(cls.model_fields) & set(type(settings).model_fields)
-        return cls(**{**settings.model_dump(include=shared), **changes})
+    def of(cls, settings: TrainingSettings, **changes: Any) -> TrainConfig:
+        """Returns the settings of a training that a stage was given; `changes` take precedence."""
+        return cls(**{**settings.model_dump(include=set(TrainingSettings.model_fields)), **changes})
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from foundation.machine.parallel import Team
 from foundation.stage.distillation import DistillationSettings
 from foundation.training.layer_share import LayerShare
 from foundation.training.schedule import steps_in
+from foundation.training.settings import Passes
 from foundation.training.train import Objective
 from prune.choices import Learn, Recover
 from prune.cost import CostModel
@@ -97,7 +98,7 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
     """
     return Recover(
         **objective.model_dump(include={*DistillationSettings.model_fields, "hidden_weight", "weight_decay", "warmup"}),
-        **settings.model_dump(include={"epochs", "learning_rate", "batch_size", "micro_batch_size"}),
+        **settings.model_dump(include=set(Passes.model_fields)),
         schedule="constant",
         keep="last",
     )

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from foundation.core.config import Config
 from foundation.stage.distillation import SettingKeys
 from foundation.stage.stage import ModelStage, is_model
+from foundation.training.settings import Epochs
 from prune.choices import Groups, Recover
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class BlockPattern(Config):
 class Learning(Recover):
     """Training of weights and zeros together, for movement and lasso."""
 
-    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
-    """Passes over the train split; 0.5 is half a pass."""
+    epochs: Epochs = 3
+    """Passes over the training rows; 0.5 is half a pass."""
     keep: Literal["last"] = "last"
     """The last weights are kept: earlier ones do not have all zeros yet."""
 
