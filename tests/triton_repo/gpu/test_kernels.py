@@ -75,8 +75,8 @@ def test_what_it_imports_comes_along_and_nothing_of_the_training_environment() -
 def test_imports_are_followed_to_the_end(tmp_path: Path) -> None:
     sources = {
         "export/__init__.py": "", "export/a.py": "from export.deep import b\nimport torch\n", "export/deep/__init__.py": "",
-        "export/deep/b.py": "def f():\n    import foundation.c\n", "foundation/__init__.py": "", "foundation/c.py": "from export.a import x\n",
-        "export/unread.py": "",
+        "export/deep/b.py": "def f():\n    import foundation.c\n", "foundation/__init__.py": "",
+        "foundation/c.py": "from export.a import x\n", "export/unread.py": "",
     }  # fmt: skip
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
