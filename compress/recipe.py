@@ -411,9 +411,9 @@ def _check_generating(recipe: Recipe) -> list[str]:
         problems = [f"goals.max_bleu_drop: {recipe.goals.max_bleu_drop:g} given for {recipe.model.task}; it is for {tasks}: leave it out"]
     if engine is None:
         return problems
-    facts = ENGINES[engine]
-    if not row.generates or row.encoder_decoder != facts.encoder_decoder:
-        tasks = tasks_with(lambda other: other.generates and other.encoder_decoder == facts.encoder_decoder)
+    encodes = ENGINES[engine].generates == "encoder-decoder"
+    if not row.generates or row.encoder_decoder != encodes:
+        tasks = tasks_with(lambda other: other.generates and other.encoder_decoder == encodes)
         return [*problems, f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
     return problems + [
         f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "

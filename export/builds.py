@@ -10,7 +10,6 @@ from typing import Final, Literal
 from export.engines.registry import engine_module
 from export.graph.quantized import precision_of
 from foundation.artifacts.artifact import lineage
-from foundation.core.engines import ENGINES
 from foundation.stage.context import Context
 
 HALVES: Final = ("fp16", "bf16")
@@ -81,7 +80,7 @@ def rivals(builds: Sequence[Build], half: str) -> list[Build]:
 
 def has_half_graphs(context: Context) -> bool:
     """Whether an engine is built whose graph says what runs in halves."""
-    return any(ENGINES[engine].half_graph for engine in context.target.engines)
+    return any(engine_module(engine).strongly_typed() for engine in context.target.engines)
 
 
 def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
@@ -104,6 +103,4 @@ def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str], draft: 
 
 def computes_bf16(context: Context) -> bool:
     """Whether an engine is built whose float part may be bf16, and the processor has bf16 arithmetic."""
-    return context.target.device == "cpu" and any(
-        ENGINES[engine].bf16_float_part and engine_module(engine).computes_bf16() for engine in context.target.engines
-    )
+    return context.target.device == "cpu" and any(engine_module(engine).computes_bf16() for engine in context.target.engines)

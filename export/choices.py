@@ -10,6 +10,8 @@ from foundation.core.config import Config
 from foundation.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 
 FloatPrecision = Literal["fp32", "bf16", "fp16"]
+FloatSetting = FloatPrecision | Literal["auto"]
+"""The setting `float_precision`."""
 
 
 class Generation(Config):

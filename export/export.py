@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from export.choices import FloatPrecision, Generation
+from export.choices import FloatSetting, Generation
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
@@ -68,7 +68,7 @@ class Export(Stage):
     variants: Literal["ends", "all"] = "ends"
     """ends: the baseline, the last variant (of a recipe with branches that of each), and the float variant that it was quantized from;
     all: every variant."""
-    float_precision: FloatPrecision | Literal["auto"] = "auto"
+    float_precision: FloatSetting = "auto"
     """What int8 engines compute their float part in: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
     bf16. auto: a half, unless that brings the answers to selection rows further from the float model than int8 does by itself. Which half
     TensorRT takes is decided by the ranges of its tensors on selection rows: fp16, or bf16 where fp16 would leave matrix products in
@@ -127,8 +127,8 @@ class Export(Stage):
         key, typed = self._key("float_precision"), has_half_graphs(context)
         if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
             raise InputError(f"{key}: bf16 given; this processor has no bf16: give auto or fp32")
-        able = [name for name, row in ENGINES.items() if row.half_graph or row.fp16_float_part]
-        if self.float_precision == "fp16" and not set(able) & set(context.target.engines):
+        if self.float_precision == "fp16" and not any(map(_follows_fp16, context.target.engines)):
+            able = list(filter(_follows_fp16, ENGINES))
             raise InputError(f"{key}: fp16 given; of the engines {one_of(able)} has it: add it to target.engines, or give auto")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -243,6 +243,12 @@ class Export(Stage):
         return f"stages.{self.id or self.NAME}.{name}"
 
 
+def _follows_fp16(engine: str) -> bool:
+    from export.engines.registry import engine_module
+
+    return engine_module(engine).float_part("fp16") == "fp16"
+
+
 def _check_target(context: Context) -> None:
     for engine in context.target.engines:
         if ENGINES[engine].cpu_only and context.target.device != "cpu":
@@ -253,7 +259,7 @@ def _check_target(context: Context) -> None:
 def _check_cache(config: Any, context: Context) -> None:
     from export.generation.kept import missing_keys
 
-    cached = [engine for engine in context.target.engines if ENGINES[engine].generates and not ENGINES[engine].encoder_decoder]
+    cached = [engine for engine in context.target.engines if ENGINES[engine].generates == "decoder"]
     if not cached or not TASKS[context.task].generates or config.is_encoder_decoder:
         return
     missing = missing_keys(config, model_class(config, context.task))

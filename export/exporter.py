@@ -6,19 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
-from export.builds import HALVES, Asked, Build, computes_bf16
-from export.choices import FloatPrecision
+from export.builds import HALVES, Asked, Build
+from export.choices import FloatSetting
 from export.engines.registry import engine_module
-from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
+from export.engines.spec import BuildRequest
 from export.float_part import Judgement, judge, recommended_first, trial_rows
 from export.generation.agreement import Agreement
 from export.generation.float_cache import FloatCache, rounds_cache, with_float_cache
 from export.graph.quantized import write_graphs
-from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
@@ -32,8 +31,7 @@ from foundation.schemes.tables import load_tables
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 
-MODEL, SPLIT = "model.onnx", "model_split.onnx"
-NO_GRAPH = "torch has no graph of its own that could be counted"
+MODEL = "model.onnx"
 BATCH_SIZE = 32
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
@@ -47,7 +45,7 @@ class Exporter:
         build: Build,
         context: Context,
         out: Path,
-        rest: FloatPrecision | Literal["auto"],
+        rest: FloatSetting,
         answers: dict[Asked, NDArray[Any]],
         agreement: Agreement,
         graphs: HalfGraphs | None = None,
@@ -77,7 +75,8 @@ class Exporter:
         """Builds, evaluates, compares; returns the entry of export.json."""
         model = self._onnx()
         names = self._engines()
-        engines = [entry for engine in names for entry in self._engine(engine, self._graph(engine, model))]
+        graphs = {engine: engine_module(engine).own_graph(self.build.precision, model, self.folder) for engine in names}
+        engines = [entry for engine in names for entry in self._engine(engine, graphs[engine])]
         self._require(engines)
         judged = {engine: judgement for engine in names if (judgement := self._judgement(engine, engines)) is not None}
         asked = {engine: self._rest(engine) for engine in names if is_static_int8(self.build.precision)}
@@ -122,14 +121,10 @@ class Exporter:
                 )
                 return
 
-    def _rest(self, engine: EngineName) -> FloatPrecision | Literal["auto"]:
+    def _rest(self, engine: EngineName) -> FloatSetting:
         """Returns the setting as far as an engine can follow it: fp16 needs a half graph, bf16 that or a processor that computes it."""
-        if ENGINES[engine].half_graph:
-            return self.rest if self.graphs is not None else "fp32"
-        if ENGINES[engine].fp16_float_part:  # no answer of it in float is there to judge by: asked for, or fp32
-            return "fp16" if self.rest == "fp16" else "fp32"
-        able = ENGINES[engine].bf16_float_part and self.rest != "fp16" and computes_bf16(self.context)
-        return self.rest if able else "fp32"
+        module = engine_module(engine)
+        return "fp32" if module.strongly_typed() and self.graphs is None else module.float_part(self.rest)
 
     def _engines(self) -> list[EngineName]:
         """Returns the engines that are built; a float build in a half needs one that computes it from the files of fp32."""
@@ -137,13 +132,15 @@ class Exporter:
 
     def _has_half(self, engine: EngineName) -> bool:
         """Whether an engine is built in the half of a float build."""
-        if ENGINES[engine].half_graph:
+        module = engine_module(engine)
+        if module.strongly_typed():
             return self.graphs is not None and self.graphs.rival == self.build.precision
-        return ENGINES[engine].bf16_float_part and self.build.precision == "bf16" and computes_bf16(self.context)
+        return self.build.precision == "bf16" and module.computes_bf16()
 
     def _half_graph(self, engine: EngineName, model: Path) -> HalfGraph | None:
         """Writes the half graph of an engine that runs one; returns None where there is none."""
-        if self.graphs is None or not ENGINES[engine].half_graph or not (self.build.is_half or is_static_int8(self.build.precision)):
+        wanted = self.build.is_half or is_static_int8(self.build.precision)
+        if self.graphs is None or not (wanted and engine_module(engine).strongly_typed()):
             return None
         half = self.graphs.rival if self.build.is_half else self.graphs.half_of(model, self.preprocessor)
         if half is None:
@@ -162,17 +159,6 @@ class Exporter:
         if self.build.is_half:
             return destination
         return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
-
-    def _graph(self, engine: EngineName, model: Path) -> Path:
-        """Returns the graph that an engine is built from: for engines with half graphs int8 products are split where their results are."""
-        if not (ENGINES[engine].half_graph and is_static_int8(self.build.precision)):
-            return model
-        from onnx import load
-
-        from export.graph.onnx import save
-
-        proto = load(str(model))
-        return save(proto, self.folder / SPLIT) if split_products(proto) else model
 
     def _engine(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Builds one engine and judges its modes; where modes are alternatives, those behind the first that passes are left out."""
@@ -230,17 +216,16 @@ class Exporter:
 
     def _as_rounded(self, rounding: Rounding) -> NDArray[Any]:
         """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
-        from export.parity.own_rounding import rounding_blocks
         from foundation.measure.predictions import predict, predicts_streamed
         from foundation.models.checkpoint import load, load_float
 
         split, expected = self._gate
         checkpoint = self.build.checkpoint
-        if predicts_streamed(checkpoint, self.context.task) or (rounding is not rounding_blocks and not load_tables(checkpoint)):
+        if predicts_streamed(checkpoint, self.context.task) or not (rounding.exact or load_tables(checkpoint)):
             return expected
         if rounding not in self._rounded:
-            model = load_float(checkpoint) if rounding is rounding_blocks else load(checkpoint)
-            with rounding(model, checkpoint):
+            model = load_float(checkpoint) if rounding.exact else load(checkpoint)
+            with rounding.rounds(model, checkpoint):
                 self._rounded[rounding] = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
         return self._rounded[rounding]
 
@@ -264,14 +249,8 @@ class Exporter:
 
     def _rounding(self, engine: EngineName) -> Rounding | None:
         """Returns how an engine quantizes the tokens of this build by itself; None where it does not."""
-        from export.parity.own_rounding import rounding_blocks, rounding_head
-
         scheme = of_precision(self.build.precision)
-        if scheme is None:
-            return None
-        if ENGINES[engine].rounds_blocks:
-            return rounding_blocks
-        return rounding_head if scheme.activations == "dynamic" and not ENGINES[engine].token_scales_in_graph else None
+        return None if scheme is None else engine_module(engine).rounding(scheme)
 
     def _in_torch(self, split: Split) -> NDArray[Any]:
         """Returns the predictions of torch eager."""
@@ -291,11 +270,11 @@ class Exporter:
         from export.engines.spec import spec_of
         from foundation.measure.answers import load_predictions
 
-        if not ENGINES[entry["engine"]].builds:
+        if entry["engine"] == REFERENCE:
             compared = self._compared(entry, self._gate[1])
             there = self.context.predictions.get(self.build.variant)
             logits = load_predictions(there)[0] if there else self._in_torch(self.context.data.evaluation)
-            return self._evaluated({**entry, "int8_share_reason": NO_GRAPH}, compared, logits)
+            return self._evaluated(entry, compared, logits)
         spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
         batch, rounds = spec.evaluation_batch, rounds_cache(entry)
         with EngineProcess(with_float_cache(spec) if rounds else spec) as process:
@@ -371,13 +350,13 @@ class Exporter:
             ParityError: The integers of a layer are wrong.
         """
         from export.parity.amplified import NOISE, further_in_more_rows
-        from export.parity.own_rounding import further_than_torch, rounding_blocks
+        from export.parity.own_rounding import further_than_torch
         from export.parity.parity import as_rows, check_layers
         from foundation.measure.agreement import compare_predictions, shortfall
 
         split, expected = self._gate
         rounding = self._rounding(entry["engine"])
-        if rounding is rounding_blocks:
+        if rounding is not None and rounding.exact:
             expected = self._as_rounded(rounding)
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
@@ -425,7 +404,7 @@ class Exporter:
         engine, precision = entry["engine"], self.build.precision
         if self._rest(engine) != "auto":
             return False
-        if ENGINES[engine].half_graph:
+        if engine_module(engine).strongly_typed():
             return self.build.is_half or precision == "fp32" or is_static_int8(precision)
         return entry["mode"] != "dynamic" and (precision == "fp32" or is_static_int8(precision))
 
@@ -451,19 +430,7 @@ class Exporter:
         return share(gemms, told)
 
     def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
-        from export.parity.dynamic import compare_all, dynamic_gemms
-        from export.parity.parity import compare_layers, quantized_gemms
-        from export.parity.products import compare_sites, quantized_sites
-
-        scheme = of_precision(self.build.precision)
-        if scheme is not None and scheme.activations == "dynamic":
-            tokens = dynamic_gemms(model.with_name(DYNAMIC_GRAPH)) if ENGINES[engine].token_scales_in_graph else []
-            return compare_all(tokens, self._probe(process, tokens)) if tokens else []
-        gemms, sites = quantized_gemms(model), quantized_sites(model)
-        if not gemms:
-            return []
-        tensors = self._probe(process, [*gemms, *sites])
-        return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
+        return engine_module(engine).layers(of_precision(self.build.precision), model, lambda entries: self._probe(process, entries))
 
     def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
         """Returns the tensors of these layers and sites on some rows of the gate."""
@@ -480,5 +447,5 @@ class Exporter:
 
 def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the comparison that stands for a build: of what passed, that which is furthest from torch."""
-    compared = [entry["parity"] for entry in engines if entry["runnable"] and ENGINES[entry["engine"]].builds]
+    compared = [entry["parity"] for entry in engines if entry["runnable"] and entry["engine"] != REFERENCE]
     return max(compared, key=lambda parity: (parity["disagreements"], parity["median_abs"]), default=None)

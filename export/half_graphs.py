@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import onnx
 from numpy.typing import NDArray
 
-from export.choices import FloatPrecision
+from export.choices import FloatSetting
 from export.graph.attention import fuse_attention
 from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save
@@ -66,7 +66,7 @@ class HalfGraph:
 class HalfGraphs:
     """Writes half graphs; measures the ranges of each graph once."""
 
-    def __init__(self, context: Context, setting: FloatPrecision | Literal["auto"], rival: Half | None = None) -> None:
+    def __init__(self, context: Context, setting: FloatSetting, rival: Half | None = None) -> None:
         """Writes nothing yet.
 
         Args:

@@ -28,7 +28,7 @@ from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import write_json
-from foundation.core.engines import ENGINES, EngineName
+from foundation.core.engines import REFERENCE, EngineName
 from foundation.core.forms.zero_shot import SIDES
 from foundation.models.heads.towers import tower_of
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
@@ -56,7 +56,7 @@ class TowersExporter(Exporter):
 
     def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Writes the files of one engine for both towers; yields an entry for each of its modes."""
-        if not ENGINES[engine].builds:
+        if engine == REFERENCE:
             yield from super()._build(engine, model)
             return
         refused = [name for name in SIDES if engine_module(engine).refusal(self.build.precision, self._model(name)) is not None]

@@ -327,9 +327,8 @@ class TritonRepo(Stage):
         from triton_repo.layout import EXPORTED
 
         builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        able = [
-            (build, entry) for build in builds for entry in build["engines"] if entry["runnable"] and ENGINES[entry["engine"]].own_kernels
-        ]
+        runs = [(build, entry) for build in builds for entry in build["engines"] if entry["runnable"]]
+        able = [(build, entry) for build, entry in runs if ENGINES[entry["engine"]].serves == "kernels"]
         if not able:
             return None
         build, entry = able[-1]

@@ -32,7 +32,7 @@ class Accuracy:
     variant: str
     """Id of the variant."""
     backend: str
-    """torch, onnxruntime, openvino, tensorrt or triton."""
+    """An engine (`compress list engines`), or triton."""
     value: float | None
     """The metric; None if it was not measured."""
     low: float | None = None
@@ -56,11 +56,11 @@ class Latency:
     variant: str
     """Id of the variant."""
     engine: str
-    """torch, onnxruntime, openvino or tensorrt."""
+    """An engine (`compress list engines`)."""
     mode: str
     """How the engine runs: eager, compiled, dynamic or static."""
     precision: str
-    """fp32, bf16, fp16, int8, int8-dynamic, w4a16 or fp8."""
+    """fp32, bf16, fp16, or the precision of a scheme (`SCHEMES` in `foundation.schemes.table`)."""
     float_precision: str
     """Precision of the layers that are not quantized."""
     device: str

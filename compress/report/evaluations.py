@@ -41,7 +41,7 @@ class Evaluation:
 
     variant: str
     backend: str
-    """torch, onnxruntime, openvino, tensorrt or triton."""
+    """An engine (`compress list engines`), or triton."""
     mode: str
     precision: str
     logits: np.ndarray

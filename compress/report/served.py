@@ -15,7 +15,7 @@ from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
 from foundation.artifacts.artifact import lineage
 from foundation.artifacts.run_folder import Run
-from foundation.core.engines import ENGINES
+from foundation.core.engines import REFERENCE
 from foundation.core.goals import Goals
 from foundation.core.step_names import EVALUATION
 from foundation.core.target import Target
@@ -73,7 +73,7 @@ def _first(run: Run) -> dict[str, str] | None:
     where it was not built."""
     build = evaluations.main_builds(run).get(list(run.variants)[-1])
     answering = _answering(run, build)
-    wanted: Iterator[dict[str, Any]] = (entry for entry in build["engines"] if ENGINES[entry["engine"]].builds) if build else iter(())
+    wanted: Iterator[dict[str, Any]] = (entry for entry in build["engines"] if entry["engine"] != REFERENCE) if build else iter(())
     entry = next((entry for entry in wanted if answering is None or entry["engine"] == answering), None)
     if build is None or entry is None:
         return None

@@ -23,7 +23,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.disk import Variant, default_builds
 from compress.run.implicit import Latency, Source, shapes
 from export.export import Export
-from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.engines import REFERENCE
 from foundation.measure.latency import MAX_SAMPLES, MAX_SECONDS, MIN_SAMPLES
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
@@ -49,7 +49,7 @@ def parts_of(
     """
     if isinstance(step, Export | Latency | TritonRepo):
         builds = len(default_builds(variants, context))
-        engines = builds * sum(ENGINES[engine].builds and engine != REFERENCE for engine in context.target.engines)
+        engines = builds * sum(engine != REFERENCE for engine in context.target.engines)
         if isinstance(step, Export):
             rows = padded * macs * len(context.data.evaluation) * engines
             return {"start": 1, "builds": builds, "engines": engines, "macs": rows, "bytes": disk_bytes}

@@ -270,7 +270,7 @@ def _built(exported: Artifact, context: Context) -> list[tuple[str, dict[str, An
         (build["variant"], entry, spec_of(exported.path, build, entry, context.target))
         for build in _builds(exported)
         for entry in build["engines"]
-        if entry["runnable"] and ENGINES[entry["engine"]].builds
+        if entry["runnable"] and entry["engine"] != REFERENCE
     ]
 
 

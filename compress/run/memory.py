@@ -21,7 +21,7 @@ from typing import Any
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import BATCH_SIZE, Evaluate, Latency
 from export.export import Export
-from foundation.core.engines import ENGINES
+from foundation.core.engines import REFERENCE
 from foundation.models.library import sizes_config
 from foundation.models.size import Counts
 from foundation.stage.context import Context
@@ -93,4 +93,4 @@ def _row(size: Counts, config: Any, *, kept: bool) -> float:
 
 def engine_count(builds: int, context: Context) -> int:
     """Returns about how many engine processes the latency step keeps alive."""
-    return 2 + builds * sum(ENGINES[engine].builds for engine in context.target.engines)
+    return 2 + builds * sum(engine != REFERENCE for engine in context.target.engines)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from export.builds import HALVES
 from export.engines.registry import engine_module
 from foundation.artifacts.artifact import Artifact
-from foundation.core.engines import ENGINES, EngineName
+from foundation.core.engines import REFERENCE, EngineName
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.data.splits import Split
@@ -133,14 +133,14 @@ class Timer:
 
     def _halves(self, engine: EngineName, precision: str) -> bool:
         """Whether `export` may choose bf16 for the float part of this engine."""
-        wanted = is_static_int8(precision) and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part
+        wanted = is_static_int8(precision) and self.exporter.float_precision != "fp32"
         return wanted and engine_module(engine).computes_bf16()
 
     def _half_graph(self, engine: EngineName, precision: str, model: Path, prepared: Preprocessor, folder: Path) -> HalfGraph | None:
         """Writes the half graph that `export` may choose for this engine; None where it has none."""
         from export.half_graphs import HalfGraphs
 
-        if not (is_static_int8(precision) and ENGINES[engine].half_graph):
+        if not (is_static_int8(precision) and engine_module(engine).strongly_typed()):
             return None
         graphs = HalfGraphs(self.context, self.exporter.float_precision)
         half = graphs.half_of(model, prepared)
@@ -155,7 +155,7 @@ class Timer:
         engine, precision = context.target.engines[0], precision_of(checkpoint)
         prepared = context.preprocessor(checkpoint)
         prepared.save(folder)
-        if not ENGINES[engine].builds:
+        if engine == REFERENCE:
             return torch_spec(checkpoint, folder, "fp32" if precision == "fp32" else "int8", context.target)
         model = write_graphs(checkpoint, prepared, folder / MODEL, context.target.engines)
         request = BuildRequest(

@@ -15,7 +15,7 @@ Left out: providers other than CPU and CUDA.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from export.engines.module import static_layers
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
 from foundation.core.errors import InputError
-from foundation.schemes.table import of_precision, weight_only
+from foundation.schemes.table import SchemeFacts, of_precision, weight_only
 from foundation.standalone.onnx_decoder import session_options
 
 INTEGER = frozenset(
@@ -65,6 +66,28 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     elif scheme is not None and scheme.activations == "static":
         file = with_uint8_activations(request.model, request.folder)
     yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")], properties=properties(request.target.num_threads))
+
+
+def write_graph(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path) -> None:
+    """Writes the graph of dynamic int8 that computes the scale of each token itself; ONNX Runtime has no such products of its own."""
+    if scheme.activations == "dynamic":
+        from export.graph.qdq_schemes import insert_dynamic
+
+        insert_dynamic(floating, checkpoint, model.with_name(DYNAMIC_GRAPH))
+
+
+def rounding(scheme: SchemeFacts) -> None:
+    """Returns None: the graph says how tokens are rounded."""
+
+
+def layers(scheme: SchemeFacts | None, model: Path, probe: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    """Compares the int8 layers with torch, those with scales of tokens in the graph too."""
+    if scheme is None or scheme.activations != "dynamic":
+        return static_layers(scheme, model, probe)
+    from export.parity.dynamic import compare_all, dynamic_gemms
+
+    gemms = dynamic_gemms(model.with_name(DYNAMIC_GRAPH))
+    return compare_all(gemms, probe(gemms)) if gemms else []
 
 
 def properties(threads: int) -> dict[str, str]:

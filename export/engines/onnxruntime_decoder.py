@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -36,10 +36,13 @@ from export.stored_weights import BLOCKS, attribute
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
-from foundation.schemes.table import INT4_BY_INT8, of_precision
+from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision
 from foundation.standalone.decoding_rules import Rules, Text, search
 from foundation.standalone.language_text import LanguageText
 from foundation.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
+
+if TYPE_CHECKING:
+    from export.parity.own_rounding import Rounding
 
 FOLDER, MODEL = "onnx-decoder", "model.onnx"
 MODE = "batched"
@@ -63,6 +66,13 @@ def refusal(precision: str, model: Path) -> str | None:
 def absence(device: str) -> str | None:
     """Returns None: ONNX Runtime runs on every CPU."""
     return None
+
+
+def rounding(scheme: SchemeFacts) -> Rounding:
+    """Returns how MatMulNBits rounds its inputs: blocks of as many as share a weight scale, whatever the activations of the scheme."""
+    from export.parity.own_rounding import BLOCKS as ROUNDED
+
+    return ROUNDED
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:

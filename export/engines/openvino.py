@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino
@@ -29,6 +29,9 @@ from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from foundation.schemes.table import of_precision, weight_only
 from foundation.standalone.openvino_request import Request, compiled, reshape
+
+if TYPE_CHECKING:
+    from export.choices import FloatSetting
 
 HALVED = "openvino_bf16.xml"
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -139,6 +142,11 @@ def properties(threads: int, float_precision: str) -> dict[str, str]:
 def computes_bf16() -> bool:
     """Whether this processor has bf16 arithmetic, as OpenVINO sees it."""
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def float_part(setting: FloatSetting) -> FloatSetting:
+    """Returns the setting if this processor computes bf16; it computes no fp16."""
+    return setting if setting != "fp16" and computes_bf16() else "fp32"
 
 
 class OpenVino:

@@ -63,6 +63,9 @@ WHOLE_PROMPTS = 2**20
 """Tokens of a step with a draft, so that prompts are read whole: OpenVINO GenAI 2026.4 answers otherwise where it reads them in parts."""
 
 
+computes_bf16, float_part = blocks.computes_bf16, blocks.float_part
+
+
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why a model of this precision cannot run; None where it can."""
     scheme = of_precision(precision)
@@ -72,11 +75,6 @@ def refusal(precision: str, model: Path) -> str | None:
 def absence(device: str) -> str | None:
     """Returns None: OpenVINO runs on every CPU."""
     return None
-
-
-def computes_bf16() -> bool:
-    """Whether this processor has bf16 arithmetic."""
-    return blocks.computes_bf16()
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:

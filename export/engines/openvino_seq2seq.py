@@ -38,7 +38,7 @@ MODE = "stateful"
 GROUP = 16
 """Sources that are answered together."""
 
-refusal, absence, computes_bf16 = decoders.refusal, decoders.absence, decoders.computes_bf16
+refusal, absence, computes_bf16, float_part = decoders.refusal, decoders.absence, blocks.computes_bf16, blocks.float_part
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from foundation.core.engines import ENGINES, REFERENCE, device_of
+from export.engines.module import EngineModule
+from foundation.core.engines import REFERENCE, device_of
 from foundation.core.shown import reason
 
 if TYPE_CHECKING:
-    from export.engines.spec import Engine, EngineModule, EngineSpec
+    from export.engines.spec import Engine, EngineSpec
     from foundation.core.target import Target
 
 
 def engine_module(engine: str) -> EngineModule:
-    """Returns the file of an engine; imported only here, since each needs a library of its own."""
-    return cast("EngineModule", importlib.import_module(f"export.engines.{engine}"))
+    """Returns the functions of an engine; its file is imported only here, since each needs a library of its own."""
+    return EngineModule.of(importlib.import_module(f"export.engines.{engine}"))
 
 
 def absent(target: Target) -> list[str]:
@@ -25,14 +26,15 @@ def absent(target: Target) -> list[str]:
     for engine in dict.fromkeys((REFERENCE, *target.engines)):
         device = device_of(engine, target.device)
         try:
-            why = engine_module(engine).absence(device)
+            module = engine_module(engine)
+            why = module.absence(device)
         except ImportError as error:
             problems.append(f"target.engines: {engine} cannot be imported ({reason(error)}); install it, or leave it out")
             continue
-        if why is None or why in reasons or ENGINES[engine].proved:
+        if why is None or why in reasons or module.proves_ahead():
             continue
         reasons.add(why)
-        if ENGINES[engine].cuda_only:
+        if module.absence("cpu") is not None:  # the engine is for GPUs alone
             problems.append(f"target.engines: {engine} given; {why}; give target.device: cuda on a machine that has it, or leave it out")
         else:
             problems.append(f"target.device: {target.device} given; {why}; run this on a machine that has it, or give device: cpu")

@@ -1,13 +1,13 @@
 """What an engine is to the rest of the project: what it is asked to build, how it is opened, and what an open one answers.
 
-Each engine is a file of this folder, called as its row in `foundation.core.engines`, that offers what `EngineModule` says. A spec is plain
-data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
+Each engine is a file of this folder, called as its row in `foundation.core.engines`; `export.engines.module` says what the file offers. A
+spec is plain data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
@@ -208,25 +208,6 @@ def engine_entry(engine: EngineName, mode: str, **values: Any) -> dict[str, Any]
         "predictions": None,
     }
     return {**entry, **values}
-
-
-class EngineModule(Protocol):
-    """What each file of an engine in this folder offers."""
-
-    def refusal(self, precision: str, model: Path) -> str | None:
-        """Returns in one line why the engine cannot run a graph of this precision; None where it can."""
-
-    def absence(self, device: str) -> str | None:
-        """Returns in one line why no engine of this kind can run on a device (cpu, cuda) of this machine; None where it can."""
-
-    def build(self, request: BuildRequest) -> Iterable[dict[str, Any]]:
-        """Writes the files of the engine; gives its entries, the recommended mode first."""
-
-    def open_engine(self, spec: EngineSpec) -> Engine:
-        """Opens the engine in this process; raises what its library raises where it does not run here."""
-
-    def computes_bf16(self) -> bool:
-        """Whether this processor has bf16 arithmetic; asked only of engines whose row says `bf16_float_part`."""
 
 
 def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], target: Target) -> EngineSpec:

@@ -31,15 +31,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.choices import FloatSetting
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT
 from export.graph.attention import fuse_attention
 from export.graph.macs import count_macs
 from export.graph.onnx import save
+from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph
 from export.share import share
 from foundation.machine.process import environment, spawn
-from foundation.schemes.table import SCHEMES, of_precision
+from foundation.schemes.table import SCHEMES, is_static_int8, of_precision
 from foundation.standalone.cuda_driver import Device, capabilities, load_driver
 from foundation.standalone.tensorrt_layers import Layer, float_precision, fused_attentions, gemm_precisions, inspected_layers, with_products
 from foundation.standalone.tensorrt_plan import Plan, PlanError
@@ -48,6 +50,7 @@ CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
 ALLOWED: Final = ("fp32", "fp16", "bf16", *(row.precision for row in SCHEMES.values() if row.activations == "static" or row.grouped))
 CHILD = "export.engines.tensorrt_child"
+SPLIT = "model_split.onnx"
 TIMING_CACHE = "tensorrt.timing-cache"
 NO_DYNAMIC = "TensorRT takes the scales of activations from the graph alone; quantize with scheme w8a8"
 NO_INT8_WEIGHTS = "TensorRT multiplies int8 weights by int8 alone; quantize with scheme w8a8, or with w4a16 for float activations"
@@ -82,6 +85,34 @@ def refusal(precision: str, model: Path) -> str | None:
 def absence(device: str) -> str | None:
     """Returns in one line why TensorRT cannot run on this machine; None where it can. Its engines may still be proved ahead of time."""
     return None if installed(TENSORRT) and gpus() else INSTALL
+
+
+def proves_ahead() -> bool:
+    """Returns True: without a GPU the graph is proved to compile, or the entry says what to install."""
+    return True
+
+
+def float_part(setting: FloatSetting) -> FloatSetting:
+    """Returns the setting: the graph says what runs in which float."""
+    return setting
+
+
+def strongly_typed() -> bool:
+    """Returns True: a network has the types of its graph."""
+    return True
+
+
+def own_graph(precision: str, model: Path, folder: Path) -> Path:
+    """Returns a graph of static int8 whose products are split where their results are, or `model` if none has to be."""
+    if not is_static_int8(precision):
+        return model
+    proto = onnx.load(str(model))
+    return save(proto, folder / SPLIT) if split_products(proto) else model
+
+
+def all_tokens() -> bool:
+    """Returns True: keys and values of a layer with fewer queries come out in float32, and no GPU has timed that."""
+    return True
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:

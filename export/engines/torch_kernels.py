@@ -18,7 +18,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Plac
 from foundation.core.errors import InputError
 from foundation.schemes.table import is_static_int8
 from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from export.choices import FloatPrecision, FloatSetting
 
 MODE, FILE = "packed", "torch_kernels.safetensors"
 INTERPRET = "TRITON_INTERPRET"
@@ -54,6 +57,11 @@ def absence(device: str) -> str | None:
     if device != "cuda":
         return f"its kernels are for NVIDIA GPUs, and the device is {device}"
     return None if torch.cuda.is_available() else NO_GPU
+
+
+def float_part(setting: FloatSetting) -> FloatPrecision:
+    """Returns fp16 if the recipe says so, and fp32 otherwise: no float build of this engine is there to judge by."""
+    return "fp16" if setting == "fp16" else "fp32"
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:

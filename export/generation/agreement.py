@@ -20,7 +20,7 @@ from export.choices import Generation
 from export.generation.prompts import Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.generation.rereading import original_positions
-from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks
+from export.parity.own_rounding import Rounding, fewer_than_chance
 from export.parity.rows import gate_rows
 from foundation.core.decoding import Decoding
 from foundation.core.engines import REFERENCE
@@ -61,7 +61,7 @@ class Agreement:
         Returns:
             What `compare_tokens` gave, and why the engine does not pass, or None.
         """
-        exact = rounding is rounding_blocks
+        exact = rounding is not None and rounding.exact
         expected = self._rounding(checkpoint, rounding) if exact else self._in_torch(checkpoint, held_out=False)
         found = answer(process, self._gate_prompts)
         compared = compare_tokens(expected, found)
@@ -88,8 +88,8 @@ class Agreement:
         """
         if (checkpoint, rounding) not in self._rounded:
             self._require_memory(checkpoint)
-            model = load_float(checkpoint) if rounding in (None, rounding_blocks) else load(checkpoint)
-            with nullcontext() if rounding is None else rounding(model, checkpoint):
+            model = load_float(checkpoint) if rounding is None or rounding.exact else load(checkpoint)
+            with nullcontext() if rounding is None else rounding.rounds(model, checkpoint):
                 self._rounded[checkpoint, rounding] = greedy(model, self._gate_prompts)
         return self._rounded[checkpoint, rounding]
 

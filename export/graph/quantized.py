@@ -16,11 +16,10 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from export.engines.spec import DYNAMIC_GRAPH
+from export.engines.registry import engine_module
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
-from export.graph.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
-from foundation.core.engines import ENGINES
+from export.graph.qdq_schemes import insert_fp8, insert_weights
 from foundation.schemes.checkpoint import scheme_of
 from foundation.schemes.table import SCHEMES, SchemeFacts
 from foundation.standalone.preprocess import Preprocessor
@@ -38,8 +37,8 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Args:
         checkpoint: The checkpoint.
         preprocessor: Gives modality and input names.
-        model: The file to write; `DYNAMIC_GRAPH` goes beside it where an engine needs it.
-        engines: Those of the target.
+        model: The file to write; what an engine reads alone (`write_graph` of its file) goes next to it.
+        engines: The engines of the target.
 
     Returns:
         `model`.
@@ -47,21 +46,22 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
-    scheme, all_tokens = scheme_of(checkpoint), any(ENGINES[engine].all_tokens for engine in engines)
+    scheme, all_tokens = scheme_of(checkpoint), any(engine_module(engine).all_tokens() for engine in engines)
     if scheme is None:
         return export_float(checkpoint, preprocessor, model, all_tokens)
     with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:
         floating = export_float(checkpoint, preprocessor, Path(folder, model.name), all_tokens)
-        _quantize(SCHEMES[scheme], floating, checkpoint, model, engines)
+        facts = SCHEMES[scheme]
+        _quantize(facts, floating, checkpoint, model)
+        for engine in engines:
+            engine_module(engine).write_graph(facts, floating, checkpoint, model)
     return model
 
 
-def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path, engines: Collection[str]) -> None:
-    """Writes the graphs of a quantized checkpoint from the float one that `export_float` wrote for it."""
+def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path) -> None:
+    """Writes the graph of a quantized checkpoint from the float one that `export_float` wrote for it."""
     if scheme.activations != "static":
         insert_weights(floating, checkpoint, model)
-        if scheme.activations == "dynamic" and any(ENGINES[engine].token_scales_in_graph for engine in engines):
-            insert_dynamic(floating, checkpoint, model.with_name(DYNAMIC_GRAPH))
     elif scheme.integer:
         insert_qdq(floating, checkpoint, model)
     else:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,19 @@ def in_blocks(x: Tensor, block: int) -> Tensor:
     return rounded
 
 
-Rounding = Callable[[nn.Module, Path], AbstractContextManager[None]]
-"""Lets a model round as an engine does, while it is open."""
+@dataclass(frozen=True)
+class Rounding:
+    """How an engine quantizes tokens by itself."""
+
+    rounds: Callable[[nn.Module, Path], AbstractContextManager[None]]
+    """(model, checkpoint): lets a model round while it is open."""
+    exact: bool
+    """Whether the engine rounds exactly so. It is then held to the float model with this rounding; otherwise the rounding is what torch's
+    integer model lacks, and the engine may be as far from float as torch is."""
+
+
+HEAD = Rounding(rounding_head, exact=False)
+BLOCKS = Rounding(rounding_blocks, exact=True)
 
 
 def fewer_than_chance(floating: Array, torch: Array, engine: Array) -> str | None:

@@ -116,7 +116,7 @@ class ModelStage(Stage):
 
     input: str | None = None
     """Input model: baseline or the id of an earlier stage; default: the output of the previous stage. Stages with the same input start
-    branches, which the report compares; goals are judged on the last variant."""
+    branches, which the report compares; goals are judged on what is served (`target.serve`)."""
 
 
 def input_named(stage: Stage) -> str | None:

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from export.builds import Build, planned, rivals
 from export.choices import Generation
 from export.engines import tensorrt
+from export.engines.registry import engine_module
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
@@ -257,14 +258,12 @@ def nodes_of(path: Path) -> list[str]:
     return [node.name for node in onnx.load(str(path)).graph.node if node.op_type == "Attention"]
 
 
-def test_products_that_are_split_are_split_for_engines_with_half_graphs_alone(tmp_path: Path) -> None:
+def test_products_are_split_for_strongly_typed_engines_alone(tmp_path: Path) -> None:
     source = half_graphs.quantized("gpt2")
-    context = two(tmp_path / "scratch")
-    (tmp_path / "out").mkdir()
-    build = Build("quantize", sentiment.quantized(), "int8", "baseline")
-    made = Exporter(build, context, tmp_path / "out", "auto", {}, Agreement(context, Generation()), HalfGraphs(context, "auto"))
-    found = made._graph("tensorrt", source)
-    assert (found.parent, found.name) == (tmp_path / "out" / "quantize-int8", "model_split.onnx")
+    typed, other = engine_module("tensorrt"), engine_module("onnxruntime")
+    found = typed.own_graph("int8", source, tmp_path)
+    assert found == tmp_path / "model_split.onnx"
     assert "Split" not in {node.op_type for node in onnx.load(str(found)).graph.node}
-    assert made._graph("onnxruntime", source) == source
-    assert made._graph("tensorrt", half_graphs.quantized("ragged")) == half_graphs.quantized("ragged")  # nothing to split
+    assert other.own_graph("int8", source, tmp_path) == source
+    assert typed.own_graph("fp32", source, tmp_path) == source
+    assert typed.own_graph("int8", half_graphs.quantized("ragged"), tmp_path) == half_graphs.quantized("ragged")  # nothing to split

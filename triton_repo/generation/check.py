@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foundation.core.decoding import Decoding
-from foundation.core.engines import ENGINES
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.generation import WARM_UP_TOKENS
 from foundation.measure.proposals import Turns
@@ -80,9 +79,8 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
         ask = partial(client.greedy, server.grpc_address, model.name, request_seconds=settings.request_seconds)
         found = [ask(rows, answers.shape[1], at_once, ends=ended(answers)) for rows, answers in groups]
         with _alone(model, settings, context) as engine:
-            asked = engine if ENGINES[model.engine["engine"]].rounds_blocks else None
             compared, *_ = [  # each on its own: few prompts that are all wrong would be lost among many
-                compare(model.name, answers, own, None if asked is None else partial(_one_by_one, asked, rows, answers))
+                compare(model.name, answers, own, None if engine is None else partial(_one_by_one, engine, rows, answers))
                 for (rows, answers), own in zip(groups, found, strict=True)
             ]
             texts = _check_texts(server.grpc_address, model, settings, prompts)
@@ -191,9 +189,9 @@ def compare(
         name: Name of the model.
         expected: What the engine answered, int32 [n, T].
         found: What the server answered.
-        one_by_one: Returns what the engine answers when it is asked one prompt at a time. Given for engines that round their inputs: the
-            order of sums, another one for a text alone than for several, turns codes there, and a large model makes other tokens of that.
-            The server may then differ as often as the engine differs from itself.
+        one_by_one: Returns what the engine answers to one prompt at a time; called if too many tokens differ. The order of sums is another
+            one for a text alone than for several. An engine that rounds its inputs makes other codes of that, and a large model other
+            tokens. The server may differ as often as the engine differs from itself.
 
     Raises:
         ServedWrong: More of them differ than the order of sums in other batches explains; the message names the first.

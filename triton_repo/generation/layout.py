@@ -96,7 +96,7 @@ def write_language_repository(
     """
     written = []
     for model in models:
-        config, encodes = read_config(model.file.parent, "checkpoint"), ENGINES[model.engine["engine"]].encoder_decoder
+        config, encodes = read_config(model.file.parent, "checkpoint"), ENGINES[model.engine["engine"]].generates == "encoder-decoder"
         at_once = model.engine["mode"] in ("paged", "batched") or encodes
         settings = LanguageSettings(
             name=model.name,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
-from foundation.core.engines import ENGINES
+from foundation.core.engines import ENGINES, Marker
 
 RADIUS = 5.5
 SMALLEST_STEP = 1e-300  # of an axis; rounding fails below it
@@ -254,17 +255,24 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
     """Returns the SVG path of the marker of an engine; engines differ by shape, not by colour."""
-    r, shape = radius, ENGINES[engine].marker if engine in ENGINES else "circle"
-    if shape == "square":
-        s = r * 0.88
-        return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z"
-    if shape == "diamond":
-        d = r * 1.25
-        return f"M{x:.1f} {y - d:.1f}l{d:.1f} {d:.1f}l{-d:.1f} {d:.1f}l{-d:.1f} {-d:.1f}z"
-    if shape == "triangle":
-        t = r * 1.15
-        return f"M{x:.1f} {y - t:.1f}l{t:.1f} {1.8 * t:.1f}h{-2 * t:.1f}z"
-    return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"
+    r: float = radius
+    shape: Marker = ENGINES[engine].marker if engine in ENGINES else "circle"
+    match shape:
+        case "circle":
+            return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"
+        case "square":
+            s = r * 0.88
+            return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z"
+        case "diamond":
+            d = r * 1.25
+            return f"M{x:.1f} {y - d:.1f}l{d:.1f} {d:.1f}l{-d:.1f} {d:.1f}l{-d:.1f} {-d:.1f}z"
+        case "triangle":
+            t = r * 1.15
+            return f"M{x:.1f} {y - t:.1f}l{t:.1f} {1.8 * t:.1f}h{-2 * t:.1f}z"
+        case "inverted":
+            t = r * 1.15
+            return f"M{x:.1f} {y + t:.1f}l{t:.1f} {-1.8 * t:.1f}h{-2 * t:.1f}z"
+    assert_never(shape)
 
 
 def position(value: float, low: float, high: float) -> float:

@@ -157,7 +157,7 @@ def _shape_is_open(stage: Prune) -> bool:
 
 def _engines(recipe: Recipe) -> list[Any]:
     """Returns the engines of the target that are built and run here."""
-    names = [name for name in recipe.target.engines if name != REFERENCE and ENGINES[name].builds and not ENGINES[name].generates]
+    names = [name for name in recipe.target.engines if name != REFERENCE and not ENGINES[name].generates]
     return [name for name in names if engine_module(name).absence(recipe.target.device) is None]
 
 
