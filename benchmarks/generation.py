@@ -47,7 +47,7 @@ from foundation.measure.generation import TOKENS, Reads, Workload, measure_gener
 from foundation.measure.metrics import metrics
 from foundation.measure.tokens import compare_tokens
 from foundation.models.checkpoint import load_float
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 
 GENAI = "openvino_genai"
 ASKED = Generation(prompts=32, tokens=64)
@@ -67,7 +67,7 @@ def main() -> None:
         **generation_peers.jobs(baseline(run), arguments.out, recipe.target.num_threads),
     }
     progress, bandwidth = ConsoleProgress(), read_bandwidth(recipe.target.num_threads)
-    vocabulary = read_config(baseline(run), "checkpoint").vocab_size
+    vocabulary = Checkpoint(baseline(run)).config.vocab_size
     loads = [Workload(length, streams, TOKENS) for length in arguments.prompt_tokens for streams in arguments.streams]
     rows = measure_generation(list(jobs.values()), [reads(job) for job in jobs.values()], loads, vocabulary, bandwidth, progress)
     document = {

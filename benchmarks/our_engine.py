@@ -12,13 +12,13 @@ from export.graph.quantized import precision_of, write_graphs
 from foundation.artifacts.artifact import writing
 from foundation.data.splits import Data
 from foundation.measure.engine_process import EngineProcess
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 
 
 def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
     """Exports a checkpoint to a folder, builds it for OpenVINO, and returns how its static mode is opened."""
     with writing(folder) as temporary:
-        processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
+        processor = Checkpoint(checkpoint).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
         processor.save(temporary)
         convert(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
     entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}

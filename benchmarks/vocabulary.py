@@ -30,7 +30,7 @@ from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
 from foundation.models.config import label_names
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +71,7 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     task = recipe.model.task
     data = load_data(recipe.data, task, label_names(recipe.model), lambda line: None)
     folders = [finished.variants[variant].path for variant in VARIANTS]
-    prepared = [preprocessor(folder, task, recipe.data.max_length, recipe.target) for folder in folders]
+    prepared = [Checkpoint(folder).preprocessor(task, recipe.data.max_length, recipe.target) for folder in folders]
     sample = np.random.default_rng(recipe.seed).choice(len(data.train), min(num_rows, len(data.train)), replace=False)
     train, labels = [data.train.rows[index] for index in sample], data.train.labels[sample]
     asked = [*train, *data.evaluation.rows]

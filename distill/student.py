@@ -39,7 +39,8 @@ from foundation.models.architecture.attention import probe
 from foundation.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class, remade
 from foundation.models.checkpoint import load
-from foundation.models.config import OWN_KEYS, ModelConfig, check_task, own_names, read_config
+from foundation.models.config import OWN_KEYS, ModelConfig, check_task, own_names
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import device_of
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.importing import import_model
@@ -65,7 +66,7 @@ def student_config(student: Student, config: Any, key: str) -> Any:
     """
     if student.path is not None:
         with _errors_about_student(key):
-            found = read_config(model_folder(student.path, "model.path", None), "model.path")
+            found = Checkpoint(model_folder(student.path, "model.path", None), "model.path").config
         return _with_labels_of(config, found)
     if student.config is not None:
         return _changed_config(student.config, config, f"{key}.config")
@@ -221,7 +222,7 @@ def check_student(student: Student, context: Context, num_labels: int | None, ke
     if student.path is None:
         return
     with _errors_about_student(key):
-        found = read_config(model_folder(student.path, "model.path", None), "model.path")
+        found = Checkpoint(model_folder(student.path, "model.path", None), "model.path").config
         check_task(_model_of(student, context.task), found, num_labels)
     if "head" not in student.model_fields_set and _has_head(student, found, context, num_labels):
         context.progress.warn(

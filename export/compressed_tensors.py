@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foundation.artifacts.artifact import write_json
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 from foundation.models.meta import on_meta_device
 from foundation.models.own_shape import SHAPE_KEY
-from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
+from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization
 from foundation.schemes.fp8 import Fp8Scales, to_e4m3
 from foundation.schemes.int4 import Int4Scales
 from foundation.schemes.int8 import DynamicScales, LayerScales, levels, quantize
@@ -99,7 +100,9 @@ def write(checkpoint: Path, out: Path) -> None:
         size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
         write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    write_json(out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(scheme_of(checkpoint)))})
+    write_json(
+        out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(Checkpoint(checkpoint).scheme))}
+    )
     for file in checkpoint.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name not in NOT_COPIED:
             shutil.copyfile(file, out / file.name)

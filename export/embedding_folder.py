@@ -33,7 +33,7 @@ from foundation.artifacts.artifact import write_json
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
 
 HIDDEN = "last_hidden_state"
@@ -61,7 +61,7 @@ def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
     Raises:
         InputError: The checkpoint is of another task, the build has neither engine, or `out` exists.
     """
-    config = read_config(checkpoint, "checkpoint")
+    config = Checkpoint(checkpoint).config
     if not getattr(config, EMBEDDING_KEY, None):
         tasks = [task for task, row in TASKS.items() if row.embeds and not row.two_towers]
         raise InputError(f"{checkpoint}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")

@@ -30,6 +30,7 @@ from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import write_json
 from foundation.core.engines import REFERENCE, EngineName
 from foundation.core.forms.zero_shot import SIDES
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import tower_of
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
 
@@ -151,7 +152,7 @@ def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
     for file in checkpoint.iterdir():
         if file.name not in (QUANTIZATION_JSON, QUANTIZATION_TENSORS):
             (out / file.name).symlink_to(file.resolve())
-    if (checkpoint / QUANTIZATION_JSON).exists():
+    if Checkpoint(checkpoint).is_quantized:
         document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
         for key in ("layers", "float_layers"):
             document[key] = {name: value for name, value in document[key].items() if tower_of(name) == tower}

@@ -27,7 +27,7 @@ from foundation.core.tasks import TASKS
 from foundation.machine.device import computing_device
 from foundation.models.architecture.blocks import between_blocks, blocks_of
 from foundation.models.architecture.origin import Origin, same_shape
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.inputs.padding import mask_of
 from foundation.models.library import depths_of
 from foundation.stage.context import Context
@@ -160,7 +160,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
             teacher = on_devices(load(folder), context, job.keys.teacher_key)
             judged = judged_by(context, teacher, teacher_rows) if finetuned_elsewhere else context
             if settings.distill:
-                origin = job.origin if same_shape(read_config(source, "model.path"), teacher.config) else None
+                origin = job.origin if same_shape(Checkpoint(source, "model.path").config, teacher.config) else None
                 # less than an epoch does not need all of them, and hidden states come with logits
                 known = context.teacher.digest if settings.epochs >= 1 and not settings.hidden_weight else None
                 distillation = Distillation(settings, job.keys, model, source, student_rows, teacher, teacher_rows, origin, known)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError, nearest
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import on_grid, weight_scale
@@ -113,7 +113,7 @@ def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> 
     Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
     """
     towers, text = dict(processor.towers), processor.towers["text"]
-    masked = CAUSAL_TEXT[read_config(checkpoint, "checkpoint").model_type]
+    masked = CAUSAL_TEXT[Checkpoint(checkpoint).config.model_type]
     names = (*text.input_names, "attention_mask") if masked else text.input_names
     towers["text"] = replace(text, input_names=names, buckets=text.buckets[-1:])
     members = {name: _different_first(of_tower, rows) for name, of_tower in processor.members(rows).items()}

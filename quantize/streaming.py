@@ -24,8 +24,8 @@ from foundation.artifacts.shards import ShardWriter
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, tasks_with
 from foundation.machine.process import freed_memory_returned
-from foundation.models.config import read_config
 from foundation.models.files import TEXT_FILES, copy_files
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import linears
 from foundation.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from foundation.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
@@ -77,7 +77,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
     """
     if not TASKS[context.task].generates:
         return False
-    large, config = is_large(checkpoint), read_config(checkpoint, "checkpoint")
+    large, config = is_large(checkpoint), Checkpoint(checkpoint).config
     deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
     if not (large or deep):
         return False

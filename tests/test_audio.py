@@ -23,7 +23,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.schemes.int8 import Int8Linear
 from foundation.schemes.int8_convolution import Int8Convolution
 from tests import tiny_sounds, without_clocks
@@ -128,7 +128,7 @@ def test_answers_do_not_depend_on_the_rest_of_the_batch_nor_on_padding_with_a_ma
     folder = next((tmp_path / "run").glob("stages/finetune-*"))
     model = load(folder)
     rows = [tiny_sounds.encoded(tiny_sounds.wave("low", seconds, np.random.default_rng(0))) for seconds in (0.05, 0.08, 0.12)]
-    prepared = preprocessor(folder, TASK, 960, Target(sequence_lengths=()))
+    prepared = Checkpoint(folder).preprocessor(TASK, 960, Target(sequence_lengths=()))
 
     def logits(chosen: list[bytes], length: int | None) -> torch.Tensor:
         with torch.inference_mode():

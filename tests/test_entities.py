@@ -22,7 +22,7 @@ from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
 from foundation.measure.answers import load_predictions
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests import entities, without_clocks
 from tests.docs.clients import ask
@@ -67,7 +67,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     assert (logits.shape, labels.dtype) == ((60, 32, 5), np.int32)
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
     assert Preprocessor.load(repository / "quantize-int8" / "1").response == "entities-average"
-    tuned = read_config(next((tmp_path / "run").glob("stages/finetune-*")), "checkpoint")
+    tuned = Checkpoint(next((tmp_path / "run").glob("stages/finetune-*"))).config
     assert tuple(tuned.id2label.values()) == entities.NAMES
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
     first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))

@@ -23,7 +23,7 @@ from foundation.data.config import DataConfig, Windows
 from foundation.data.load import load_data
 from foundation.measure.predictions import compared, logits_of, predict
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import merged
 from tests import without_clocks
@@ -37,12 +37,12 @@ LONG = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 
 
 def prepared(aggregate: str = "mean", stride: int = STRIDE) -> Preprocessor:
-    return preprocessor(sentiment.checkpoint(), TASK, LENGTH, Target(sequence_lengths=(8,)), stride, aggregate)
+    return Checkpoint(sentiment.checkpoint()).preprocessor(TASK, LENGTH, Target(sequence_lengths=(8,)), stride, aggregate)
 
 
 def naive_windows(text: str, stride: int) -> list[list[int]]:
     """Returns the ids of each window: as many tokens as fit between [CLS] and [SEP], each `stride` tokens back, to the last token."""
-    whole = preprocessor(sentiment.checkpoint(), TASK, LENGTH, Target(sequence_lengths=(8,)))
+    whole = Checkpoint(sentiment.checkpoint()).preprocessor(TASK, LENGTH, Target(sequence_lengths=(8,)))
     assert whole.tokenizer is not None
     whole.tokenizer.no_truncation()
     first, *ids, last = whole.tokenizer.encode(text).ids

@@ -18,7 +18,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
 from foundation.measure.answers import load_predictions
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.finetune import Finetune
 from tests import without_clocks
@@ -78,7 +78,7 @@ def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path
     config = (repository / "quantize-int8" / "config.pbtxt").read_text()
     assert config.count("dims: 3") == 3  # LABEL, SCORE, LOGITS
     assert Preprocessor.load(repository / "quantize-int8" / "1").response == "labels"
-    tuned = read_config(next((tmp_path / "run").glob("stages/finetune-*")), "checkpoint")
+    tuned = Checkpoint(next((tmp_path / "run").glob("stages/finetune-*"))).config
     assert tuned.problem_type == "multi_label_classification"
     assert tuple(tuned.id2label.values()) == NAMES
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
@@ -133,7 +133,7 @@ def test_thresholds_are_for_sets_alone(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"finetune\.thresholds: given; it is for multi-label-classification or question-answering: leave it out"
     ):
-        Finetune(thresholds=True).check(read_config(sentiment.checkpoint(), "checkpoint"), None, context)
+        Finetune(thresholds=True).check(Checkpoint(sentiment.checkpoint()).config, None, context)
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

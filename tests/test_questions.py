@@ -23,7 +23,8 @@ from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
 from foundation.measure.answers import load_predictions
-from foundation.models.config import read_config, set_labels
+from foundation.models.config import set_labels
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import Window
@@ -72,7 +73,7 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     assert read_golden(tmp_path / "run" / "golden.safetensors")[0][0] in rows
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
     prepared = Preprocessor.load(repository / "quantize-int8" / "1")
-    tuned = read_config(next((tmp_path / "run").glob("stages/finetune-*")), "checkpoint")
+    tuned = Checkpoint(next((tmp_path / "run").glob("stages/finetune-*"))).config
     assert (prepared.response, prepared.stride, prepared.null_threshold) == ("span", 12, getattr(tuned, THRESHOLD_KEY))
 
 
@@ -85,7 +86,7 @@ def test_a_short_run_measures_questions_and_tells_whose_answers_changed(tmp_path
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
     assert undocumented(outcome.report) == []
     check_answers(tmp_path / "run", "distill")
-    tuned = [read_config(next((tmp_path / "run").glob(f"stages/{stage}-*")), "checkpoint") for stage in ("finetune", "distill")]
+    tuned = [Checkpoint(next((tmp_path / "run").glob(f"stages/{stage}-*"))).config for stage in ("finetune", "distill")]
     chosen = [getattr(config, THRESHOLD_KEY) for config in tuned]
     assert chosen[0] != chosen[1]  # a student chooses its own
     assert 0.0 not in chosen
@@ -167,7 +168,7 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_threshold_stays_where_data_have_questions_without_an_answer() -> None:
-    config = read_config(questions.checkpoint(), "checkpoint")
+    config = Checkpoint(questions.checkpoint()).config
     for labels, before, after in (
         (("start", "end"), 1.5, None),
         (("start", "end", spans.NO_ANSWER), 1.5, 1.5),
@@ -179,7 +180,6 @@ def test_a_threshold_stays_where_data_have_questions_without_an_answer() -> None
 
 
 def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    from foundation.models.inputs.preprocessor import preprocessor
 
     source = questions.checkpoint()
     for file in source.iterdir():
@@ -188,7 +188,7 @@ def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:
         config = json.loads((source / "config.json").read_text()) | {THRESHOLD_KEY: value}
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputError, match=r"null_threshold: .* given; a number is allowed"):
-            preprocessor(tmp_path, TASK, questions.LENGTH, Target())
+            Checkpoint(tmp_path).preprocessor(TASK, questions.LENGTH, Target())
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

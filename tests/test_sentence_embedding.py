@@ -21,7 +21,7 @@ from foundation.core.errors import InputError
 from foundation.core.forms import vectors
 from foundation.core.progress import ConsoleProgress
 from foundation.measure.answers import load_predictions
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.training.finetune import Finetune
 from tests import tiny_embedding, without_clocks
 from tests.docs.clients import ask
@@ -134,7 +134,7 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
 
 def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
-    config = read_config(sentiment.checkpoint(), "checkpoint")
+    config = Checkpoint(sentiment.checkpoint()).config
     with pytest.raises(
         InputError,
         match=r"finetune\.loss: ranking given; it is for .*, retrieval or sentence-triplets: leave it out",

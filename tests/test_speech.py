@@ -23,8 +23,8 @@ from foundation.core.target import Target
 from foundation.data.config import Columns, DataConfig
 from foundation.data.load import load_data
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.transcriber import vocabulary_of
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.standalone.response import transcript
 from tests import tiny_speech, without_clocks
 from tests.docs.clients import ask
@@ -120,7 +120,7 @@ def test_a_checkpoint_is_one_of_transformers_and_padding_changes_nothing(tmp_pat
     model, stock, tokenizer = load(folder), AutoModelForCTC.from_pretrained(folder).eval(), Wav2Vec2CTCTokenizer.from_pretrained(folder)
     random = np.random.default_rng(0)
     rows = [tiny_speech.encoded(tiny_speech.sound(text, random)) for text in ("a", "ab c", "abc")]
-    prepared = preprocessor(folder, TASK, 2000, Target(sequence_lengths=()))
+    prepared = Checkpoint(folder).preprocessor(TASK, 2000, Target(sequence_lengths=()))
     frames = prepared.sounds.frames(rows)
     with torch.inference_mode():
         logits = model(**{name: torch.from_numpy(value) for name, value in prepared.encode(rows).items()}).logits

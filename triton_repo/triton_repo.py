@@ -373,8 +373,7 @@ class TritonRepo(Stage):
         Raises:
             InputError: The export holds no weights that vLLM reads, or the settings do not fit the model.
         """
-        from foundation.models.config import read_config
-        from foundation.schemes.checkpoint import scheme_of
+        from foundation.models.folder import Checkpoint
         from triton_repo.layout import EXPORTED
 
         assert self.vllm is not None, "asked for"
@@ -385,8 +384,8 @@ class TritonRepo(Stage):
                 "`compressed_tensors: true` in export says why"
             )
         variant, artifact = list(context.checkpoints.items())[-1]
-        config = read_config(artifact.path, "checkpoint").get_text_config()
-        precision = SCHEMES[str(scheme_of(artifact.path))].precision
+        config = Checkpoint(artifact.path).config.get_text_config()
+        precision = SCHEMES[str(Checkpoint(artifact.path).scheme)].precision
         name = f"{variant}-{precision}"
         write_vllm_repository(folder, parent.path / packed, config, self.vllm, name=name, max_batch_size=self.max_batch_size)
         context.progress.log(f"  {name} for vLLM: {NOT_RUN}")

@@ -39,9 +39,9 @@ from foundation.core.speculation import DRAFT_TOKENS, PROPOSED_MODE, Speculation
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, tasks_with
 from foundation.measure.engine_process import EngineProcess
-from foundation.models.config import most_tokens, read_config
+from foundation.models.config import most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.models.inputs.vocabulary import other_tokens
-from foundation.schemes.checkpoint import scheme_of
 from foundation.schemes.table import SCHEMES
 from foundation.standalone.pieces import Pieces
 
@@ -140,7 +140,7 @@ class Answerer:
         self.choice = choice
         self._text = language_text(choice.checkpoint)
         self._chat = chat
-        config = read_config(choice.checkpoint, "checkpoint")
+        config = Checkpoint(choice.checkpoint).config
         self._longest, self._encodes = most_tokens(config), bool(config.is_encoder_decoder)
         self._process = EngineProcess(choice.spec)
 
@@ -251,7 +251,7 @@ def generate(
 
 def _check_stop_tokens(choice: Choice, decoding: Decoding) -> None:
     """Raises InputError where the model has no such token, which would never end an answer."""
-    size = int(read_config(choice.checkpoint, "checkpoint").get_text_config().vocab_size)
+    size = int(Checkpoint(choice.checkpoint).config.get_text_config().vocab_size)
     unknown = [token for token in decoding.stop_tokens if token >= size]
     if unknown:
         raise InputError(f"--stop-token {unknown[0]}: no such token; 0 to {size - 1} is allowed")
@@ -276,7 +276,7 @@ def choices(run: Run) -> list[Choice]:
             spec = spec_of(exported.path, made, entry, target)
             found.append(Choice(made["variant"], made["precision"], entry["engine"], run.variants[made["variant"]].path, spec))
     for variant, artifact in run.variants.items():
-        scheme = scheme_of(artifact.path)
+        scheme = Checkpoint(artifact.path).scheme
         spec = torch_spec(artifact.path, artifact.path, "fp32" if scheme is None else "int8", target)  # int8: quantized as it is
         found.append(Choice(variant, "fp32" if scheme is None else SCHEMES[scheme].precision, REFERENCE, artifact.path, spec))
     order = list(run.variants)

@@ -14,7 +14,7 @@ import numpy as np
 
 from foundation.artifacts.artifact import Artifact, Kind, write_json
 from foundation.measure.buckets import choose, measured_at, most_buckets
-from foundation.schemes.checkpoint import scheme_of
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 
@@ -38,7 +38,7 @@ class Buckets(Stage):
             `buckets`: the lengths, ascending, max_length last.
         """
         assert context.measure_latency is not None, "a run has a timer"
-        name, checkpoint = [(name, made) for name, made in context.checkpoints.items() if scheme_of(made.path) is None][-1]
+        name, checkpoint = [(name, made) for name, made in context.checkpoints.items() if Checkpoint(made.path).scheme is None][-1]
         batch, lengths = max(context.target.batch_sizes), measured_at(context.max_length)
         times = context.measure_latency.at(checkpoint.path, [(batch, length) for length in lengths], "int8" if self.quantized else "fp32")
         measured = {length: time / batch for length, time in zip(lengths, times, strict=True)}

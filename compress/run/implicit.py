@@ -21,7 +21,8 @@ from foundation.measure.fastest import competing
 from foundation.measure.metrics import METRICS, metrics, num_predictions
 from foundation.measure.predictions import predict
 from foundation.measure.race import Race, Rival
-from foundation.models.config import ModelConfig, most_tokens, read_config
+from foundation.models.config import ModelConfig, most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model, source_digest
 from foundation.models.inputs.tokenizer import TrainTokenizer, resolve_tokenizer
 from foundation.stage.context import Context
@@ -86,7 +87,7 @@ class Evaluate(Stage):
         split = context.data.evaluation
         processor = context.preprocessor(parent.path)
         if predictions.predicts_streamed(parent.path, context.task):
-            model = read_config(parent.path, "checkpoint")
+            model = Checkpoint(parent.path).config
             logits = predictions.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
         else:
             model = load(parent.path, computing_device())
@@ -196,7 +197,7 @@ def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
     jobs = [(variant, entry, spec) for variant, entry, spec in _built(exported, context) if ENGINES[entry["engine"]].generates]
     if not jobs:
         return None
-    config, bandwidth = read_config(context.baseline.path, "checkpoint"), read_bandwidth(context.target.num_threads)
+    config, bandwidth = Checkpoint(context.baseline.path).config, read_bandwidth(context.target.num_threads)
     reads = [Reads(**entry["reads"]) for _, entry, _ in jobs]
     loads = workloads(most_tokens(config))
     rows = measure_generation([spec for _, _, spec in jobs], reads, loads, config.vocab_size, bandwidth, context.progress)

@@ -18,14 +18,13 @@ from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS
 from foundation.data.splits import content_key
 from foundation.models.config import ModelConfig, label_names, set_labels
-from foundation.models.files import find
+from foundation.models.files import find, state_of
+from foundation.models.folder import Checkpoint
 from foundation.models.generation import noted
 from foundation.models.inputs.padding import configured_pad
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.inputs.saving import save_preprocessing, settle_inputs
 from foundation.models.inputs.sounds import settle
 from foundation.models.inputs.tokenizer import TrainedTokenizer
-from foundation.models.inputs.tokenizer_file import state_of
 from foundation.models.library import quiet
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
@@ -134,7 +133,7 @@ def _checked(
             save_preprocessing(config, source, built, folder, tokenizer, lambda note: notes.append(note.strip()))
 
         def prepare() -> None:
-            made.append(preprocessor(folder, config.task, context.max_length, context.target, context.stride, context.aggregate))
+            made.append(Checkpoint(folder).preprocessor(config.task, context.max_length, context.target, context.stride, context.aggregate))
 
         made: list[Preprocessor] = []
         steps: list[Callable[[], None]] = [partial(settle_inputs, config, source, built, tokenizer), write, prepare]
@@ -170,7 +169,7 @@ def check_teacher(config: Any, folder: Path, context: Context) -> None:
     """
     problems: list[str] = []
     try:
-        preprocessor(folder, context.task, context.max_length, context.target, context.stride, context.aggregate)
+        Checkpoint(folder).preprocessor(context.task, context.max_length, context.target, context.stride, context.aggregate)
     except InputError as error:
         problems += error.problems
     row = TASKS[context.task]

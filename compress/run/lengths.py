@@ -17,7 +17,8 @@ from foundation.core.files import local
 from foundation.core.goals import LatencyGoal
 from foundation.core.tasks import TASKS
 from foundation.models.adapters import model_folder
-from foundation.models.config import build_config, read_config
+from foundation.models.config import build_config
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
 from foundation.models.inputs.sounds import settings_of, sound_steps
 from triton_repo.triton_repo import TritonRepo
@@ -122,7 +123,7 @@ def _config(recipe: Recipe) -> tuple[Any, Path | None]:
     """Returns the Transformers config of the model, and its folder; None for random weights."""
     model = recipe.model
     folder = None if model.path is None else model_folder(model.path, "model.path", model.adapter)
-    return (build_config(recipe.model, None) if folder is None else read_config(folder, "model.path")), folder
+    return (build_config(recipe.model, None) if folder is None else Checkpoint(folder, "model.path").config), folder
 
 
 def _of_towers(recipe: Recipe) -> Recipe:

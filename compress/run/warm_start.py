@@ -17,6 +17,7 @@ from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError, nearest
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 
 
 def started(recipe: Recipe) -> Recipe:
@@ -33,7 +34,6 @@ def started(recipe: Recipe) -> Recipe:
 
 def _checkpoint(model: ModelConfig) -> Path:
     """Returns the folder of the checkpoint that a model section names."""
-    from foundation.schemes.checkpoint import QUANTIZATION_JSON  # loads torch, which a recipe is read without
 
     run, stage = Path(str(model.run)), str(model.stage)
     try:
@@ -41,7 +41,7 @@ def _checkpoint(model: ModelConfig) -> Path:
     except InputError as error:
         raise InputError(*(f"model.run: {problem}" for problem in error.problems)) from error
     checkpoints = {name: found.path for name, found in artifacts.items() if found.kind == "checkpoint"}
-    fit = [name for name, path in checkpoints.items() if not (path / QUANTIZATION_JSON).exists()]
+    fit = [name for name, path in checkpoints.items() if not Checkpoint(path).is_quantized]
     if stage in checkpoints and stage not in fit:
         raise InputError(f"model.stage: {stage} given, whose weights are quantized already; {' or '.join(fit)} of {run} is allowed")
     if stage not in fit:

@@ -18,12 +18,12 @@ from export.divided.ranks import Ranks
 from export.divided.row_linear import with_rows
 from foundation.core.errors import InputError
 from foundation.models.architecture.shapes import auto_class
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.library import one_line, quiet, task_of, with_class
 from foundation.models.tied import apart
-from foundation.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import apply_sites
 
@@ -61,7 +61,7 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
     Raises:
         InputError: The folder is damaged.
     """
-    division, config = read_division(folder), read_config(folder, "rank")
+    division, config = read_division(folder), Checkpoint(folder, "rank").config
     layers, _ = quantization_of(folder)
     task = task_of(config)
     with quiet():
@@ -106,7 +106,7 @@ def read_division(folder: Path) -> Division:
 
 def quantization_of(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
     """Returns the scales by layer and the reasons of float layers; none where a folder is not quantized."""
-    return load_quantization(folder) if (folder / QUANTIZATION_JSON).exists() else ({}, {})
+    return load_quantization(folder) if Checkpoint(folder).is_quantized else ({}, {})
 
 
 def quantize(model: nn.Module, layers: Mapping[str, Scales]) -> None:

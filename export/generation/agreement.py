@@ -30,7 +30,8 @@ from foundation.measure.engine_process import EngineProcess
 from foundation.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
 from foundation.measure.translations import quality
 from foundation.models.checkpoint import load, load_float
-from foundation.models.config import most_tokens, read_config
+from foundation.models.config import most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 
 GATE_PROMPTS = 32
@@ -130,7 +131,7 @@ class Agreement:
     def _gate_prompts(self) -> Prompts:
         settings = self.settings.model_copy(update={"prompts": min(GATE_PROMPTS, self.settings.prompts)})
         rows = gate_rows(self._context.data).rows
-        prompts, config = Prompts.of_rows(rows, settings, self._context.max_length), read_config(self._context.baseline.path, "checkpoint")
+        prompts, config = Prompts.of_rows(rows, settings, self._context.max_length), Checkpoint(self._context.baseline.path).config
         if prompts.references:  # sources, which have lengths of their own
             return prompts
         return prompts.mixed(rows, most_tokens(config.get_text_config()), original_positions(config.get_text_config()))
@@ -146,7 +147,7 @@ class Agreement:
         if self.settings.questions is None:
             return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
         baseline = self._context.baseline.path
-        longest = most_tokens(read_config(baseline, "checkpoint"))
+        longest = most_tokens(Checkpoint(baseline).config)
         return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
 
     def _in_torch(self, checkpoint: Path, *, held_out: bool) -> Tokens:

@@ -31,7 +31,8 @@ from export.generation.positions import looks_ahead
 from export.generation.rereading import read_again_at
 from export.generation.text_files import write_graphs, write_text_files
 from foundation.artifacts.artifact import write_json
-from foundation.models.config import most_tokens, read_config
+from foundation.models.config import most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 from foundation.standalone.stretches import FILE, KEY
 
@@ -98,7 +99,7 @@ def paged_obstacle(folder: Path) -> str | None:
     Args:
         folder: What `write_genai_folder` wrote.
     """
-    config = read_config(folder, "checkpoint")
+    config = Checkpoint(folder).config
     window = sliding_window(config)
     if window is not None:
         return f"its attention slides over a window of {window} tokens, which paged attention does not see in the mask"
@@ -130,4 +131,4 @@ def write_generation_config(checkpoint: Path, folder: Path) -> None:
         shutil.copyfile(given, folder / given.name)
         return
     with quiet():
-        GenerationConfig.from_model_config(read_config(checkpoint, "checkpoint")).save_pretrained(folder)
+        GenerationConfig.from_model_config(Checkpoint(checkpoint).config).save_pretrained(folder)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.layers.grids import put_on_grids
-from foundation.schemes.checkpoint import QUANTIZATION_JSON
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import load_sites
 
@@ -37,7 +37,7 @@ def on_grids(checkpoint: Path) -> OnGrids:
         InputError: Its attention products or residual additions are quantized.
     """
     model: Any = load_float(checkpoint)
-    if not (checkpoint / QUANTIZATION_JSON).exists():
+    if not Checkpoint(checkpoint).is_quantized:
         return OnGrids(model)
     sites = load_sites(checkpoint).names
     if sites:

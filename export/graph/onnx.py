@@ -49,7 +49,7 @@ from export.graph.unread_tokens import drop_unread_tokens
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
 from foundation.models.inputs.padding import MASKED
 from foundation.models.layers.conv1d import with_linears
@@ -57,7 +57,6 @@ from foundation.models.layers.experts import with_separate_experts
 from foundation.models.layers.grids import put_on_grids
 from foundation.models.library import one_line, quiet
 from foundation.models.own_shape import SHAPE_KEY
-from foundation.schemes.checkpoint import QUANTIZATION_JSON
 from foundation.standalone.preprocess import Preprocessor
 
 OPSET = 20
@@ -221,7 +220,7 @@ def module_of(node: onnx.NodeProto) -> str | None:
 
 
 def _load(checkpoint: Path, task: Task) -> Any:
-    config = read_config(checkpoint, "checkpoint")
+    config = Checkpoint(checkpoint).config
     if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
         raise InputError(
             f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
@@ -231,7 +230,7 @@ def _load(checkpoint: Path, task: Task) -> Any:
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
     with_linears(model)
-    if (checkpoint / QUANTIZATION_JSON).exists():  # each expert has integers of its own
+    if Checkpoint(checkpoint).is_quantized:  # each expert has integers of its own
         with_separate_experts(model)
         put_on_grids(model, checkpoint)
     make_exportable(model)

@@ -20,14 +20,14 @@ from export.engines.registry import engine_module
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.graph.qdq_schemes import insert_fp8, insert_weights
-from foundation.schemes.checkpoint import scheme_of
+from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SCHEMES, SchemeFacts
 from foundation.standalone.preprocess import Preprocessor
 
 
 def precision_of(checkpoint: Path) -> str:
     """Returns the precision of a checkpoint: fp32 where it is not quantized."""
-    scheme = scheme_of(checkpoint)
+    scheme = Checkpoint(checkpoint).scheme
     return "fp32" if scheme is None else SCHEMES[scheme].precision
 
 
@@ -46,7 +46,7 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
-    scheme, all_tokens = scheme_of(checkpoint), any(engine_module(engine).all_tokens() for engine in engines)
+    scheme, all_tokens = Checkpoint(checkpoint).scheme, any(engine_module(engine).all_tokens() for engine in engines)
     if scheme is None:
         return export_float(checkpoint, preprocessor, model, all_tokens)
     with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:

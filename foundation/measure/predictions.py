@@ -17,10 +17,9 @@ from foundation.core.tasks import TASKS, Task
 from foundation.machine.process import freed_memory_returned
 from foundation.machine.sharding import without_gradients
 from foundation.measure.answers import Array, gathered, kept
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
-from foundation.schemes.checkpoint import QUANTIZATION_JSON
 from foundation.schemes.sites import load_sites
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import merged
@@ -81,9 +80,9 @@ def finely(preprocessor: Preprocessor) -> Preprocessor:
 
 def predicts_streamed(folder: Path, task: Task) -> bool:
     """Whether a checkpoint is a large language model that `predict_streamed` supports."""
-    if not TASKS[task].generates or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+    if not TASKS[task].generates or not is_large(folder) or structure_problem(meta_model(Checkpoint(folder).config)[0]):
         return False
-    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
+    return not (Checkpoint(folder).is_quantized and load_sites(folder).names)
 
 
 def predict_streamed(

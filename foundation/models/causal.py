@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from foundation.artifacts.safetensors import check_finite, weight_files
-from foundation.artifacts.shards import ShardWriter, StoredWeights
+from foundation.artifacts.shards import ShardWriter
 from foundation.core.errors import InputError
 from foundation.models.config import set_labels
 from foundation.models.files import copy_files
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet, task_of
 from foundation.models.streaming import StreamedModel, meta_model, stored_names, structure_problem
 
@@ -89,7 +90,7 @@ def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
 
 def _link_weights(config: Any, source: Path, out: Path) -> int | None:
     """Links or copies the weights; returns the number of parameters, or None if weights need to be changed."""
-    weights = StoredWeights(source, "model.path")
+    weights = Checkpoint(source, "model.path").weights
     model, transposed = meta_model(config)
     if structure_problem(model) is not None:
         return None

@@ -17,15 +17,13 @@ from foundation.artifacts.safetensors import headers
 from foundation.core.errors import InputError
 from foundation.models.adapters import without_adapter
 from foundation.models.architecture.shapes import auto_class, mark
-from foundation.models.config import (
-    read_config,
-)
 from foundation.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import write_files
 from foundation.models.layers.conv1d import stock_state, with_linears
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.library import REFUSED, one_line, quiet, some, task_of
-from foundation.schemes.checkpoint import QUANTIZATION_JSON, apply_quantization
+from foundation.schemes.checkpoint import apply_quantization
 from foundation.schemes.sites import apply_sites
 
 GENERATED = ("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate")
@@ -39,7 +37,7 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
         InputError: The folder is not a complete checkpoint.
     """
     model = load_float(folder, dtype)
-    if (folder / QUANTIZATION_JSON).exists():
+    if Checkpoint(folder).is_quantized:
         with_separate_experts(model)
         apply_quantization(model, folder)
         apply_sites(model, folder)
@@ -53,7 +51,7 @@ def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     Raises:
         InputError: The folder is not a complete checkpoint.
     """
-    config = read_config(folder, "checkpoint")
+    config = Checkpoint(folder).config
     headers(folder, "checkpoint")
     model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)
     if info["missing"] or info["mismatched"]:

@@ -6,11 +6,12 @@ length. All of these are checked here, before any weight is read.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +22,7 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.forms.spans import NO_ANSWER
 from foundation.core.shown import shown
+from foundation.core.stamps import Stamps, stamps
 from foundation.core.tasks import TASKS, Task, tasks_with
 from foundation.models.adapters import Adapter
 from foundation.models.heads.embedding import EmbeddingConfig
@@ -29,6 +31,9 @@ from foundation.models.library import REFUSED, depths_of, one_line, quiet, takes
 from foundation.models.own_shape import SHAPE_KEY, read_own, stock_type
 from foundation.models.raw_config import OUTPUTS, check_labels, check_raw, without_outputs
 from foundation.standalone.response import BLANK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
@@ -118,12 +123,18 @@ def _is_plain(id2label: Any) -> bool:
     return set(id2label) == {str(index) for index in range(len(id2label))}
 
 
-def read_config(folder: Path, key: str) -> Any:
-    """Returns the Transformers config of a folder.
+def read_config(folder: Path, key: str) -> PreTrainedConfig:
+    """Returns the Transformers config of a folder: an object of its own, which the caller may change.
 
     Raises:
         InputError: The config is missing, damaged, of an unknown type, of a quantized model, or needs custom code.
     """
+    return copy.deepcopy(_config(folder, key, stamps([folder / "config.json"])))
+
+
+@lru_cache(maxsize=32)
+def _config(folder: Path, key: str, state: Stamps) -> PreTrainedConfig:
+    del state  # part of the cache's key
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain, local
 from foundation.core.shown import shown
+from foundation.core.stamps import Stamps, stamps
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("*.safetensors",)
@@ -27,6 +28,11 @@ TEXT_FILES = (
 )
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 IMAGE_FILES = ("preprocessor_config.json",)
+
+
+def state_of(folder: Path) -> Stamps:
+    """Returns the stamps of the small files of a model folder; in the key of a cache of what they say."""
+    return stamps(file for pattern in SMALL_FILES for file in sorted(folder.glob(pattern)))
 
 
 def is_local(path: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foundation.core.answer_tokens import FILE, SHOWN, AnswerTokens, read
 from foundation.core.decoding import NO_TOKEN
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -76,7 +76,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     if not file.is_file():
         with quiet():
-            derived: dict[str, Any] = GenerationConfig.from_model_config(read_config(folder, "checkpoint")).to_dict()
+            derived: dict[str, Any] = GenerationConfig.from_model_config(Checkpoint(folder).config).to_dict()
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {**derived, **{name: raw[name] for name in NEUTRAL if name in raw}}  # older folders keep them there
     return read(file)

@@ -36,10 +36,10 @@ from foundation.models.config import (
     label_list,
     label_names,
     own_names,
-    read_config,
     set_labels,
 )
 from foundation.models.files import SMALL_FILES, WEIGHT_FILES, find, is_local
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.generation import noted
 from foundation.models.heads.embedding import pooling_file, write_files
@@ -52,7 +52,6 @@ from foundation.models.meta import on_meta_device
 from foundation.models.raw_config import check_raw
 from foundation.models.size import count
 from foundation.models.tied import shared_as
-from foundation.schemes.checkpoint import QUANTIZATION_JSON
 
 FLOAT_BYTES = 4
 WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -97,7 +96,7 @@ def check_model(
             )
     else:
         source = model_folder(config.path, "model.path", config.adapter)
-        checked = read_config(source, "model.path")
+        checked = Checkpoint(source, "model.path").config
         is_there = any(source.glob("*.safetensors*")) or is_local(config.path)
         size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if is_there else 0
         check_task(config, checked, num_labels)
@@ -208,9 +207,9 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
 
 
 def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
-    if (source / QUANTIZATION_JSON).exists():
+    if Checkpoint(source).is_quantized:
         raise InputError(f"model.path: {source} is already quantized; give the float model it was made from")
-    found = read_config(source, "model.path")
+    found = Checkpoint(source, "model.path").config
     check_task(config, found, num_labels)
     add_embedding(found, config, source)
     _check_stored(config, found, source)

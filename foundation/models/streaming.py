@@ -40,7 +40,7 @@ from foundation.artifacts.shards import StoredWeights, allocate, mapped
 from foundation.core.errors import InputError
 from foundation.machine.process import trim_memory
 from foundation.models.architecture.shapes import auto_class
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import is_conv1d, with_linears
 from foundation.models.layers.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from foundation.models.library import quiet, some, task_of, with_class
@@ -112,9 +112,9 @@ class StreamedModel:
     """
 
     def __init__(self, folder: Path, key: str = "checkpoint") -> None:
-        self.config = read_config(folder, key)
+        self.config = Checkpoint(folder, key).config
         self.config.use_cache = False
-        self.weights = StoredWeights(folder, key)
+        self.weights = Checkpoint(folder, key).weights
         self.shape, self.transposed = meta_model(self.config)
         problem = structure_problem(self.shape)
         if problem is not None:
@@ -131,7 +131,7 @@ class StreamedModel:
         self._wanted, self._last_hidden = -1, torch.zeros(0)
         self._captured: tuple[Any, dict[str, Any]] = ((), {})
         self._layers_return_tuples = False
-        quantized = (folder / QUANTIZATION_JSON).exists()
+        quantized = Checkpoint(folder).is_quantized
         self.scales: Mapping[str, Any] = load_quantization(folder)[0] if quantized else {}
         for name in (name for name in self.scales if not name.startswith(f"{self.layers_path}.")):
             raise InputError(f"{key}: {folder} cannot be streamed: {name} is quantized but not part of a decoder layer")
@@ -412,7 +412,7 @@ def available_bytes() -> int:
 
 def is_large(folder: Path) -> bool:
     """Whether the float32 weights of a model folder would take more than `MODEL_SHARE` of the available memory."""
-    weights = StoredWeights(folder, "checkpoint")
+    weights = Checkpoint(folder).weights
     return 4 * sum(prod(weights.shape(name)) for name in weights.names) > MODEL_SHARE * available_bytes()
 
 

@@ -114,21 +114,16 @@ class Context:
     """Tokens that two windows of a long context or text share; 0 where texts are truncated."""
     aggregate: str = ""
     """What the logits of a text are of those of its windows, mean or max; empty where texts are truncated."""
-    preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
-    """Preprocessors that were made already; shared by all contexts of a run."""
 
     def preprocessor(self, checkpoint: Path) -> Preprocessor:
-        """Returns how the rows of a checkpoint are prepared; read from its folder once a run.
+        """Returns how the rows of a checkpoint are prepared.
 
         Raises:
             InputError: See `foundation.models.inputs.preprocessor.preprocessor`.
         """
-        from foundation.models.inputs.preprocessor import preprocessor
+        from foundation.models.folder import Checkpoint
 
-        key = checkpoint, self.max_length, self.target
-        if key not in self.preprocessors:
-            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target, self.stride, self.aggregate)
-        return self.preprocessors[key]
+        return Checkpoint(checkpoint).preprocessor(self.task, self.max_length, self.target, self.stride, self.aggregate)
 
     @property
     def teacher(self) -> Artifact | None:

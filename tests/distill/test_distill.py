@@ -24,7 +24,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.training.train import Batch
 from tests.distill.conftest import WORDS
@@ -212,7 +212,7 @@ def test_tokenizers_are_compared_on_all_rows(last: str, checkpoint: Any) -> None
     """They differ in one word, which only the last of many rows may hold."""
     other = tuple("were" if word == "was" else word for word in WORDS)
     ours, theirs, same = (
-        preprocessor(checkpoint("bert", words=words), "text-classification", 16, Target(sequence_lengths=(8,)))
+        Checkpoint(checkpoint("bert", words=words)).preprocessor("text-classification", 16, Target(sequence_lengths=(8,)))
         for words in (tuple(WORDS), other, (*WORDS[:-1], "was"))
     )
     rows = ["great movie"] * 1500 + [f"it {last}"]
@@ -222,7 +222,8 @@ def test_tokenizers_are_compared_on_all_rows(last: str, checkpoint: Any) -> None
 
 def test_equal_tokenizers_are_not_asked(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = (
-        preprocessor(checkpoint(kind), "text-classification", 16, Target(sequence_lengths=(8,))) for kind in ("bert", "distilbert")
+        Checkpoint(checkpoint(kind)).preprocessor("text-classification", 16, Target(sequence_lengths=(8,)))
+        for kind in ("bert", "distilbert")
     )
     monkeypatch.setattr(type(ours), "encode", None)
     assert match_inputs(ours, ours, ["great movie"]) == (True, True, True)

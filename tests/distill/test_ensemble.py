@@ -66,11 +66,11 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
     assert (figures["teacher"], figures["teacher_logits"]) == ("baseline + other", "cached")
     assert len(list((tmp_path / "scratch").glob("teacher-*"))) == 2
     student, answers = load(tmp_path / "out"), []
-    from foundation.models.inputs.preprocessor import preprocessor
+    from foundation.models.folder import Checkpoint
 
     rows = context.data.train.rows
     for folder in (context.baseline.path, other):
-        encoded = preprocessor(folder, context.task, 16, context.target).encode(rows, 0)
+        encoded = Checkpoint(folder).preprocessor(context.task, 16, context.target).encode(rows, 0)
         with torch.no_grad():
             answers.append(forward(load(folder), {name: torch.from_numpy(value) for name, value in encoded.items()}))
             if folder is not other:
@@ -82,13 +82,13 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
 def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
     from distill.steps import Steps
-    from foundation.models.inputs.preprocessor import preprocessor
+    from foundation.models.folder import Checkpoint
 
     context, other = make_context(), checkpoint("bert", num_labels=2, num_hidden_layers=3)
     folder = context.baseline.path
     context = dataclasses.replace(context, teachers=(context.baseline, Artifact(other, {"id": "other", "digest": "1" * 64})))
     student, teachers = load(folder), [freeze(load(where)) for where in (folder, other)]
-    prepared = preprocessor(folder, context.task, 16, context.target)
+    prepared = Checkpoint(folder).preprocessor(context.task, 16, context.target)
     indices = np.arange(6)
     features = Rows.prepare(context.data.train.rows, prepared).batch(indices)
     z = [forward(model, features).detach() for model in teachers]

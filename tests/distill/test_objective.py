@@ -30,8 +30,8 @@ from distill.teacher import Pair, Teacher
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.core.tasks import Task
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import freeze
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.training.rows import Rows
 from foundation.training.train import Batch
 from tests.soft_target import soft_target
@@ -256,7 +256,7 @@ class TestMixtures:
     @pytest.fixture
     def objective(self, checkpoint: Make, make_model: Make) -> Objective:
         folder = checkpoint("bert", num_labels=2)
-        prepared = preprocessor(folder, "text-classification", 16, Target(sequence_lengths=(8,)))
+        prepared = Checkpoint(folder).preprocessor("text-classification", 16, Target(sequence_lengths=(8,)))
         rows = Rows.prepare(["great movie", "the film was not good", "bad", "very very fine film", "love", "hate it"], prepared)
         teacher = make_model("bert", num_labels=2)
         return objective_of(PRESETS["mixkd"].losses, take_layers(teacher, [0, 2], "k"), teacher, rows, np.array([1, 0, 0, 1, 1, 0]), 1.0)

@@ -193,12 +193,12 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
 
     def objective(stage: Distill) -> Any:
         from distill.steps import Steps
+        from foundation.models.folder import Checkpoint
         from foundation.models.forward import freeze
-        from foundation.models.inputs.preprocessor import preprocessor
 
         folder = context.baseline.path
         student, teacher = load(folder), freeze(load(folder))
-        prepared = preprocessor(folder, context.task, 16, context.target)
+        prepared = Checkpoint(folder).preprocessor(context.task, 16, context.target)
         steps = Steps(stage, folder, context)
         split, labelled = steps.rows()
         return steps.objective(student, [teacher], prepared, [prepared], split, labelled), split, labelled

@@ -16,7 +16,7 @@ from distill.width import narrow, top, with_widths
 from foundation.core.errors import InputError
 from foundation.models.architecture.attention import find_attentions
 from foundation.models.architecture.axes import axes_of
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.size import count
 from foundation.stage.context import Context
 
@@ -199,5 +199,5 @@ def test_depth_and_width_go_together(checkpoint: Callable[..., Path], make_conte
     config = model.config
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads) == (2, 8, 12, 2)
     assert config.id2label == {0: "negative", 1: "positive"}
-    planned = student_config(student, read_config(folder, "checkpoint"), KEY)
+    planned = student_config(student, Checkpoint(folder).config, KEY)
     assert count(planned, context.task, 8) == count(model, context.task, 8)

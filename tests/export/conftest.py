@@ -15,7 +15,7 @@ import pytest
 
 from export.engines import onnxruntime, openvino
 from export.graph.qdq import insert_qdq
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
@@ -45,7 +45,7 @@ def interpreted() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def prepared() -> Preprocessor:
-    return preprocessor(sentiment.checkpoint(), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+    return Checkpoint(sentiment.checkpoint()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from foundation.data.splits import Data, Split
 from foundation.measure.answers import save_predictions
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load, save
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
@@ -119,14 +119,16 @@ def quantized(bits: int = 7) -> Path:
 @functools.cache
 def graph(path: Path) -> Path:
     """Writes the float ONNX model of one of the checkpoints once for all tests: tracing takes seconds."""
-    return export_float(path, preprocessor(path, "text-classification", LENGTH, TARGET), Path(_SCRATCH.name) / f"{path.name}.onnx")
+    return export_float(
+        path, Checkpoint(path).preprocessor("text-classification", LENGTH, TARGET), Path(_SCRATCH.name) / f"{path.name}.onnx"
+    )
 
 
 @functools.cache
 def answers(path: Path, count: int) -> Path:
     """Writes what torch answers to the first rows, as the pipeline hands it to the stage."""
     file = Path(_SCRATCH.name) / f"{path.name}-{count}.safetensors"
-    logits = predict(load(path), preprocessor(path, "text-classification", LENGTH, TARGET), rows(count), 4)
+    logits = predict(load(path), Checkpoint(path).preprocessor("text-classification", LENGTH, TARGET), rows(count), 4)
     save_predictions(file, logits, labels(count))
     return file
 

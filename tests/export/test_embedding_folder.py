@@ -17,7 +17,7 @@ from export.embedding_folder import write_folder
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from tests import tiny_embedding, without_clocks
 from tests.export import sentiment
 
@@ -45,7 +45,7 @@ def parts(stages: Path) -> tuple[Path, Path]:
 
 
 def features(checkpoint: Path) -> dict[str, np.ndarray]:
-    prepared = preprocessor(checkpoint, "sentence-embedding", sentiment.LENGTH, Target(sequence_lengths=(8,)))
+    prepared = Checkpoint(checkpoint).preprocessor("sentence-embedding", sentiment.LENGTH, Target(sequence_lengths=(8,)))
     return dict(prepared.encode(TEXTS, 0))
 
 

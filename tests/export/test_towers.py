@@ -29,7 +29,7 @@ from foundation.data.config import DataConfig
 from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.sites import load_sites
 from foundation.stage.context import Context
@@ -69,7 +69,7 @@ def quantized(request: pytest.FixtureRequest, data: Data, tmp_path_factory: pyte
 @pytest.mark.parametrize("kind", [pytest.param("clip", marks=pytest.mark.slow), "siglip"])
 def test_graphs_answer_as_torch_and_hold_their_tower_alone(kind: str, tmp_path: Path) -> None:
     folder = tiny_towers.checkpoint(tmp_path / "model", kind)
-    model, prepared = load(folder), preprocessor(folder, TASK, LENGTH, TARGET)
+    model, prepared = load(folder), Checkpoint(folder).preprocessor(TASK, LENGTH, TARGET)
     rows: dict[str, list[Any]] = {"image": [tiny_towers.image("red", np.random.default_rng(0))], "text": ["a photo of a red", "a", "green"]}
     for name, tower in prepared.towers.items():
         path = export_float(folder, tower, tmp_path / name / MODEL)

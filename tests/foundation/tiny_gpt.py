@@ -12,8 +12,8 @@ from foundation.data.config import DataConfig
 from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.standalone.preprocess import Preprocessor
 
@@ -88,4 +88,4 @@ def _checkpoint(kind: str) -> Path:
 
 
 def prepared(kind: str = "gpt2", lengths: tuple[int, ...] = (8,)) -> Preprocessor:
-    return preprocessor(checkpoint(kind), "text-generation", LENGTH, Target(sequence_lengths=lengths))
+    return Checkpoint(checkpoint(kind)).preprocessor("text-generation", LENGTH, Target(sequence_lengths=lengths))

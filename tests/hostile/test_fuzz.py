@@ -32,8 +32,8 @@ from foundation.data.config import DataConfig
 from foundation.data.load import load_data
 from foundation.measure.engine_process import EngineError
 from foundation.models.config import ModelConfig, label_names
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import check_model, import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from tests.hostile.finished_runs import write_run
 from tests.hostile.lines import one_line
 from tests.tiny_recipes import tiny_vit
@@ -191,7 +191,7 @@ def test_model_folders(tiny_bert: Path, tiny_vit: Path, tmp_path: Path) -> None:
         label_names(config)
         check_model(config, len(labels), 16)
         import_model(config, labels, 0, out)
-        prepared = preprocessor(out, task, 16, Target())
+        prepared = Checkpoint(out).preprocessor(task, 16, Target())
         prepared.encode(["a fine film"] if task.startswith("text") else [_png()])
 
     hammer(trial)

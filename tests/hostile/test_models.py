@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import check_model, import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from tests.hostile.lines import one_line
 
 LABELS = ("negative", "positive")
@@ -239,10 +239,9 @@ HEADERS: list[tuple[str, bytes]] = [
 
 @pytest.mark.parametrize("content", [content for _, content in HEADERS], ids=[name for name, _ in HEADERS])
 def test_weight_files_that_are_none(content: bytes, folder: Path) -> None:
-    from foundation.artifacts.shards import StoredWeights
 
     (folder / "model.safetensors").write_bytes(content)
-    for read in (lambda: check_model(model(folder), 2, 16), lambda: StoredWeights(folder, "model.path")):
+    for read in (lambda: check_model(model(folder), 2, 16), lambda: Checkpoint(folder, "model.path").weights):
         with pytest.raises(InputError) as caught:
             read()
         one_line(caught.value, "model.safetensors")
@@ -295,7 +294,7 @@ TOKENIZER: list[tuple[str, Any]] = [
 def test_settings_of_a_tokenizer_of_a_wrong_type(name: str, value: Any, folder: Path) -> None:
     edit(folder / "tokenizer_config.json", **{name: value})
     with pytest.raises(InputError) as caught:
-        preprocessor(folder, "text-classification", 16, Target())
+        Checkpoint(folder).preprocessor("text-classification", 16, Target())
     one_line(caught.value, name if name == "model_max_length" and value != 4 else "")
 
 
@@ -304,7 +303,7 @@ def test_a_padding_token_that_is_none(value: Any, folder: Path) -> None:
     edit(folder / "tokenizer_config.json", pad_token=value)
     edit(folder / "config.json", pad_token_id=None)
     with pytest.raises(InputError) as caught:
-        preprocessor(folder, "text-classification", 16, Target())
+        Checkpoint(folder).preprocessor("text-classification", 16, Target())
     one_line(caught.value, "tokenizer_config.json" if value == "\ud800" else "pad_token")
 
 
@@ -317,7 +316,7 @@ def test_damaged_tokenizer_files(name: str, content: bytes, folder: Path) -> Non
     from foundation.models.inputs.tokenizer import load_tokenizer
 
     (folder / name).write_bytes(content)
-    for read in (lambda: preprocessor(folder, "text-classification", 16, Target()), lambda: load_tokenizer(str(folder))):
+    for read in (lambda: Checkpoint(folder).preprocessor("text-classification", 16, Target()), lambda: load_tokenizer(str(folder))):
         try:
             read()
         except InputError as error:
@@ -351,7 +350,7 @@ def test_settings_of_images_that_cannot_be_right(name: str, value: Any, tiny_vit
     if name == "auto_map":
         edit(folder / "preprocessor_config.json", image_processor_type="Own")
     try:
-        found = preprocessor(folder, "image-classification", 8, Target())
+        found = Checkpoint(folder).preprocessor("image-classification", 8, Target())
     except InputError as error:
         one_line(error, "")
     else:  # Transformers reads 7 as a square of 7 pixels, and null as its default

@@ -21,7 +21,7 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.origin import Origin, same_shape
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
 from foundation.training.distilled import distillation_objective
@@ -49,12 +49,12 @@ def context(make_context: Callable[..., Context]) -> Context:
 
 
 def objective_of(settings: DistillationSettings, student: nn.Module, folder: Path, origin: Origin | None, context: Context) -> Any:
-    prepared = preprocessor(folder, context.task, context.max_length, context.target)
+    prepared = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     return distillation_objective(Distillation(settings, ASKED, student, folder, prepared, load(folder), prepared, origin), context)
 
 
 def batch_of(folder: Path, context: Context, num: int = 4) -> Batch:
-    prepared = preprocessor(folder, context.task, context.max_length, context.target)
+    prepared = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     features = {name: torch.from_numpy(value) for name, value in prepared.encode(context.data.train.rows[:num]).items()}
     return Batch(features, torch.from_numpy(context.data.train.labels[:num]), np.arange(num), 0, 10)
 
@@ -196,7 +196,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     folder, other = checkpoint("bert"), tmp_path / "other"
     shutil.copytree(folder, other)
     write_tokenizer(other, [word for word in WORDS if word != "great"])
-    student, theirs = (preprocessor(each, context.task, context.max_length, context.target) for each in (folder, other))
+    student, theirs = (Checkpoint(each).preprocessor(context.task, context.max_length, context.target) for each in (folder, other))
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
     with pytest.raises(InputError, match=r"stages.prune.teacher: distill tokenizes the rows differently than the student"):

@@ -20,7 +20,7 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from prune.surgery import KeptUnits, shrink
@@ -117,7 +117,7 @@ def test_a_config_gets_the_new_ids_of_its_tokens(make_model: Any) -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_checkpoint_gets_a_tokenizer_that_fits(kind: str, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = checkpoint(kind)
-    prepared = preprocessor(folder, "text-classification", 16, Target())
+    prepared = Checkpoint(folder).preprocessor("text-classification", 16, Target())
     train, selection = ["very good film", "very bad movie", "good good"], ["good film", "a dull film", "hate"]
     cut = cut_vocabulary(folder, load(folder).config, prepared, train, selection, KEY)
     assert len(cut.kept) == 5 + 5
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_cannot_be_cut_exactly_is_refused(checkpoint: Callable[
     for name in ("config.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    prepared = preprocessor(tmp_path, "text-classification", 16, Target())
+    prepared = Checkpoint(tmp_path).preprocessor("text-classification", 16, Target())
     with pytest.raises(InputError, match="WordPiece tokenizer cannot be cut exactly"):
         cut_vocabulary(tmp_path, load(folder).config, prepared, ["abc", "xbc"], [], KEY)
 
@@ -182,7 +182,7 @@ def preprocessor_of(model: Any, folder: Path) -> Any:
     tokenizer = folder / "with-weights"
     tokenizer.mkdir()
     save(model, folder, tokenizer, "drawn")
-    return preprocessor(tokenizer, "text-classification", 16, Target())
+    return Checkpoint(tokenizer).preprocessor("text-classification", 16, Target())
 
 
 def pairs_of_letters(vocab: dict[str, int]) -> Tokenizer:

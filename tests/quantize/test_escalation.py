@@ -11,7 +11,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import Int8Linear
 from foundation.stage.context import Context
@@ -69,7 +69,7 @@ def test_training_writes_a_checkpoint_that_loads_and_says_what_happened(
     assert ("teacher" in figures["qat"]["losses"][0]) == distill
     model = load(tmp_path / "out")
     assert sum(isinstance(module, Int8Linear) for module in model.modules()) == len(figures["layers"])
-    processor = preprocessor(tmp_path / "out", context.task, context.max_length, context.target)
+    processor = Checkpoint(tmp_path / "out").preprocessor(context.task, context.max_length, context.target)
     assert np.isfinite(predict(model, processor, context.data.evaluation.rows, 16)).all()
 
 

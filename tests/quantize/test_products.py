@@ -21,8 +21,8 @@ from foundation.core.goals import Goals
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward, linears
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.attention_products import PROBABILITY_SCALE, attention_modules
 from foundation.schemes.sites import load_sites, placed
 from foundation.stage.context import Context
@@ -138,7 +138,9 @@ def run(bert: Artifact, context: Context, out: Path, **settings: Any) -> dict[st
 
 
 def logits(folder: Path, context: Context) -> np.ndarray:
-    return predict(load(folder), preprocessor(folder, context.task, context.max_length, context.target), context.data.evaluation.rows, 16)
+    return predict(
+        load(folder), Checkpoint(folder).preprocessor(context.task, context.max_length, context.target), context.data.evaluation.rows, 16
+    )
 
 
 def test_the_stage_writes_what_it_measured(bert: Artifact, context: Context, told: Any, tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_auto_leaves_a_planted_bad_site_in_float(bert: Artifact, context: Contex
     choice = figures["sites_choice"]
     assert choice["measure"] == "kl"
     assert choice["after"] - choice["before"] <= choice["bound"] < added[bad]
-    processor = finely(preprocessor(planted.path, context.task, context.max_length, context.target))
+    processor = finely(Checkpoint(planted.path).preprocessor(context.task, context.max_length, context.target))
     before, after = (predict(load(folder), processor, context.data.selection.rows, 32) for folder in (planted.path, tmp_path / "auto"))
     assert choice["after"] == pytest.approx(distance(context.task, before, after), rel=1e-6)
 

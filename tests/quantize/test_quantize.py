@@ -21,7 +21,7 @@ from foundation.data.splits import Data, Split
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load, save
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import Int8Linear, weight_bits
 from foundation.stage.context import Context
@@ -39,7 +39,7 @@ ENCODER = 12  # six linear layers in each of two blocks
 
 
 def logits(folder: Path, context: Context) -> np.ndarray:
-    processor = preprocessor(folder, context.task, context.max_length, context.target)
+    processor = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     return predict(load(folder), processor, context.data.evaluation.rows, 16)
 
 
@@ -248,7 +248,7 @@ def test_auto_keeps_the_default_unless_another_calibrator_is_closer_beyond_chanc
 
 
 def selection_distance(bert: Artifact, quantized: Path, context: Context) -> float:
-    processor = finely(preprocessor(bert.path, context.task, context.max_length, context.target))
+    processor = finely(Checkpoint(bert.path).preprocessor(context.task, context.max_length, context.target))
     before, after = (predict(load(folder), processor, context.data.selection.rows, 32) for folder in (bert.path, quantized))
     return distance(context.task, before, after)
 

@@ -16,8 +16,8 @@ from foundation.artifacts.artifact import Artifact
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
-from foundation.schemes.checkpoint import load_quantization, scheme_of
+from foundation.models.folder import Checkpoint
+from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Linear
 from foundation.schemes.int4 import Int4Linear
 from foundation.schemes.int8 import DynamicInt8Linear, Int8Linear
@@ -40,7 +40,9 @@ def run(bert: Artifact, context: Context, out: Path, **settings: Any) -> dict[st
 
 
 def logits(folder: Path, context: Context) -> np.ndarray:
-    return predict(load(folder), preprocessor(folder, context.task, context.max_length, context.target), context.data.evaluation.rows, 16)
+    return predict(
+        load(folder), Checkpoint(folder).preprocessor(context.task, context.max_length, context.target), context.data.evaluation.rows, 16
+    )
 
 
 @pytest.mark.parametrize("scheme", FORMS)
@@ -51,8 +53,8 @@ def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: C
     assert 0 < np.abs(before - after).mean() < limit * before.std()
     model = load(tmp_path / "out")
     assert sum(isinstance(module, FORMS[scheme]) for module in model.modules()) == ENCODER == len(figures["layers"])
-    assert scheme_of(tmp_path / "out") == scheme == figures["scheme"]
-    assert scheme_of(bert.path) is None
+    assert Checkpoint(tmp_path / "out").scheme == scheme == figures["scheme"]
+    assert Checkpoint(bert.path).scheme is None
     assert figures["weight_bits"] == {"w4a16": 4, "w8a16": 8, "fp8": 8}.get(scheme, figures["weight_bits"])
     assert (figures.get("group_size"), figures["calibrator"]) == {
         "w8a8": (None, "minmax"),

@@ -20,8 +20,8 @@ from foundation.core.errors import InputError
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward, linears
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import Int8Linear
 from foundation.stage.context import Context
@@ -45,7 +45,7 @@ from tests.quantize import outliers
 
 
 def logits(folder: Path, context: Context) -> np.ndarray:
-    processor = preprocessor(folder, context.task, context.max_length, context.target)
+    processor = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     return predict(load(folder), processor, context.data.evaluation.rows, 16)
 
 

@@ -25,9 +25,8 @@ from foundation.core.target import Target
 from foundation.measure import predictions
 from foundation.models import streaming
 from foundation.models.checkpoint import load
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
@@ -246,7 +245,10 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
 def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, **settings)
-    processor, rows = preprocessor(out, "text-generation", tiny.LENGTH, blocks_context.target), blocks_context.data.evaluation.rows
+    processor, rows = (
+        Checkpoint(out).preprocessor("text-generation", tiny.LENGTH, blocks_context.target),
+        blocks_context.data.evaluation.rows,
+    )
     whole = predictions.predict(load(out), processor, rows, 4)
     found = predictions.predict_streamed(out, processor, rows, 4, tmp_path / "scratch")
     np.testing.assert_allclose(found[..., 0], whole[..., 0], rtol=1e-5, atol=1e-5)
@@ -361,7 +363,7 @@ def test_tables_are_those_of_memory(kind: str, dtype: torch.dtype, tmp_path: Pat
 
 
 def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, blocks_context: Context, context: Context) -> None:
-    config = read_config(tiny.write(tmp_path / "model", "llama"), "model.path")
+    config = Checkpoint(tiny.write(tmp_path / "model", "llama"), "model.path").config
     Quantize(stream=True).check(config, None, blocks_context)
     for settings, reason in (
         ({"mode": "qat"}, "mode: qat needs the whole model"),

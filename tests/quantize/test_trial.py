@@ -20,8 +20,8 @@ from foundation.data.splits import Split
 from foundation.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward, linears
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.int8 import Int8Linear, LayerScales, weight_scale
 from foundation.stage.context import Context
 from quantize.trial import Trial, in_int8
@@ -152,7 +152,7 @@ def test_without_selection_rows_calibration_rows_are_taken_and_the_log_says_so(b
 def test_a_look_tells_the_metric_by_labels_too(bert: Artifact, context: Context) -> None:
     model: Any = load(bert.path)
     trial = Trial.prepare(model, bert.path, [], context)
-    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    prepared = Checkpoint(bert.path).preprocessor(context.task, context.max_length, context.target)
     model.classifier.bias.data[1] += 0.5
     selection = context.data.selection
     apart, metric = trial.look()
@@ -170,7 +170,7 @@ def test_a_look_tells_the_metric_by_labels_too(bert: Artifact, context: Context)
 
 
 def test_answers_that_are_compared_are_padded_finely(bert: Artifact, context: Context) -> None:
-    prepared = preprocessor(bert.path, context.task, 40, Target(sequence_lengths=(40,)))
+    prepared = Checkpoint(bert.path).preprocessor(context.task, 40, Target(sequence_lengths=(40,)))
     fine = finely(prepared)
     assert (prepared.buckets, fine.buckets) == ((40,), (16, 32, 40))
     model, rows = load(bert.path), context.data.selection.rows
@@ -179,6 +179,6 @@ def test_answers_that_are_compared_are_padded_finely(bert: Artifact, context: Co
 
 
 def test_regression_is_measured_by_squared_error(bert: Artifact, context: Context) -> None:
-    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    prepared = Checkpoint(bert.path).preprocessor(context.task, context.max_length, context.target)
     trial = Trial(load(bert.path), prepared, [], replace(context, task="text-regression"), np.zeros((0, 1), np.float32))
     assert trial.measure == "mse"

@@ -20,7 +20,7 @@ from export.divided.served import Engine
 from foundation.artifacts.artifact import Artifact
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.divided import NOT_RUN, ROOT, files, write_divided_repository
@@ -33,7 +33,7 @@ BUILD = {"variant": "quantize", "precision": "int8", "folder": "quantize-int8"}
 
 def written(folder: Path) -> Path:
     """The folder of the version."""
-    prepared = preprocessor(sentiment.quantized(), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+    prepared = Checkpoint(sentiment.quantized()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     (folder / "quantize-int8").mkdir(parents=True)
     prepared.save(folder / "quantize-int8")
     write(sentiment.quantized(), folder / NAME, 2, "export.tensor_parallel")
@@ -72,7 +72,7 @@ def test_ranks_answer_as_the_whole_from_their_folder_alone(tmp_path: Path) -> No
     answer = json.loads(run.stdout.splitlines()[-1])
     assert (answer["errors"], answer["outside"]) == ([], [])
     assert sorted(version.rglob("*")) == before
-    prepared = preprocessor(sentiment.quantized(), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+    prepared = Checkpoint(sentiment.quantized()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     expected = predict(load(sentiment.quantized()), prepared, texts, 1)
     np.testing.assert_allclose(np.array(answer["logits"], np.float32), expected, rtol=0, atol=1e-5)  # other rows in a batch, other rounding
     assert answer["labels"] == [prepared.labels[index] for index in expected.argmax(axis=1)]
@@ -82,7 +82,7 @@ def test_ranks_answer_as_the_whole_from_their_folder_alone(tmp_path: Path) -> No
 def test_a_killed_rank_fails_one_batch_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(sentiment.quantized(), tmp_path, 2, "export.tensor_parallel")
     engine = Engine(tmp_path, "dynamic", (1,), {"ranks": "2", "threads": "1"})
-    prepared = preprocessor(sentiment.quantized(), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+    prepared = Checkpoint(sentiment.quantized()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     features: Any = prepared.encode(["a fine film"])
     try:
         first = engine.predict(features)

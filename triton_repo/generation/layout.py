@@ -21,7 +21,8 @@ from typing import Any
 
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.engines import ENGINES
-from foundation.models.config import most_tokens, read_config
+from foundation.models.config import most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.standalone import (
     chat_template,
     decoding_rules,
@@ -96,7 +97,7 @@ def write_language_repository(
     """
     written = []
     for model in models:
-        config, encodes = read_config(model.file.parent, "checkpoint"), ENGINES[model.engine["engine"]].generates == "encoder-decoder"
+        config, encodes = Checkpoint(model.file.parent).config, ENGINES[model.engine["engine"]].generates == "encoder-decoder"
         at_once = model.engine["mode"] in ("paged", "batched") or encodes
         settings = LanguageSettings(
             name=model.name,

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from foundation.artifacts.safetensors import MOST_JSON, parse_json
 from foundation.core.errors import InputError
 from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
+from foundation.core.stamps import Stamps
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, Task
 from foundation.models.config import most_tokens, read_config
+from foundation.models.files import state_of
 from foundation.models.heads.embedding import EMBEDDING_KEY
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
@@ -41,7 +44,7 @@ ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
 def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0, aggregate: str = "") -> Preprocessor:
-    """Returns the preprocessor of a checkpoint.
+    """Returns the preprocessor of a checkpoint; it is shared by all callers until a file of the folder changes.
 
     Args:
         checkpoint: A Transformers folder with config.json, and tokenizer.json or preprocessor_config.json.
@@ -55,7 +58,13 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
             are not supported.
     """
-    config = stock_type(_read_json(checkpoint / "config.json"))
+    return _preprocessor(checkpoint, task, max_length, target, (stride, aggregate), state_of(checkpoint))
+
+
+@lru_cache(maxsize=16)
+def _preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, windows: tuple[int, str], state: Stamps) -> Preprocessor:
+    del state  # part of the cache's key
+    (stride, aggregate), config = windows, stock_type(_read_json(checkpoint / "config.json"))
     try:
         if TASKS[task].two_towers:
             return _two_towers(checkpoint, task, max_length, target)

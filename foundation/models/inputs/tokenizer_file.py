@@ -28,7 +28,8 @@ from foundation.artifacts.safetensors import MOST_JSON, parse_json
 from foundation.core.errors import InputError
 from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
-from foundation.models.files import SMALL_FILES
+from foundation.core.stamps import Stamps
+from foundation.models.files import state_of
 from foundation.models.library import one_line, quiet
 
 FILE, SETTINGS, SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
@@ -78,14 +79,8 @@ def tokenizer_file(folder: Path, *, embeds: bool = False) -> TokenizerFile:
     return _tokenizer_file(folder, embeds, state_of(folder))
 
 
-def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Returns name, time and size of the small files of a folder: what is read of them holds until one is written anew."""
-    stats = [(file.name, file.stat()) for pattern in SMALL_FILES for file in sorted(folder.glob(pattern)) if file.is_file()]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-
-
 @lru_cache(maxsize=8)
-def _tokenizer_file(folder: Path, embeds: bool, state: tuple[Any, ...]) -> TokenizerFile:
+def _tokenizer_file(folder: Path, embeds: bool, state: Stamps) -> TokenizerFile:
     del state  # part of the key: a file that is written anew is read anew
     settings, notes = settings_of(folder), list[str]()
     if (folder / FILE).is_file():
@@ -177,7 +172,7 @@ def unlike_class(folder: Path, used: TokenizerFile) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _unlike_class(folder: Path, used: TokenizerFile, state: tuple[Any, ...]) -> str | None:
+def _unlike_class(folder: Path, used: TokenizerFile, state: Stamps) -> str | None:
     del state  # part of the key
     try:
         made = from_class(folder)
@@ -389,7 +384,7 @@ def names_of(folder: Path, used: Tokenizer) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _names(folder: Path, state: tuple[Any, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _names(folder: Path, state: Stamps) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     del state  # part of the key
     try:
         made = from_class(folder)

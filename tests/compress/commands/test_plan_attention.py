@@ -17,7 +17,7 @@ from compress.recipe import check
 from export.graph.onnx import export_float
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.models.library import with_class
 from foundation.models.size import count
 from tests import without_clocks
@@ -107,7 +107,7 @@ def test_a_graph_answers_at_every_length(length: int, tmp_path: Path) -> None:
     short = made.model_copy(update={"stages": made.stages[:1]})
     run(short, tmp_path / "run", progress=ConsoleProgress("silent"))
     folder = next((tmp_path / "run").glob("stages/finetune-*"))
-    prepared = preprocessor(folder, TASK, length, Target(sequence_lengths=(length,)))
+    prepared = Checkpoint(folder).preprocessor(TASK, length, Target(sequence_lengths=(length,)))
     graph = export_float(folder, prepared, tmp_path / "model.onnx")
     rows = [" ".join(sentiment.WORDS * (length // len(sentiment.WORDS) + 1)), "good film"]
     features = prepared.encode(rows, length)

@@ -38,7 +38,7 @@ def test_rows_truncated_rows_and_the_longest_of_each_split(tmp_path: Path, monke
 def test_texts_in_windows_are_not_truncated_and_unseen_rows_are_only_counted(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, count=4)
     judged = replace(context, data=context.data.judged_on("selection")) if len(context.data.selection) else context
-    windows = replace(judged, stride=2, aggregate="mean", preprocessors={})
+    windows = replace(judged, stride=2, aggregate="mean")
     found = {split["split"]: split for split in split_sizes.sizes(windows.preprocessor(sentiment.checkpoint()), windows)}
     assert {split["truncated"] for split in found.values()} == {None}
     if windows.data.hidden is not None:

@@ -63,12 +63,13 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
 
 
 def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) -> None:
-    from foundation.schemes.checkpoint import load_quantization, scheme_of
+    from foundation.models.folder import Checkpoint
+    from foundation.schemes.checkpoint import load_quantization
 
     for scheme in ("w8a8", "w8a8-dynamic"):
         timer = Timer(context, Quantize(scheme=scheme, exclude=("no.such.layer",)), Export())
         out = timer._quantized(sentiment.checkpoint(), tmp_path / scheme)
-        assert scheme_of(out) == scheme
+        assert Checkpoint(out).scheme == scheme
         assert load_quantization(out)[0]
     assert isinstance(context.progress, Told)
     assert (context.progress.lines, context.progress.warnings) == ([], [])

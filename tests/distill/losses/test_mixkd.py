@@ -15,7 +15,7 @@ from distill.masking import Masking
 from distill.teacher import NOTHING, Pair, Teacher
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.training.losses.classes import ClassLoss
 from foundation.training.losses.value import ValueLoss
 from foundation.training.rows import ByLength, Rows
@@ -132,7 +132,7 @@ def test_the_parts_are_the_formulas(classes: int, copies: int, make_model: Any, 
     seed, step, alpha, temperature, originals = 5, 3, 0.7, 3.0, len(TEXTS)
     student, teacher = (make_model("bert", num_labels=classes, num_hidden_layers=layers).eval() for layers in (2, 4))
     task: Any = "text-regression" if classes == 1 else "text-classification"
-    prepared = preprocessor(checkpoint("bert", num_labels=2), task, 16, Target(sequence_lengths=(8,)))
+    prepared = Checkpoint(checkpoint("bert", num_labels=2)).preprocessor(task, 16, Target(sequence_lengths=(8,)))
     rows = Rows.prepare(TEXTS * (1 + copies), prepared)
     values = np.linspace(-1, 2, originals).astype(np.float32) if classes == 1 else np.arange(originals) % classes
     labels, masking = np.tile(values, 1 + copies), Masking(0.5, 4, (0, 1, 2, 3, 4), 11, originals) if copies else None

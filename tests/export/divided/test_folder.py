@@ -17,7 +17,7 @@ from export.divided import rank as rank_of
 from export.divided.ranks import Meeting
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load as load_whole
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.schemes.int8 import DynamicInt8Linear, Int8Linear
 from foundation.schemes.int8 import quantize as codes_of
@@ -137,7 +137,7 @@ def test_a_rank_stores_its_share_in_codes(family: str, scheme: str, tmp_path: Pa
     whole = load_file(checkpoint / "model.safetensors")
     assert torch.equal(stored["model.embed_tokens.weight"], whole["model.embed_tokens.weight"])
     assert not [name for name in stored if "scale" in name]
-    config = read_config(folder, "rank")
+    config = Checkpoint(folder, "rank").config
     assert (config.intermediate_size, config.num_key_value_heads) == (32, 1)
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path: Path) -> None:
     assert problem.startswith(f"{KEY}: 4 given, but vit.")
     assert problem.endswith("8 inputs on each rank, and groups of 16 of them share a scale; give 2, the nearest number that fits")
     assert not (tmp_path / "out").exists()
-    config = read_config(quantized("llama", "w8a8"), "checkpoint")
+    config = Checkpoint(quantized("llama", "w8a8")).config
     with pytest.raises(InputError, match="5 given, but block 0 has 4 attention heads; give 4, the nearest"):
         divided.check_division(config, 5, KEY)
     divided.check_division(config, 4, KEY)

@@ -13,7 +13,7 @@ from export.divided.rank import folder_of
 from export.export import Export
 from export.parity.parity import ParityError
 from foundation.core.errors import InputError
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 
 
@@ -43,7 +43,7 @@ def test_ranks_that_answer_otherwise_end_the_stage(tmp_path: Path, monkeypatch: 
 
 def test_it_is_refused_before_the_run(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
-    config = read_config(sentiment.checkpoint(), "model")
+    config = Checkpoint(sentiment.checkpoint(), "model").config
     with pytest.raises(
         InputError, match=r"^stages.export.tensor_parallel: 3 given, but block 0 has 4 attention heads; give 2, the nearest"
     ):

@@ -33,8 +33,8 @@ from export.share import share
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
@@ -80,7 +80,7 @@ def quantized(scheme: str, group_size: int = 16) -> Path:
 def graphs(scheme: str) -> Path:
     """Writes the graphs of a scheme; returns the folder."""
     folder = Path(SCRATCH.name) / f"graphs-{scheme}"
-    prepared = preprocessor(quantized(scheme), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+    prepared = Checkpoint(quantized(scheme)).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     folder.mkdir()
     prepared.save(folder)
     write_graphs(quantized(scheme), prepared, folder / "model.onnx", ("onnxruntime", "openvino"))

@@ -22,8 +22,8 @@ from foundation.core.target import Target
 from foundation.core.tasks import TASKS
 from foundation.measure import answers, metrics, predictions
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
-from foundation.models.inputs.preprocessor import preprocessor
 
 
 def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
@@ -100,7 +100,7 @@ def test_no_rows_are_an_error() -> None:
 
 
 def test_predictions_are_in_row_order_and_padded_to_buckets(tiny_bert: Path, told: Any) -> None:
-    prepared = preprocessor(tiny_bert, "text-classification", 32, Target(sequence_lengths=(4, 8)))
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, Target(sequence_lengths=(4, 8)))
     rows = ["good film", "the film was not very good i hate this film", "love it", "bad"]
     model = load(tiny_bert)
     logits = predictions.predict(model, prepared, rows, 2, told)
@@ -113,7 +113,7 @@ def test_predictions_are_in_row_order_and_padded_to_buckets(tiny_bert: Path, tol
 
 
 def test_predicting_keeps_the_mode_of_the_model(tiny_bert: Path) -> None:
-    prepared = preprocessor(tiny_bert, "text-classification", 32, Target())
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, Target())
     model = load(tiny_bert).train()
     first, second = (predictions.predict(model, prepared, ["good film"], 1) for _ in range(2))
     assert model.training
@@ -121,7 +121,7 @@ def test_predicting_keeps_the_mode_of_the_model(tiny_bert: Path) -> None:
 
 
 def test_a_model_that_answers_nan_is_an_error(tiny_bert: Path) -> None:
-    prepared = preprocessor(tiny_bert, "text-classification", 32, Target())
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, Target())
     model = load(tiny_bert)
     model.classifier.bias.data.fill_(float("nan"))  # type: ignore[union-attr,operator]
     with pytest.raises(InputError, match=r"2 of 2 rows are NaN or infinite, the first in row 0"):

@@ -13,8 +13,9 @@ import torch
 
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
-from foundation.models.config import ModelConfig, read_config
+from foundation.models.config import ModelConfig
 from foundation.models.encoder_decoder import answered
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import check_model, import_model
 from tests.architectures.rebuilt import logits
 from tests.architectures.steps import trained
@@ -56,7 +57,7 @@ def test_output_settings_are_reset_at_import(name: str, keys: list[str], tmp_pat
     assert torch.allclose(logits(load(out), architecture), reference, atol=1e-5)
     written = list(values(json.loads((out / "config.json").read_text(encoding="utf-8"))))
     assert not [(key, value) for key, value in written if key in keys and value == SETTINGS[key]]
-    assert read_config(out, "checkpoint").return_dict is True
+    assert Checkpoint(out).config.return_dict is True
 
 
 @pytest.mark.parametrize("key", SETTINGS)

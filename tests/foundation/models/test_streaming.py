@@ -17,15 +17,15 @@ from foundation.core.target import Target
 from foundation.measure import metrics, predictions
 from foundation.models import streaming
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.streaming import HIDDEN, StreamedModel, meta_model, structure_problem
 from foundation.standalone.preprocess import Preprocessor
 from tests import tiny_language_models as tiny
 
 
 def processor_of(folder: Path) -> Preprocessor:
-    return preprocessor(folder, "text-generation", tiny.LENGTH, Target(sequence_lengths=(8, tiny.LENGTH)))
+    return Checkpoint(folder).preprocessor("text-generation", tiny.LENGTH, Target(sequence_lengths=(8, tiny.LENGTH)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from foundation.core.errors import InputError
-from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization, scheme_of
+from foundation.models.folder import Checkpoint
+from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
 from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
@@ -60,7 +61,11 @@ def test_what_is_saved_comes_back_and_puts_the_layers_in_place(tmp_path: Path, s
     model = quantized(scheme, tmp_path)
     layers, kept = load_quantization(tmp_path)
     document = json.loads((tmp_path / "quantization.json").read_text())
-    assert (document["schema"], document["scheme"], scheme_of(tmp_path), kept) == (1, *2 * (scheme.partition(",")[0],), {"head": "head"})
+    assert (document["schema"], document["scheme"], Checkpoint(tmp_path).scheme, kept) == (
+        1,
+        *2 * (scheme.partition(",")[0],),
+        {"head": "head"},
+    )
     expected = {}
     for name, scales in layers.items():
         original = scales_of(scheme, pair().get_submodule(name))
@@ -113,10 +118,10 @@ def test_a_damaged_entry_is_refused_in_one_line(tmp_path: Path, scheme: str, ent
 
 
 def test_a_float_checkpoint_has_no_scheme_and_a_damaged_one_is_told(tmp_path: Path) -> None:
-    assert scheme_of(tmp_path) is None
+    assert Checkpoint(tmp_path).scheme is None
     (tmp_path / "quantization.json").write_text("{")
     with pytest.raises(InputError, match="quantize again"):
-        scheme_of(tmp_path)
+        _ = Checkpoint(tmp_path).scheme
 
 
 def test_a_checkpoint_has_one_scheme(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 from foundation.core.forms import tags
 from foundation.core.forms.tags import first_pieces
 from foundation.core.target import Target
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES, STRATEGIES, placed
 from tests import entities
@@ -50,7 +50,7 @@ def byte_level(folder: Path) -> Path:
 
 
 def prepared(folder: Path) -> Preprocessor:
-    return preprocessor(folder, "token-classification", 64, Target(sequence_lengths=(16,)))
+    return Checkpoint(folder).preprocessor("token-classification", 64, Target(sequence_lengths=(16,)))
 
 
 def served(model: Any, made: Preprocessor, strategy: str, texts: list[str]) -> list[list[dict[str, Any]]]:

@@ -25,7 +25,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.standalone import image, preprocess
 from foundation.standalone.image import BadImage, decode_image
 from foundation.standalone.preprocess import BadRow, Preprocessor
@@ -63,7 +63,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def text(checkpoint: Path) -> Preprocessor:
-    return preprocessor(checkpoint, "text-classification", 32, Target(sequence_lengths=(8, 16, 48)))
+    return Checkpoint(checkpoint).preprocessor("text-classification", 32, Target(sequence_lengths=(8, 16, 48)))
 
 
 def expected_tokens(folder: Path, rows: list[object], max_length: int, length: int) -> dict[str, np.ndarray]:
@@ -105,7 +105,7 @@ def test_any_unicode_text_equals_transformers(tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.getbasetemp() / "unicode"
     if not folder.exists():
         build_checkpoint(folder, BertConfig(max_position_embeddings=64))
-    made = preprocessor(folder, "text-classification", 16, Target())
+    made = Checkpoint(folder).preprocessor("text-classification", 16, Target())
     for row in ((first, second), first):
         features, among_others = made.encode([row], 16), made.encode([row, row], 16)  # one row goes to the tokenizer by itself
         for name, expected in expected_tokens(folder, [row], 16, 16).items():
@@ -142,7 +142,7 @@ def test_batches_hold_every_row_once_and_one_bucket_each(text: Preprocessor) -> 
 )
 def test_token_type_ids_only_where_the_model_has_types(tmp_path: Path, config: object) -> None:
     folder = build_checkpoint(tmp_path, config)
-    assert preprocessor(folder, "text-classification", 32, Target()).input_names == ("input_ids", "attention_mask")
+    assert Checkpoint(folder).preprocessor("text-classification", 32, Target()).input_names == ("input_ids", "attention_mask")
 
 
 def test_saves_and_loads_the_same(text: Preprocessor, tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_a_very_long_text_is_truncated(text: Preprocessor) -> None:
 
 def test_refuses_more_tokens_than_positions(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path, RobertaConfig(type_vocab_size=1, max_position_embeddings=34, pad_token_id=1))
-    preprocessor(folder, "text-classification", 32, Target())
+    Checkpoint(folder).preprocessor("text-classification", 32, Target())
     with pytest.raises(InputError, match=r"max_length: 33 given; .* at most 32"):
-        preprocessor(folder, "text-classification", 33, Target())
+        Checkpoint(folder).preprocessor("text-classification", 33, Target())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_damaged_checkpoints_are_named(checkpoint: Path, file: str, content: str
     if content is not None:
         (checkpoint / file).write_text(content)
     with pytest.raises(InputError, match=message) as caught:
-        preprocessor(checkpoint, "text-classification", 32, Target())
+        Checkpoint(checkpoint).preprocessor("text-classification", 32, Target())
     assert file in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -236,7 +236,7 @@ def image_checkpoint(folder: Path, processor: object, channels: int = 3) -> Path
 @pytest.mark.parametrize("number", range(len(PROCESSORS)))
 def test_pixels_equal_those_of_transformers(tmp_path: Path, number: int, name: str) -> None:
     processor = PROCESSORS[number]
-    reader = preprocessor(image_checkpoint(tmp_path, processor), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, processor)).preprocessor("image-classification", 0, Target())
     image = Image.open(io.BytesIO(IMAGES[name]))
     if not processor.do_convert_rgb:
         image = image.convert("RGB")  # as transformers.image_utils.load_image does before the processor
@@ -248,7 +248,7 @@ def test_pixels_equal_those_of_transformers(tmp_path: Path, number: int, name: s
 
 
 def test_images_save_load_and_go_through_batches(tmp_path: Path) -> None:
-    reader = preprocessor(image_checkpoint(tmp_path, PROCESSORS[0]), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, PROCESSORS[0])).preprocessor("image-classification", 0, Target())
     reader.save(tmp_path)
     again = Preprocessor.load(tmp_path)
     assert (again, again.buckets, again.max_length) == (reader, (), 0)
@@ -262,7 +262,7 @@ def test_images_save_load_and_go_through_batches(tmp_path: Path) -> None:
 
 def test_grey_models_get_one_channel(tmp_path: Path) -> None:
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.25])
-    reader = preprocessor(image_checkpoint(tmp_path, processor, channels=1), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, processor, channels=1)).preprocessor("image-classification", 0, Target())
     pixels = noise(8, 8)
     naive = (pixels.astype(np.float64) / 255 - 0.5) / 0.25
     np.testing.assert_allclose(reader.encode([png(pixels)])["pixel_values"][0, 0], naive, atol=1e-6)
@@ -270,7 +270,7 @@ def test_grey_models_get_one_channel(tmp_path: Path) -> None:
 
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:
     processor = ViTImageProcessorPil(do_resize=False)
-    reader = preprocessor(image_checkpoint(tmp_path, processor), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, processor)).preprocessor("image-classification", 0, Target())
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     pixels = noise(4, 6, 3)
@@ -279,14 +279,14 @@ def test_photographs_are_turned_upright(tmp_path: Path) -> None:
 
 
 def test_images_of_two_sizes_do_not_make_a_batch(tmp_path: Path) -> None:
-    reader = preprocessor(image_checkpoint(tmp_path, ViTImageProcessorPil(do_resize=False)), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, ViTImageProcessorPil(do_resize=False))).preprocessor("image-classification", 0, Target())
     with pytest.raises(BadRow, match="row 1: 5 x 4 pixels, row 0: 4 x 4"):
         reader.encode([png(noise(4, 4, 3)), png(noise(4, 5, 3))])
 
 
 def test_processors_with_steps_of_their_own_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ConvNextImageProcessor has custom steps"):
-        preprocessor(image_checkpoint(tmp_path, ConvNextImageProcessorPil()), "image-classification", 0, Target())
+        Checkpoint(image_checkpoint(tmp_path, ConvNextImageProcessorPil())).preprocessor("image-classification", 0, Target())
 
 
 def bomb() -> bytes:
@@ -319,7 +319,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_images_are_refused_by_number(tmp_path: Path, name: str) -> None:
-    reader = preprocessor(image_checkpoint(tmp_path, PROCESSORS[0]), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, PROCESSORS[0])).preprocessor("image-classification", 0, Target())
     with pytest.raises(BadRow, match=r"^row 1: .*allowed") as caught:
         reader.encode([IMAGES["rgb"], BROKEN[name]])  # type: ignore[list-item]
     assert "\n" not in str(caught.value)
@@ -332,7 +332,7 @@ def test_a_file_of_too_many_bytes_is_not_even_opened(monkeypatch: pytest.MonkeyP
 
 
 def test_a_sliver_cannot_be_blown_up(tmp_path: Path) -> None:
-    reader = preprocessor(image_checkpoint(tmp_path, CLIPImageProcessorPil()), "image-classification", 0, Target())
+    reader = Checkpoint(image_checkpoint(tmp_path, CLIPImageProcessorPil())).preprocessor("image-classification", 0, Target())
     with pytest.raises(BadRow, match="too narrow: resizing would make it"):
         reader.encode([png(noise(20_000, 1, 3))])
 
@@ -363,7 +363,7 @@ def test_needs_numpy_tokenizers_and_pillow_only() -> None:
 def test_real_tokenizer_equals_transformers() -> None:
     root = Path(os.environ["COMPRESS_TEST_DATA"])
     folder = root / "models" / "minilm-sst2"
-    reader = preprocessor(folder, "text-classification", 128, Target())
+    reader = Checkpoint(folder).preprocessor("text-classification", 128, Target())
     lines = (root / "data" / "sst2" / "dev.tsv").read_text().split("\n")[1:-1]
     sentences = [line.split("\t")[0] for line in lines]
     pairs = list(zip(sentences, reversed(sentences), strict=True))

@@ -21,7 +21,7 @@ from foundation.core.target import Target
 from foundation.data.splits import Split
 from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load
-from foundation.models.inputs.preprocessor import preprocessor
+from foundation.models.folder import Checkpoint
 from foundation.training.finite import blamed
 from foundation.training.history import History
 from foundation.training.optimizers import parameter_groups
@@ -65,7 +65,7 @@ class Dies:
 
 def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any = None, **changes: Any) -> tuple[nn.Module, Any]:
     model = load(folder)
-    prepared = preprocessor(folder, "text-classification", 32, TARGET)
+    prepared = Checkpoint(folder).preprocessor("text-classification", 32, TARGET)
     select = changes.pop("select", None)
     seed, profiles = changes.pop("seed", 0), changes.pop("profiles", None)
     training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select, profiles=profiles)
@@ -122,7 +122,7 @@ def test_a_profile_changes_no_bit_and_counts_tokens(tiny_bert: Path, sentences: 
     assert_equal(plain, profiled)
     assert sorted(file.name for file in (tmp_path / "profiles").iterdir()) == ["train.json", "train.trace.json.gz"]
     found = json.loads((tmp_path / "profiles" / "train.json").read_text())
-    lengths = Rows.prepare(sentences[0], preprocessor(tiny_bert, "text-classification", 32, TARGET)).lengths
+    lengths = Rows.prepare(sentences[0], Checkpoint(tiny_bert).preprocessor("text-classification", 32, TARGET)).lengths
     assert found["timed_steps"] + found["traced_steps"] == 13  # of 18, the first 3 and the last 2 are let be
     mean = float(lengths.mean())
     assert 0.7 * mean < found["tokens_per_s"] / found["rows_per_s"] < 1.3 * mean
@@ -196,7 +196,7 @@ def test_one_step_is_adamw_on_the_mean_of_the_rows(tiny_bert: Path, sentences: A
 
     trained, _ = run(tiny_bert, (rows, labels), told, tmp_path, without_dropout, epochs=1, warmup=0.0, weight_decay=0.1)
     model = load(tiny_bert)
-    prepared = preprocessor(tiny_bert, "text-classification", 32, TARGET)
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, TARGET)
     features = {name: torch.from_numpy(value) for name, value in prepared.encode(rows, 24).items()}
     nn.functional.cross_entropy(model(**features).logits, torch.from_numpy(labels)).backward()
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None))
@@ -358,7 +358,7 @@ def test_epochs_differ_and_batches_are_of_like_length() -> None:
 
 
 def test_text_batches_equal_the_padded_encoding(tiny_bert: Path, sentences: Any) -> None:
-    prepared = preprocessor(tiny_bert, "text-classification", 12, TARGET)
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 12, TARGET)
     rows = Rows.prepare(sentences[0], prepared)
     for indices in (np.array([3]), np.array([5, 0, 9, 3]), np.arange(22)):
         batch = rows.batch(indices)
@@ -380,7 +380,7 @@ def test_images_are_equal_from_memory_and_anew(tiny_vit: Path, monkeypatch: pyte
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), np.uint8)).save(stream, "PNG")
         return stream.getvalue()
 
-    prepared = preprocessor(tiny_vit, "image-classification", 0, TARGET)
+    prepared = Checkpoint(tiny_vit).preprocessor("image-classification", 0, TARGET)
     images = [png(seed) for seed in range(5)]
     kept = Rows.prepare(images, prepared)
     monkeypatch.setattr("foundation.training.rows.IMAGE_CACHE_BYTES", 10)
@@ -427,7 +427,7 @@ def test_a_checkpoint_is_for_any_number_of_processes(
     monkeypatch.setattr("foundation.training.train.read_state", lambda scratch, settings, warn: found.append(settings))
     monkeypatch.setattr("foundation.training.train._Loop", Waits)
     monkeypatch.setattr(Team, "align", lambda self, trained: None)
-    prepared = preprocessor(tiny_bert, "text-classification", 32, TARGET)
+    prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, TARGET)
     for team in (Team(), Team(0, 2, "ddp"), Team(0, 2, "fsdp2")):
         objective, split = supervised("text-classification"), Split(*sentences)
         train(load(tiny_bert), objective, Training(split, prepared, config(), 0, tmp_path, told, team=team))

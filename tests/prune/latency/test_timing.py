@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from foundation.core.errors import InputError
 from foundation.models.architecture.shapes import sizes_of
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import Timing, table_folder
@@ -40,7 +40,7 @@ class Engine:
 
     def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: str) -> list[float]:
         self.asked.append((len(checkpoints), shape, precision))
-        return [self.time(sizes_of(read_config(folder, "test"), "test")) for folder in checkpoints]
+        return [self.time(sizes_of(Checkpoint(folder, "test").config, "test")) for folder in checkpoints]
 
     def time(self, sizes: Any) -> float:
         ms = 0.5 + sum(0.1 + 0.2 * heads + 0.01 * ffn for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
@@ -77,7 +77,7 @@ def test_what_is_asked_for_is_measured_in_the_end(
     context = replace(make_context(), measure_latency=engine)
     figures = pruned(Prune(**{**QUICK, **settings}), checkpoint("bert"), context, tmp_path / "out")[1]
     told = figures["latency"]
-    made = engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test"))
+    made = engine.time(sizes_of(Checkpoint(tmp_path / "out", "test").config, "test"))
     assert told["after"]["measured_ms"] == pytest.approx(made)
     assert 0.9 * asked <= made <= asked
     assert told["asked_ms"] == pytest.approx(asked)
@@ -113,7 +113,7 @@ def test_masks_are_learned_against_the_clock(
     learn = {"epochs": 20, "learning_rate": 1e-3, "batch_size": 16}
     stage = Prune(**{**QUICK, "method": "joint", "learn": learn, "granularity": granularity, "latency_ms": {"sequence": 8, "value": 2.2}})
     figures = pruned(stage, checkpoint("bert"), replace(make_context(), measure_latency=engine), tmp_path / "out")[1]
-    assert engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test")) == pytest.approx(2.2, rel=0.1)
+    assert engine.time(sizes_of(Checkpoint(tmp_path / "out", "test").config, "test")) == pytest.approx(2.2, rel=0.1)
     asked = (WHOLE - 2.2) / (WHOLE - 0.5)
     assert figures["steps"][0]["learned"]["sparsity"] == pytest.approx(asked, abs=0.07)
 

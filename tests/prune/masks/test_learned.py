@@ -17,7 +17,7 @@ from foundation.core.errors import InputError
 from foundation.machine.parallel import Team
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.training import train as training
 from prune.cost import ShapeCost
@@ -203,6 +203,6 @@ def test_masks_are_refused_where_blocks_or_tokens_are_divided(
     method: str, team: Team, told: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context]
 ) -> None:
     stage = Prune(method=method, sparsity=0.2, divisible_by=2, multiple_of=2)  # type: ignore[arg-type]
-    config = read_config(checkpoint("bert"), "model.path")
+    config = Checkpoint(checkpoint("bert"), "model.path").config
     with pytest.raises(InputError, match=re.escape(told)):
         stage.check(config, config, replace(make_context(), team=team))

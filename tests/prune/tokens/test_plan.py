@@ -12,7 +12,7 @@ from compress.commands.plan import describe
 from compress.forecast import predicted
 from compress.run.prepare import prepare
 from foundation.core.progress import ConsoleProgress
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 from tests.prune import small_runs
 
@@ -34,7 +34,7 @@ def recipe(tmp_path: Path) -> Any:
 
 def test_the_plan_shows_where_tokens_leave(recipe: Any, tmp_path: Path) -> None:
     told = {line.split()[0]: line.partition("of the tokens")[2] for line in describe(recipe, tmp_path / "run").splitlines()[3:]}
-    depth = read_config(sentiment.checkpoint(), "test").num_hidden_layers
+    depth = Checkpoint(sentiment.checkpoint(), "test").config.num_hidden_layers
     assert depth == 2, "the shares below are those of two layers"
     behind = "behind the blocks but the last"
     assert told["some"] == f" of a row 50 % {behind}"
@@ -45,7 +45,7 @@ def test_the_plan_shows_where_tokens_leave(recipe: Any, tmp_path: Path) -> None:
 
 def test_the_predicted_products_are_those_of_the_tokens_that_are_left(recipe: Any, tmp_path: Path) -> None:
     planned = {entry.step.id: entry for entry in predicted(recipe, prepare(recipe, tmp_path / "run", ConsoleProgress("quiet")))}
-    config = read_config(sentiment.checkpoint(), "test")
+    config = Checkpoint(sentiment.checkpoint(), "test").config
     wide, neurons = config.hidden_size, config.intermediate_size
 
     def macs(share: float) -> int:

@@ -21,9 +21,9 @@ from foundation.data.splits import Split
 from foundation.models.architecture.origin import Origin, same_shape
 from foundation.models.checkpoint import load, save
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.importing import import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.stage.context import Context
 from foundation.stage.distillation import Distillation, LossName
 from foundation.training.distilled import distillation_objective
@@ -100,7 +100,7 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     """A model in int8 is as far from its float self inside as hidden states written out say."""
     model, scales = start_of(bert.path, run)
     teacher, inputs = load(bert.path), features(bert.path, run, 8)
-    prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
+    prepared = Checkpoint(bert.path).preprocessor(run.task, run.max_length, run.target)
     insert(model, scales, group_of(scales))
     settings = Qat(losses=({"name": "hidden"},))
     distillation = Distillation(settings, setting_keys("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
@@ -121,7 +121,7 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
 
 def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
     """Whether the teacher's answers that a student learns from are those to the teacher's own inputs."""
-    prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (student, teacher))
+    prepared, theirs = (Checkpoint(folder).preprocessor(context.task, context.max_length, context.target) for folder in (student, teacher))
     model, split = load(teacher), context.data.train
     objective: Any = distillation_objective(
         Distillation(Qat(), setting_keys("quantize"), load(student), student, prepared, model, theirs, None), context

@@ -18,8 +18,8 @@ from foundation.artifacts.artifact import Artifact
 from foundation.data.splits import Split
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward, linears
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.schemes.checkpoint import apply_quantization, save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
@@ -57,7 +57,7 @@ def group_of(scales: Mapping[str, LayerScales]) -> dict[str, str]:
 
 
 def features(folder: Path, context: Context, num: int) -> dict[str, Tensor]:
-    prepared = preprocessor(folder, context.task, context.max_length, context.target)
+    prepared = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     return {name: torch.from_numpy(value) for name, value in prepared.encode(context.data.train.rows[:num], 24).items()}
 
 
@@ -142,7 +142,7 @@ def test_weights_are_chosen_by_distance_from_the_teacher_or_by_labels(bert: Arti
     _, history = learn(
         model, scales, group_of(scales), Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize"
     )
-    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    prepared = Checkpoint(bert.path).preprocessor(context.task, context.max_length, context.target)
     rows, labels = context.data.selection.rows, context.data.selection.labels
     before, after = (predict(one, prepared, rows, 8) for one in (floating, model))
     if distill:
@@ -191,7 +191,7 @@ def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Cont
         objective = kind(load(bert.path), losses_of(context.task), 48, 2, 2.0, 0.9)
         insert(model, scales, group_of(scales), rate=10)
         split = Split(context.data.train.rows[:48], context.data.train.labels[:48])
-        prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+        prepared = Checkpoint(bert.path).preprocessor(context.task, context.max_length, context.target)
         config = TrainConfig(epochs=2, learning_rate=1e-3, batch_size=8, checkpoint_seconds=0, keep="last")
         train(model, objective, Training(split, prepared, config, 0, tmp_path / scratch, context.progress))
         return model, objective

@@ -18,7 +18,7 @@ from foundation.core.errors import InputError
 from foundation.core.tasks import Task
 from foundation.models.architecture.shapes import auto_class, remade, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
-from foundation.models.config import read_config
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.models.own_shape import read_own
@@ -84,7 +84,7 @@ def test_a_shape_is_written_read_and_counted(kind: str, data: st.DataObject, tmp
     features = {name: value % (sizes.vocabulary or 99) if name == "input_ids" else value for name, value in inputs_of(kind).items()}
     with torch.inference_mode():
         torch.testing.assert_close(loaded(**features).logits, model(**features).logits, atol=1e-6, rtol=1e-5)
-    counted = count(read_config(folder, "checkpoint"), task_of(kind), 8)
+    counted = count(Checkpoint(folder).config, task_of(kind), 8)
     assert counted.parameters == sum(parameter.numel() for parameter in loaded.parameters())
 
 

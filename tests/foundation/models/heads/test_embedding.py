@@ -16,10 +16,10 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load, save
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.heads.embedding import EMBEDDING_KEY, pooled, search_prompts
 from foundation.models.importing import check_model, import_model, source_digest
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_embedding
 from tests.export import sentiment
@@ -39,7 +39,7 @@ def imported(path: Path, out: Path, **changes: Any) -> Path:
 
 
 def prepared(folder: Path) -> Preprocessor:
-    return preprocessor(folder, TASK, sentiment.LENGTH, Target(sequence_lengths=(8,)))
+    return Checkpoint(folder).preprocessor(TASK, sentiment.LENGTH, Target(sequence_lengths=(8,)))
 
 
 def features(folder: Path, texts: list[str]) -> dict[str, torch.Tensor]:

@@ -15,9 +15,9 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import check_towers, tower_of, width_of
 from foundation.models.importing import check_model, import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.library import task_of
 from foundation.standalone.preprocess import BadRow, Preprocessor
 from tests import tiny_towers
@@ -27,7 +27,7 @@ TEXTS = ["a photo of a red", "something deep blue", "a", "green " * 30]
 
 
 def prepared(folder: Path, lengths: tuple[int, ...] = (8, 16)) -> Preprocessor:
-    return preprocessor(folder, TASK, LENGTH, Target(sequence_lengths=lengths))
+    return Checkpoint(folder).preprocessor(TASK, LENGTH, Target(sequence_lengths=lengths))
 
 
 def vectors(model: Any, features: dict[str, np.ndarray]) -> torch.Tensor:
@@ -90,7 +90,7 @@ def test_a_tower_that_reads_padding_has_one_length(tmp_path: Path) -> None:
     apart = vectors(model, text.encode(["a"], LENGTH)) - vectors(model, text.encode(["a"], 0))
     assert apart.abs().max() > 1e-3  # padding counts: another length would be another model
     with pytest.raises(InputError, match=r"data.max_length: 16 given; this siglip reads every text padded to its 24 positions: give 24"):
-        preprocessor(folder, TASK, 16, Target())
+        Checkpoint(folder).preprocessor(TASK, 16, Target())
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

@@ -20,8 +20,8 @@ from foundation.core.target import Target
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig, most_tokens
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.library import quiet
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 300}
@@ -83,7 +83,7 @@ def ours(source: Path, out: Path, rows: list[Any]) -> np.ndarray:
     """Returns the logits of an imported model, all rows in one batch."""
     out.mkdir()
     import_model(ModelConfig(path=str(source), task="text-classification"), ("no", "yes"), 0, out)
-    prepared = preprocessor(out, "text-classification", 32, Target(sequence_lengths=[32]))
+    prepared = Checkpoint(out).preprocessor("text-classification", 32, Target(sequence_lengths=[32]))
     return np.asarray(predict(load(out), prepared, rows, len(rows)))
 
 
@@ -110,7 +110,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     expected = theirs(source, rows)
     assert np.ptp(expected) > 0.5
     np.testing.assert_allclose(ours(source, tmp_path / "out", rows), expected, atol=2e-4)
-    found = preprocessor(tmp_path / "out", "text-classification", 32, Target(sequence_lengths=[32])).input_names
+    found = Checkpoint(tmp_path / "out").preprocessor("text-classification", 32, Target(sequence_lengths=[32])).input_names
     assert ("token_type_ids" in found) is pairs
 
 
@@ -118,7 +118,7 @@ def test_xlnet_reads_token_types_and_that_it_answers_in_the_padding_is_noted(tmp
     source, out, lines = write(tmp_path / "source", "xlnet", "XLNetTokenizer"), tmp_path / "out", list[str]()
     out.mkdir()
     import_model(ModelConfig(path=str(source), task="text-classification"), ("no", "yes"), 0, out, log=lines.append)
-    found = preprocessor(out, "text-classification", 32, Target(sequence_lengths=[32])).input_names
+    found = Checkpoint(out).preprocessor("text-classification", 32, Target(sequence_lengths=[32])).input_names
     assert "token_type_ids" in found
     assert any("padded on the right" in line for line in lines)
 
@@ -155,7 +155,7 @@ def test_a_text_without_a_token_is_one_real_token_in_every_engine(tmp_path: Path
     rows = ["", "good film"]
     source, out = write(tmp_path / "source", "bert", "PreTrainedTokenizerFast"), tmp_path / "out"
     logits = ours(source, out, rows)
-    prepared = preprocessor(out, "text-classification", 16, Target(sequence_lengths=[8, 16]))
+    prepared = Checkpoint(out).preprocessor("text-classification", 16, Target(sequence_lengths=[8, 16]))
     features = prepared.encode(rows)
     assert features["attention_mask"].sum(axis=1).tolist() == [1, len("good film")]
     assert prepared.encode([""], 0)["input_ids"].tolist() == [[PAD]]

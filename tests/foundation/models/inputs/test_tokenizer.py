@@ -17,8 +17,8 @@ from foundation.data.config import DataConfig
 from foundation.data.load import load_data
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.inputs.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, resolve_tokenizer, train_bpe
 from tests.foundation import tiny_gpt
 
@@ -85,7 +85,7 @@ def test_labelled_texts_get_marks_and_padding(tmp_path: Path) -> None:
     import_model(model, data.labels, 0, out, tokenizer=resolve_tokenizer(TrainTokenizer(train="bpe"), data.tokenizer))
     found: object = load(out).config
     assert (found.vocab_size, found.pad_token_id) == (280, 1)  # type: ignore[attr-defined]
-    prepared = preprocessor(out, "text-classification", 64, Target(sequence_lengths=(16,)))
+    prepared = Checkpoint(out).preprocessor("text-classification", 64, Target(sequence_lengths=(16,)))
     features = prepared.encode([("ab", "c"), ("a", "b")], length=16)
     marks = [prepared.tokenizer.id_to_token(token) for token in features["input_ids"][1]]  # type: ignore[union-attr]
     assert marks[:6] == [END_OF_TEXT, "a", END_OF_TEXT, "b", END_OF_TEXT, PADDING]

@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.config import ModelConfig
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.inputs.tokenizer import load_tokenizer, target_engine
 from foundation.models.inputs.tokenizer_file import FILE, SETTINGS, class_inputs, tokenizer_file, unlike_class, write_tokenizer
 from tests import tiny_embedding
@@ -228,7 +228,7 @@ def test_a_model_reads_the_inputs_that_its_tokenizer_makes(
     names = class_inputs(settings, model_type)
     assert names is not None
     assert ("token_type_ids" in names) is expected is ("token_type_ids" in AutoTokenizer.from_pretrained(folder)("a", "b"))
-    found = preprocessor(folder, "text-classification", 16, Target(sequence_lengths=[16])).input_names
+    found = Checkpoint(folder).preprocessor("text-classification", 16, Target(sequence_lengths=[16])).input_names
     assert ("token_type_ids" in found) is expected
 
 
@@ -240,7 +240,7 @@ def test_an_import_keeps_that_sentences_are_lowercased(tmp_path: Path) -> None:
     (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16, "do_lower_case": True}))
     out.mkdir()
     import_model(ModelConfig(path=str(source), task="sentence-embedding"), (), 0, out)
-    prepared = preprocessor(out, "sentence-embedding", 16, Target(sequence_lengths=[16]))
+    prepared = Checkpoint(out).preprocessor("sentence-embedding", 16, Target(sequence_lengths=[16]))
     plain = Tokenizer.from_file(str(source / "tokenizer.json"))
     assert prepared.encode(["Good FILM"], 0)["input_ids"].tolist() == [plain.encode("good film").ids] != [plain.encode("Good FILM").ids]
     assert json.loads((out / "sentence_bert_config.json").read_text())["do_lower_case"] is False  # its tokenizer.json does it

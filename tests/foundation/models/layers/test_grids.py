@@ -12,8 +12,8 @@ from export.graph.quantized import write_graphs
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.models.checkpoint import load, load_float
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
-from foundation.models.inputs.preprocessor import preprocessor
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.layers.grids import put_on_grids
 from foundation.stage.context import Context
@@ -70,7 +70,7 @@ def test_the_graph_of_a_short_checkpoint_answers_as_torch(kind: str, settings: d
     import onnxruntime
 
     folder = checkpoint(kind, torch.bfloat16, context, **settings)
-    processor = preprocessor(folder, "text-generation", tiny.LENGTH, context.target)
+    processor = Checkpoint(folder).preprocessor("text-generation", tiny.LENGTH, context.target)
     (tmp_path / "graph").mkdir()
     graph = write_graphs(folder, processor, tmp_path / "graph" / "model.onnx", ["openvino"])
     options = onnxruntime.SessionOptions()

@@ -1,0 +1,34 @@
+"""Stamps of files: what tells a cache that a file has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+Stamps = tuple[tuple[str | int, ...], ...]
+SETTLED_NS = 50_000_000
+"""A file system writes the time of its clock in steps of up to 10 ms: two changes within one step can have the same time."""
+
+
+def stamps(files: Iterable[Path]) -> Stamps:
+    """Returns name, inode, size and times of files; with them in its key, a cache of contents never answers with those of a changed file.
+
+    A file that changed a moment ago could change once more at the same time of the clock. The result is then unlike all others, so that the
+    file is read again until its time has settled, as Git does with its index.
+
+    Args:
+        files: The files; those that do not exist are left out.
+    """
+    found: list[tuple[str | int, ...]] = []
+    newest = 0
+    for file in files:
+        try:
+            known = file.stat()
+        except (OSError, ValueError):  # whoever opens the file reports it
+            continue
+        found.append((file.name, known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns))
+        newest = max(newest, known.st_ctime_ns)
+    if time.time_ns() - newest < SETTLED_NS:
+        found.append((time.perf_counter_ns(),))
+    return tuple(found)
