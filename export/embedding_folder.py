@@ -30,6 +30,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from foundation.artifacts.artifact import write_json
+from foundation.artifacts.graph import Graph
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS
@@ -76,7 +77,7 @@ def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
     if ONNX in files:
         from export.graph.onnx import save
 
-        save(as_hidden_states(with_float_activations(onnx.load(str(files[ONNX])))), out / "onnx" / "model.onnx")
+        save(as_hidden_states(with_float_activations(Graph(files[ONNX]).load())), out / "onnx" / "model.onnx")
     if NETWORK in files:
         _write_openvino(files[NETWORK], out / "openvino/openvino_model.xml")
     return out

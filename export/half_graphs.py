@@ -30,6 +30,7 @@ from export.graph.attention import fuse_attention
 from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
+from foundation.artifacts.graph import Graph
 from foundation.core.spread import spread
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -122,6 +123,6 @@ def range_rows(context: Context) -> list[Row]:
 
 def _loaded(model: Path) -> onnx.ModelProto:
     """Reads a graph with its weights, masks clamped."""
-    proto = onnx.load(str(model))
+    proto = Graph(model).load()
     clamp_masks(proto)
     return proto

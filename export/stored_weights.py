@@ -48,7 +48,9 @@ def integer_weights(files: Sequence[Path]) -> float | None:
 def _of_onnx(path: Path) -> Iterator[Weight]:
     import onnx
 
-    graph = onnx.load(str(path), load_external_data=False).graph
+    from foundation.artifacts.graph import Graph
+
+    graph = Graph(path).structure
     scales = {name for node in graph.node if node.op_type in ONNX_SCALED for name in node.input[ONNX_SCALED[node.op_type] :]}
     sizes = {node.input[1]: attribute(node, "N") * attribute(node, "K") for node in graph.node if node.op_type == BLOCKS}
     for tensor in graph.initializer:

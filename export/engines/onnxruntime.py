@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -28,6 +27,7 @@ from onnx import TensorProto, helper
 from export.engines.module import static_layers
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
+from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.schemes.table import SchemeFacts, of_precision, weight_only
 from foundation.standalone.onnx_decoder import session_options
@@ -117,7 +117,7 @@ def with_uint8_activations(model: Path, folder: Path) -> Path:
     from export.graph.onnx import save
     from export.graph.qdq import uint8_activations
 
-    return save(integer_convolutions(uint8_activations(onnx.load(str(model)))), folder / "model_uint8.onnx")
+    return save(integer_convolutions(uint8_activations(Graph(model).load())), folder / "model_uint8.onnx")
 
 
 class OnnxRuntime:
@@ -137,7 +137,7 @@ class OnnxRuntime:
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the session's optimized graph; it is the same for every shape."""
-        nodes = onnx.load(self._spec.path, load_external_data=False).graph.node
+        nodes = Graph(Path(self._spec.path)).structure.node
         activated = {node.input[0]: node.output[0] for node in nodes if node.op_type in ACTIVATIONS}
         outputs = {node.name: (node.output[0], activated.get(node.output[0], node.output[0])) for node in nodes}
         found: dict[str, str] = {}
@@ -158,7 +158,7 @@ class OnnxRuntime:
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, opened once more with these as outputs; integer codes come as int8."""
         path = Path(self._spec.path)
-        model = onnx.load(str(path), load_external_data=False)
+        model = Graph(path).load(external=False)
         quantized = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
         for name in tensors:
             kind = TensorProto.UINT8 if name in quantized else TensorProto.FLOAT
@@ -174,7 +174,7 @@ class OnnxRuntime:
             options = session_options(properties(self._spec.threads))
             options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
             self._opened(self._spec.path, options)
-            return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
+            return Graph(Path(options.optimized_model_filepath)).load(external=False).graph
 
     def _opened(self, model: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[self._spec.device]])

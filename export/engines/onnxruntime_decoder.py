@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
+from foundation.artifacts.graph import Graph
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
@@ -124,7 +124,7 @@ class OnnxRuntimeDecoder:
             options = session_options(self._spec.properties)
             options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
             onnxruntime.InferenceSession(self._spec.path, options, providers=["CPUExecutionProvider"])
-            nodes = onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node
+            nodes = Graph(Path(options.optimized_model_filepath)).load(external=False).graph.node
         told: dict[str, str] = {}
         for node in nodes:
             if node.op_type in (BLOCKS, *graphs.FLOAT):

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from export.choices import FloatSetting
@@ -40,6 +39,7 @@ from export.graph.onnx import save
 from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph
 from export.share import share
+from foundation.artifacts.graph import Graph
 from foundation.machine.process import environment, spawn
 from foundation.schemes.table import SCHEMES, is_static_int8, of_precision
 from foundation.standalone.cuda_driver import Device, capabilities, load_driver
@@ -143,10 +143,11 @@ def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> b
     """
     groups = [group for entry in entries for group in (entry.get("attention") or {"groups": []})["groups"]]
     refused = {node: group["reason"] for group in groups if group["reason"] for node in group["nodes"]}
-    nodes = {node.name for node in onnx.load(str(fused), load_external_data=False).graph.node if node.op_type == "Attention"}
+    nodes = {node.name for node in Graph(fused).structure.node if node.op_type == "Attention"}
     if not nodes & refused.keys():
         return True
-    made = fuse_attention(onnx.load(str(plain)), {}, refused | _not_in(plain, nodes))
+    refused |= _not_in(plain, nodes)  # before the graph is loaded once more
+    made = fuse_attention(Graph(plain).load(), {}, refused)
     for file in fused.parent.glob(f"{fused.name}*"):
         file.unlink()
     if made.products:
@@ -156,7 +157,7 @@ def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> b
 
 def _not_in(plain: Path, nodes: Collection[str]) -> dict[str, str]:
     """Returns why attentions of a graph were no nodes before, by the name that their node would have."""
-    every = fuse_attention(onnx.load(str(plain)), {}).products
+    every = fuse_attention(Graph(plain).load(), {}).products
     return {name: "it was no attention node before" for name in every if name not in nodes}
 
 
@@ -318,7 +319,8 @@ def _either(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=Path(job["fused"]).parent, prefix="gated-") as folder:
         mixed = Path(folder) / "model.onnx"
         nodes = {node for group in gates["gates"] for node in group["nodes"]}
-        save(fuse_attention(onnx.load(job["onnx"]), {}, failed | _not_in(Path(job["onnx"]), nodes)).model, mixed)
+        failed |= _not_in(Path(job["onnx"]), nodes)  # before the graph is loaded once more
+        save(fuse_attention(Graph(Path(job["onnx"])).load(), {}, failed).model, mixed)
         answer = run_child({**job, "onnx": str(mixed)})
     if "error" in answer:
         return _with_attention(run_child(job), job, groups, answer["error"])

@@ -18,6 +18,7 @@ from export.generation.genai_folder import write_generation_config
 from export.generation.on_grids import on_grids
 from export.generation.text_files import write_text_files
 from foundation.artifacts.artifact import writing
+from foundation.artifacts.graph import Graph
 from foundation.standalone.onnx_decoder import CACHE
 
 MODEL = "model.onnx"
@@ -45,7 +46,7 @@ def write_fused_folder(checkpoint: Path, folder: Path) -> None:
 
 def reads_of(model: Path) -> dict[str, int]:
     """Returns `weight_bytes` and `cache_bytes_per_token` of a graph: what it reads for each token (`export.generation.reads`)."""
-    graph = onnx.load(str(model), load_external_data=False).graph
+    graph = Graph(model).structure
     read = {name for node in graph.node if node.op_type in PRODUCTS for name in node.input[1:]}
     sizes = (
         np.prod(one.dims, dtype=np.int64) * onnx.helper.tensor_dtype_to_np_dtype(one.data_type).itemsize

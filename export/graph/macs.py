@@ -22,6 +22,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from export.graph.onnx import GEMMS, module_of
+from foundation.artifacts.graph import Graph
 from foundation.machine.environment import physical_cores
 
 Shape = tuple[int, ...]
@@ -50,7 +51,7 @@ def count_macs(model: Path, batch: int, sequence: int | None) -> list[Gemm]:
     Returns:
         The GEMMs in graph order: those with a weight (patch embedding and head included), and both products of every attention.
     """
-    proto = onnx.load(str(model), load_external_data=False)
+    proto = Graph(model).load(external=False)
     gemms = [node for node in proto.graph.node if node.op_type in GEMMS]
     constant = _constants(proto.graph)
     shapes = _shapes(proto, model.parent, sorted({tensor for node in gemms for tensor in _tensors(node)}), batch, sequence)

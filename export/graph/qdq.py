@@ -31,6 +31,7 @@ from safetensors.numpy import load_file
 from export.graph.nodes import prune_initializers
 from export.graph.onnx import GEMMS, module_of, save
 from export.graph.qdq_products import insert_sites
+from foundation.artifacts.graph import Graph
 from foundation.schemes.sites import load_sites
 
 ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"
@@ -63,7 +64,7 @@ def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
             of their scales.
     """
     scales = read_scales(checkpoint)
-    model = onnx.load(str(float_onnx))
+    model = Graph(float_onnx).load()
     _insert(model.graph, scales)
     insert_sites(model.graph, load_sites(checkpoint), ZERO_INT8)
     return save(model, out)

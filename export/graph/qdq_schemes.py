@@ -42,6 +42,7 @@ from onnx import TensorProto, helper, numpy_helper
 from export.graph.nodes import prune_initializers
 from export.graph.onnx import save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
+from foundation.artifacts.graph import Graph
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import LOW, Int4Scales
@@ -120,7 +121,7 @@ def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> P
         ValueError: A layer is not in the graph, or its weights are not on the grid of its scales.
     """
     layers, _ = load_quantization(checkpoint)
-    model = onnx.load(str(float_onnx))
+    model = Graph(float_onnx).load()
     chosen, graph = find_layers(model.graph, layers), _Graph(model.graph)
     for node in model.graph.node:
         name = chosen.get(node.name)
@@ -155,13 +156,13 @@ def uneven(model: Path) -> str | None:
 
 def has_zero_points(model: Path) -> bool:
     """Whether a model in w4a16 has weights with zero points."""
-    graph = onnx.load(str(model), load_external_data=False).graph
+    graph = Graph(model).structure
     return any(tensor.data_type == TensorProto.UINT4 for tensor in graph.initializer)
 
 
 def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
     """Yields name, number of inputs and size of a group (0: none) of every layer of a model of `insert_weights`."""
-    graph = onnx.load(str(model), load_external_data=False).graph
+    graph = Graph(model).structure
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in shapes:

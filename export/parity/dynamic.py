@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.graph.onnx import module_of
 from export.parity.parity import BOUNDARY, LayerParity
+from foundation.artifacts.graph import Graph
 from foundation.schemes.int8 import ACTIVATION_HIGH, int8_matmul, quantize, token_scale
 
 Array = NDArray[Any]
@@ -52,7 +52,7 @@ class DynamicGemm:
 
 def dynamic_gemms(model: Path) -> list[DynamicGemm]:
     """Returns the layers that multiply integers, in graph order."""
-    graph = onnx.load(str(model)).graph
+    graph = Graph(model).load().graph
     producer = {output: node for node in graph.node for output in node.output}
     reader = {tensor: node for node in graph.node for tensor in node.input}
     constant = {tensor.name: tensor for tensor in graph.initializer}

@@ -34,6 +34,7 @@ from onnx import helper, numpy_helper
 
 from export.graph.onnx import GEMMS, module_of
 from export.graph.qdq import is_transposed
+from foundation.artifacts.graph import Graph
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from foundation.schemes.int8_convolution import Geometry, int8_convolution
 
@@ -95,7 +96,7 @@ class LayerParity:
 
 def quantized_gemms(model: Path) -> list[QuantizedGemm]:
     """Returns the int8 layers of a Q/DQ model of `export.graph.qdq`, in graph order; the products of attention are no layers."""
-    graph = onnx.load(str(model)).graph
+    graph = Graph(model).load().graph
     producer = {output: node for node in graph.node for output in node.output}
     constant = {tensor.name: tensor for tensor in graph.initializer}
     return [

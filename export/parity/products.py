@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.parity.parity import Array, LayerParity, compare_codes
+from foundation.artifacts.graph import Graph
 
 RESIDUAL_CODES = ".residual.quantized"
 
@@ -61,7 +62,7 @@ class QuantizedSite:
 
 def quantized_sites(model: Path) -> list[QuantizedSite]:
     """Returns the sites of a Q/DQ model of `export.graph.qdq`, in graph order."""
-    graph = onnx.load(str(model)).graph
+    graph = Graph(model).load().graph
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for tensor in node.input:

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
+from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.standalone import cuda_driver, long_text, preprocess, response, tensorrt_layers, tensorrt_plan, tolerance
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -153,7 +153,7 @@ def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple
         ValueError: They differ from the outputs of the preprocessor.
         InputError: Images have no fixed size.
     """
-    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    graph = Graph(onnx_file).structure
     found = {}
     for value in graph.input:
         tensor = value.type.tensor_type
@@ -196,7 +196,7 @@ def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArr
 
 def quantized_nodes(onnx_file: Path) -> list[str]:
     """Returns the names of the GEMM nodes with DequantizeLinear on both inputs, cast or not."""
-    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    graph = Graph(onnx_file).structure
     made: set[str] = set()
     for node in graph.node:
         if node.op_type == "DequantizeLinear" or (node.op_type == "Cast" and node.input[0] in made):
@@ -207,7 +207,7 @@ def quantized_nodes(onnx_file: Path) -> list[str]:
 
 def float_precision(onnx_file: Path) -> str:
     """Returns what a graph runs its float part in, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
-    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    graph = Graph(onnx_file).structure
     casts = {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}
     types = casts | {item.data_type for item in graph.initializer}
     return "fp16" if TensorProto.FLOAT16 in types else "bf16" if TensorProto.BFLOAT16 in types else "fp32"
@@ -215,7 +215,7 @@ def float_precision(onnx_file: Path) -> str:
 
 def attentions(onnx_file: Path) -> list[str]:
     """Returns the names of the last products of attention, one for each."""
-    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    graph = Graph(onnx_file).structure
     return [node.name for node in graph.node if node.op_type == "MatMul" and node.name.rpartition("/")[2].split(".")[0] == "pv"]
 
 
