@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, helper
@@ -36,6 +36,9 @@ from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 HIDDEN = "last_hidden_state"
 """What both backends read."""
@@ -99,7 +102,7 @@ def _engine_files(build: Path) -> dict[str, Path]:
     return found
 
 
-def _write_settings(checkpoint: Path, config: Any, out: Path) -> None:
+def _write_settings(checkpoint: Path, config: PreTrainedConfig, out: Path) -> None:
     for file in sorted(checkpoint.iterdir()):
         if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
             shutil.copyfile(file, out / file.name)

@@ -45,6 +45,8 @@ from foundation.stage.stage import Stage
 from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from export.builds import Asked, Build
     from export.exporter import Exporter
     from export.half_graphs import HalfGraphs
@@ -101,7 +103,7 @@ class Export(Stage):
 
         return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: Any, context: Context) -> None:
         """Checks that the engines fit the device of the target and the model, that the processor has the precision, and the questions.
 
         Raises:
@@ -256,7 +258,7 @@ def _check_target(context: Context) -> None:
             raise InputError(f"target.engines: {engine} given with target.device {context.target.device}; it runs on cpu; give {others}")
 
 
-def _check_cache(config: Any, context: Context) -> None:
+def _check_cache(config: PreTrainedConfig, context: Context) -> None:
     from export.generation.kept import missing_keys
 
     cached = [engine for engine in context.target.engines if ENGINES[engine].generates == "decoder"]

@@ -36,7 +36,7 @@ from foundation.models.layers.stored_linear import ROUND_BYTES, AnyScales, Store
 from foundation.models.streaming import HIDDEN, Batch, StreamedModel
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, nearest
-from foundation.schemes.scales import Grid
+from foundation.schemes.scales import Entry, Grid
 from foundation.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
 from quantize.calibration import Histogram, Observed, collect
@@ -105,7 +105,7 @@ class Written:
     scales: ShardWriter
     zero_points: dict[str, Tensor] = field(default_factory=dict)
     """A byte for each group, written to `scales` at the end: a file that mixed them with the scales would not be aligned."""
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
     smoothed: list[dict[str, Any]] = field(default_factory=list)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -153,7 +153,7 @@ def cut_scales(scales: AnyScales, name: str, held: Mapping[Axis, Tensor]) -> Any
         held: The indices that a rank holds, by axis; no group is cut.
     """
     outputs, inputs = (held.get((f"{name}.weight", axis)) for axis in (0, 1))
-    entry: Mapping[str, Any] = scales.entry()
+    entry = scales.entry()
     tensors = {}
     for key, tensor in scales.tensors().items():
         if key in ("weight_scale", "weight_zero_point"):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -44,8 +44,11 @@ from foundation.schemes.checkpoint import SHORT_FLOATS, save_quantization
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import load_sites, save_sites
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def check_division(config: Any, ranks: int, key: str, whole_experts: bool = False) -> None:
+
+def check_division(config: PreTrainedConfig, ranks: int, key: str, whole_experts: bool = False) -> None:
     """Checks a division of the model of a config; reads no weights.
 
     Raises:
@@ -120,7 +123,7 @@ def _held(whole: nn.Module, structure: Structure, whole_experts: bool, rank: int
     return of_experts(held, {name: turned for name, (turned, _) in stacked.items()}, {name: count for name, (_, count) in stacked.items()})
 
 
-def _cut_model(whole: nn.Module, held: Mapping[Axis, Tensor], config: Any) -> nn.Module:
+def _cut_model(whole: nn.Module, held: Mapping[Axis, Tensor], config: PreTrainedConfig) -> nn.Module:
     """Returns the float model of what a rank holds along each axis, experts one by one; its buffers have no values."""
     model, source = on_meta(config), whole.state_dict()
     shared_as(model, whole)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from export.fused.graphs import Recording
 from export.fused.plan import Plan
 from export.fused.squad import Bert, Machine, packed
 from export.kernels.timed import Gpu, in_turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SHAPES = ((1, 128), (32, 128), (32, 384))
 """(rows, tokens)."""
@@ -51,7 +54,7 @@ def beside_torch(plan: Plan, bert: Bert, machine: Machine, gpu: Gpu, shapes: Seq
     return found
 
 
-def eager_bert(bert: Bert, machine: Machine) -> Any:
+def eager_bert(bert: Bert, machine: Machine) -> PreTrainedModel:
     """Returns the model of Transformers, of random weights, in the float type of the machine."""
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -72,6 +75,6 @@ def _recorded(encoder: Encoder, ids: np.ndarray, machine: Machine) -> Recording:
     return machine.record(lambda: encoder.forward(rows))
 
 
-def _eager(model: Any, ids: np.ndarray, machine: Machine) -> Callable[[], Any]:
+def _eager(model: PreTrainedModel, ids: np.ndarray, machine: Machine) -> Callable[[], Any]:
     given = torch.from_numpy(ids).to(machine.device)
     return lambda: model(input_ids=given).logits

@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from foundation.models.library import REFUSED, one_line
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import LayerScales
 from foundation.schemes.sites import load_sites
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KEY = "model"
 TOLERANCE = 1e-3
@@ -107,7 +110,7 @@ def plan_of(checkpoint: Path, nodes: Mapping[str, Mapping[str, str]] | None = No
     Raises:
         InputError: The model is built otherwise, or computes otherwise, or something other than its linear layers is int8.
     """
-    model: Any = load_float(checkpoint)
+    model: PreTrainedModel = load_float(checkpoint)
     kind = model.config.model_type
     sites = load_sites(checkpoint)
     if sites.names:
@@ -133,7 +136,7 @@ def _sparse(packed: Packed, scale_O: Tensor, bias_O: Tensor | None) -> SparseWei
     return SparseWeight(packed, index(packed), scale_O, bias_O)
 
 
-def _found(model: Any) -> Found:
+def _found(model: PreTrainedModel) -> Found:
     """Reads the parts off the structure, the activations of the head excepted.
 
     Raises:
@@ -179,7 +182,7 @@ def _found(model: Any) -> Found:
     )
 
 
-def _proved(model: Any, found: Found) -> Found:
+def _proved(model: PreTrainedModel, found: Found) -> Found:
     """Returns the parts with the activations of the head that give the logits of the model.
 
     Raises:
@@ -232,7 +235,7 @@ def _two(names: Sequence[str], what: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _tables(model: Any, outside: Mapping[str, nn.Module]) -> tuple[str, str | None, str]:
+def _tables(model: PreTrainedModel, outside: Mapping[str, nn.Module]) -> tuple[str, str | None, str]:
     """Returns the paths of the tables of words, of token types (None without) and of positions."""
     tables = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
     words = model.get_input_embeddings()
@@ -247,7 +250,7 @@ def _tables(model: Any, outside: Mapping[str, nn.Module]) -> tuple[str, str | No
     return word, kinds[0] if kinds else None, positions[0]
 
 
-def _first_position(model: Any, table: nn.Module) -> int:
+def _first_position(model: PreTrainedModel, table: nn.Module) -> int:
     """Returns the position of the first token, from what the model looks up."""
     looked_up: list[Tensor] = []
     handle = table.register_forward_pre_hook(lambda _, inputs: looked_up.append(inputs[0]))

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.models.config import most_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 UNLIMITED = 2048
 """Tokens of a model whose config.json gives no limit."""
@@ -165,7 +168,7 @@ def parts_of(model: nn.Module) -> Parts:
     return parts
 
 
-def _found(model: Any) -> Parts:
+def _found(model: PreTrainedModel) -> Parts:
     """Reads the parts; raises `Otherwise`, AttributeError or TypeError where one is missing or another is there."""
     paths = {module: path for path, module in model.named_modules()}
     base, config = model.base_model, model.config
@@ -209,7 +212,7 @@ FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 HEAD_NORMS = ("q_norm", "k_norm")
 
 
-def _layer(layer: Any, number: int, config: Any, paths: Mapping[Any, str]) -> Layer:
+def _layer(layer: Any, number: int, config: PreTrainedConfig, paths: Mapping[Any, str]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     _only(layer, LAYER)
     _only(attention, {*PROJECTIONS, *HEAD_NORMS})
@@ -244,7 +247,7 @@ def _only(module: Any, names: set[str]) -> None:
         raise Otherwise(f"{type(module).__name__} has {', '.join(others)}")
 
 
-def _window(config: Any, number: int) -> int | None:
+def _window(config: PreTrainedConfig, number: int) -> int | None:
     """Returns the tokens that the attention of a layer looks back on; None: all."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if window is None or getattr(config, "use_sliding_window", True) is False:

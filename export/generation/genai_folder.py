@@ -19,7 +19,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import openvino
 from transformers import GenerationConfig
@@ -35,6 +35,9 @@ from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 from foundation.standalone.stretches import FILE, KEY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MODEL = "openvino_model.xml"
 ATTENTION = "ScaledDotProductAttention"
@@ -115,7 +118,7 @@ def paged_obstacle(folder: Path) -> str | None:
     return None
 
 
-def sliding_window(config: Any) -> int | None:
+def sliding_window(config: PreTrainedConfig) -> int | None:
     """Returns the window of a model whose attention slides over one in any layer, in tokens; None where it reads all tokens."""
     window = getattr(config, "sliding_window", None)
     if window is None or getattr(config, "use_sliding_window", True) is False:

@@ -10,17 +10,20 @@ Left out: what only a forward pass shows; `cached_graph` looks at that.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from foundation.models.library import REFUSED, one_line
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Caches of keys and values, of all tokens or of a window; the last stands for a layer that reads those of another one."""
 
 
-def missing_keys(config: Any, model_class: Any) -> str | None:
+def missing_keys(config: PreTrainedConfig, model_class: Any) -> str | None:
     """Returns in one line why a decoder does not keep keys and values of every layer; None where it does.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,12 +17,15 @@ from foundation.models.layers.grids import put_on_grids
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import load_sites
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @dataclass(frozen=True)
 class OnGrids:
     """A float model and what its weights are on the grids of."""
 
-    model: Any
+    model: PreTrainedModel
     """A Transformers model in eval mode and float32."""
     layers: Mapping[str, Scales] = field(default_factory=dict)
     """Scales of linear layers by module path; none where the checkpoint is float."""
@@ -36,7 +39,7 @@ def on_grids(checkpoint: Path) -> OnGrids:
     Raises:
         InputError: Its attention products or residual additions are quantized.
     """
-    model: Any = load_float(checkpoint)
+    model: PreTrainedModel = load_float(checkpoint)
     if not Checkpoint(checkpoint).is_quantized:
         return OnGrids(model)
     sites = load_sites(checkpoint).names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from foundation.models.forward import device_of
 from foundation.models.generation import answer_tokens
 from foundation.schemes.weight_only import dequantized_once
 from foundation.standalone.preprocess import Row, TokenPair
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
@@ -150,7 +153,7 @@ def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
         yield from (alike[start : start + BATCH_SIZE] for start in range(0, len(alike), BATCH_SIZE))
 
 
-def _continued(model: Any, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
+def _continued(model: PreTrainedModel, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
     """Continues prompts of equal length until all have ended; `ENDED` behind an end token. Texts are read again where Transformers does."""
     again = read_again_at(model)
     new = whole = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))

@@ -10,13 +10,16 @@ Left out: searches with beams.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-def original_positions(config: Any) -> int | None:
+
+def original_positions(config: PreTrainedConfig) -> int | None:
     """Returns the number of tokens up to which a model was trained before its positions were stretched; None where they were not.
 
     Args:
@@ -28,7 +31,7 @@ def original_positions(config: Any) -> int | None:
     return int(max(found)) if found else None
 
 
-def read_again_at(model: Any) -> int | None:
+def read_again_at(model: PreTrainedModel) -> int | None:
     """Returns the number of tokens at which `generate` of Transformers reads a text again; None where it never does.
 
     Args:

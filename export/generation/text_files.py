@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import openvino
 from openvino_tokenizers import convert_tokenizer
@@ -29,6 +29,9 @@ from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.library import one_line, quiet
 from foundation.standalone.chat_template import TemplateRefused
 from foundation.standalone.language_text import SETTINGS, LanguageText, TextSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 
@@ -42,7 +45,7 @@ def language_text(folder: Path) -> LanguageText:
     return of_transformers(load_tokenizer(str(folder)))
 
 
-def of_transformers(tokenizer: Any) -> LanguageText:
+def of_transformers(tokenizer: PreTrainedTokenizerBase) -> LanguageText:
     """Returns the reader of the text of a tokenizer of Transformers; of several chat templates its default one is taken."""
     templates, backend = tokenizer.chat_template, tokenizer.backend_tokenizer
     cleans = tokenizer.clean_up_tokenization_spaces

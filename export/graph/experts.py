@@ -11,12 +11,15 @@ Tensor names carry their shapes: N tokens, k experts of a token, E experts, D ch
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from foundation.models.layers.experts import separate_experts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NAME = "compress_all_experts"
 
@@ -40,7 +43,7 @@ def make_exportable(model: nn.Module) -> None:
     """Lets the experts of a model run by `all_experts`, in place; does nothing to a model without experts."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     for module in separate_experts(model).values():
         module.all_tokens = True
     if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):

@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -58,6 +58,9 @@ from foundation.models.layers.grids import put_on_grids
 from foundation.models.library import one_line, quiet
 from foundation.models.own_shape import SHAPE_KEY
 from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OPSET = 20
 MODULE = "module"
@@ -219,7 +222,7 @@ def module_of(node: onnx.NodeProto) -> str | None:
     return next((entry.value for entry in node.metadata_props if entry.key == MODULE), None)
 
 
-def _load(checkpoint: Path, task: Task) -> Any:
+def _load(checkpoint: Path, task: Task) -> PreTrainedModel:
     config = Checkpoint(checkpoint).config
     if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
         raise InputError(
@@ -237,20 +240,20 @@ def _load(checkpoint: Path, task: Task) -> Any:
     return model.eval()
 
 
-def _texts(model: Any, preprocessor: Preprocessor) -> Any:
+def _texts(model: PreTrainedModel, preprocessor: Preprocessor) -> Any:
     """Returns the wrapper of a model, or a tower, that reads texts."""
     if TASKS[preprocessor.task].two_towers:
         return _Texts(model, CAUSAL_TEXT[model.config.model_type])
     return _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
 
 
-def _example_length(model: Any) -> int:
+def _example_length(model: PreTrainedModel) -> int:
     """Returns the tokens of the rows that are traced: of which at least two stay behind every block, as one would become a constant."""
     shares = (getattr(model.config, SHAPE_KEY, None) or {}).get("tokens", ())
     return max(EXAMPLE_LENGTH, 2 * int(1 / min(shares, default=1.0)) + 1)
 
 
-def _vocab_size(model: Any) -> int:
+def _vocab_size(model: PreTrainedModel) -> int:
     return int(getattr(model.config, "text_config", model.config).vocab_size)
 
 
@@ -287,7 +290,7 @@ def _number_rows(preprocessor: Preprocessor) -> tuple[Tensor, ...]:
     return (torch.sin(torch.arange(mask_BS.numel())).reshape(mask_BS.shape) * mask_BS, mask_BS)[: len(preprocessor.input_names)]
 
 
-def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
+def _takes_additive_mask(model: PreTrainedModel, preprocessor: Preprocessor) -> bool:
     """Whether logits stay the same when the model gets the mask in additive form, tried at full length.
 
     DeBERTa reads such a mask the other way round, ModernBERT loses its sliding windows: those keep their own treatment of the mask.

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,6 +24,9 @@ from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.models.files import find
 from foundation.models.library import REFUSED, one_line, quiet, some
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ADAPTER_JSON, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -100,7 +103,7 @@ def brought(folder: Path, key: str) -> set[str]:
     return names
 
 
-def merged(model: Any, folder: Path, key: str) -> Any:
+def merged(model: PreTrainedModel, folder: Path, key: str) -> PreTrainedModel:
     """Returns a model with the adapter of its folder added to its weights.
 
     Args:

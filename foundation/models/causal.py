@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,13 +30,16 @@ from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet, task_of
 from foundation.models.streaming import StreamedModel, meta_model, stored_names, structure_problem
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 PROBED_TOKENS = 4
 INDEX = "model.safetensors.index.json"
 DROPPED = r"rotary_emb\.inv_freq$|rotary_pos_emb\.inv_freq$"
 """Tensors that Transformers ignores in every model."""
 
 
-def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
+def check_causal(config: PreTrainedConfig, answer: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
     """Checks that a model does not read the token it predicts, as an encoder with a language-model head does.
 
     Compares the logits of two sequences that differ only in their last token. Of an encoder-decoder that is what the decoder reads.
@@ -62,7 +65,7 @@ def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) 
         )
 
 
-def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
+def link_model(config: PreTrainedConfig, source: Path, out: Path) -> tuple[Any, int] | None:
     """Links or copies a causal language model into another folder, without loading it.
 
     Args:
@@ -88,7 +91,7 @@ def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
     return config, parameters
 
 
-def _link_weights(config: Any, source: Path, out: Path) -> int | None:
+def _link_weights(config: PreTrainedConfig, source: Path, out: Path) -> int | None:
     """Links or copies the weights; returns the number of parameters, or None if weights need to be changed."""
     weights = Checkpoint(source, "model.path").weights
     model, transposed = meta_model(config)

@@ -8,7 +8,7 @@ and a README.md. Attention uses `scaled_dot_product_attention` if the model supp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +25,9 @@ from foundation.models.layers.experts import with_separate_experts
 from foundation.models.library import REFUSED, one_line, quiet, some, task_of
 from foundation.schemes.checkpoint import apply_quantization
 from foundation.schemes.sites import apply_sites
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 GENERATED = ("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate")
 """Settings in generation_config.json of what `generate` returns beside the answer; with one of them it returns no plain ids."""
@@ -81,7 +84,7 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
     (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")
 
 
-def load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
+def load_weights(auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
     """Loads all weights that match the config, without an adapter beside them; returns the model and the names of the others: `missing`,
     `mismatched`, `unexpected`."""
     try:

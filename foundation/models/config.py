@@ -176,7 +176,7 @@ def _defaults(kind: str) -> Mapping[str, Any]:
     return found
 
 
-def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
+def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | None) -> None:
     """Checks the type, problem type and number of outputs of a trained model (`num_labels`: labels of the data, if known).
 
     Raises:
@@ -212,7 +212,7 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         raise InputError(f"model.path: {config.path} has {outputs} outputs; {config.task} needs {needs}{remedy}")
 
 
-def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
+def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | None) -> PreTrainedConfig:
     """Writes how a vector is made of the tokens into a Transformers config, in place, and returns it; nothing for tasks of other answers.
 
     Args:
@@ -230,14 +230,14 @@ def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
     return found
 
 
-def check_length(config: Any, max_length: int) -> None:
+def check_length(config: PreTrainedConfig, max_length: int) -> None:
     """Raises an `InputError` if a text model cannot read `max_length` tokens."""
     usable = most_tokens(config)
     if usable is not None and max_length > usable:
         raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
 
 
-def most_tokens(config: Any) -> int | None:
+def most_tokens(config: PreTrainedConfig) -> int | None:
     """Returns the most tokens that a text model reads; None where its positions have no limit."""
     from foundation.models.inputs.positions import first_position
 
@@ -248,7 +248,7 @@ def most_tokens(config: Any) -> int | None:
     return int(positions) - first_position(config)
 
 
-def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) -> Any:
+def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) -> PreTrainedConfig:
     """Returns the Transformers config of a model with random weights.
 
     Raises:
@@ -297,13 +297,13 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     return built
 
 
-def _check_padding(config: Any, task: Task, key: str) -> None:
+def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
     """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
     if TASKS[task].modality == "text" and not TASKS[task].generates and not takes_padding(config, task):
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
-def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
+def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: PreTrainedConfig) -> dict[str, Any]:
     """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
         raise InputError(NO_TOKENIZER)
@@ -325,7 +325,7 @@ def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"decoder_start_token_id": values["pad_token_id"], "forced_eos_token_id": None}
 
 
-def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
+def set_labels(config: PreTrainedConfig, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels, or the names of the outputs, the problem type and the threshold of no answer of a config, in place."""
     from foundation.models.heads.reader import THRESHOLD_KEY
 
@@ -346,7 +346,7 @@ def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
         config.vocab_size, config.pad_token_id = len(labels), labels.index(BLANK) if BLANK in labels else 0
 
 
-def label_list(config: Any) -> tuple[str, ...]:
+def label_list(config: PreTrainedConfig) -> tuple[str, ...]:
     """Returns the label names of a config, ordered by class id.
 
     Raises:
@@ -355,7 +355,7 @@ def label_list(config: Any) -> tuple[str, ...]:
     return check_labels(config.id2label, "model: config.json")
 
 
-def own_names(config: Any) -> tuple[str, ...] | None:
+def own_names(config: PreTrainedConfig) -> tuple[str, ...] | None:
     """Returns the label names of a config, or None if they are the generic LABEL_0, LABEL_1, ..."""
     return _own(label_list(config))
 
@@ -364,7 +364,7 @@ def _own(names: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
-def num_experts(config: Any) -> int:
+def num_experts(config: PreTrainedConfig) -> int:
     """Returns the experts of a layer of a mixture; 0 for other models."""
     known = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     return int(next((count for count in known if count), 0))

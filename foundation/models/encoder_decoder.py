@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from foundation.models.forward import device_of
 from foundation.models.generation import answer_tokens, generate
 from foundation.models.library import quiet
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 BATCH_SIZE = 64
 Ids = NDArray[np.int32]
 
 
-def answered(model: Any, sources: Sequence[Ids], beams: int, tokens: int) -> list[Ids]:
+def answered(model: PreTrainedModel, sources: Sequence[Ids], beams: int, tokens: int) -> list[Ids]:
     """Returns the answer to each source, int32 [length], with its end token unless it is cut at `tokens`.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from foundation.core.answer_tokens import FILE, SHOWN, AnswerTokens, read
 from foundation.core.decoding import NO_TOKEN
 from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """What a `Decoding` has, too, by the value that changes nothing; without do_sample Transformers applies none of it."""
@@ -60,7 +63,7 @@ UNSUPPORTED: Mapping[str, Any] = {
 NEUTRAL: Mapping[str, Any] = {"do_sample": False, **SAMPLING, **RARE_SAMPLING, **REQUESTS, **UNSUPPORTED}
 
 
-def answer_tokens(model: Any) -> AnswerTokens:
+def answer_tokens(model: PreTrainedModel) -> AnswerTokens:
     """Returns what Transformers has read of the file of a model."""
     return AnswerTokens.of(_inside(model).generation_config.to_dict())
 
@@ -118,7 +121,7 @@ def _listed(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {json.dumps(value, default=str)[:SHOWN]}" for name, value in given.items())
 
 
-def generate(model: Any, ends: Sequence[int], settings: Mapping[str, Any], **inputs: Any) -> Tensor:
+def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str, Any], **inputs: Any) -> Tensor:
     """Returns what `generate` of Transformers answers with these settings, int64 [n, L].
 
     Of the model's own settings its start token and the first token of an encoder-decoder's answers apply, nothing else.
@@ -149,6 +152,6 @@ def generate(model: Any, ends: Sequence[int], settings: Mapping[str, Any], **inp
     return found
 
 
-def _inside(model: Any) -> Any:
+def _inside(model: PreTrainedModel) -> PreTrainedModel:
     """Returns the model inside of a compiled one."""
     return getattr(model, "_orig_mod", model)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,6 +53,9 @@ from foundation.models.raw_config import check_raw
 from foundation.models.size import count
 from foundation.models.tied import shared_as
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 FLOAT_BYTES = 4
 WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """What wrappers of torch put into the names of weights."""
@@ -64,7 +67,7 @@ NEW_HEAD = 100_000_000
 class Checked:
     """What is known about a model before its weights are read."""
 
-    config: Any
+    config: PreTrainedConfig
     """The Transformers config."""
     labels: tuple[str, ...] | None
     """Class names; None if the data determines them."""
@@ -275,7 +278,7 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
         )
 
 
-def _with_new(model: Any, drawn: set[str], task: Task) -> Any:
+def _with_new(model: PreTrainedModel, drawn: set[str], task: Task) -> Any:
     """Returns a randomly initialized model with all weights of `model` except those in `drawn`."""
     fresh = auto_class(task, model.config).from_config(model.config)
     shared_as(fresh, model)

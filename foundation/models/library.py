@@ -6,10 +6,13 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foundation.core.shown import reason
 from foundation.core.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 REFUSED = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, AssertionError, AttributeError, ImportError)
 """Exceptions that Transformers raises for configs it cannot build a model from."""
@@ -30,7 +33,7 @@ def stock_auto(task: Task) -> Any:
     return getattr(transformers, TASKS[task].auto_class)
 
 
-def task_of(config: Any, *, generates: bool = False) -> Task:
+def task_of(config: PreTrainedConfig, *, generates: bool = False) -> Task:
     """Returns a task for which a checkpoint can be loaded, from the model class named in its config; else the first in the table.
 
     Args:
@@ -42,13 +45,13 @@ def task_of(config: Any, *, generates: bool = False) -> Task:
     return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
-def sizes_config(config: Any) -> Any:
+def sizes_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Returns the config that holds the sizes of the layers: the vision config inside the config of an image classifier, or itself."""
     inner = getattr(config, "vision_config", None)
     return config if inner is None or getattr(config, "num_hidden_layers", None) is not None else inner
 
 
-def depths_of(config: Any) -> tuple[int, ...] | None:
+def depths_of(config: PreTrainedConfig) -> tuple[int, ...] | None:
     """Returns the number of layers of each stack, the encoder's first; None if a Transformers config has no such numbers (ResNet)."""
     own = sizes_config(config)
     depths: list[Any] = [getattr(own, "num_hidden_layers", None)]
@@ -57,32 +60,32 @@ def depths_of(config: Any) -> tuple[int, ...] | None:
     return None if None in depths else tuple(depths)
 
 
-def task_classes(config: Any, task: Task) -> list[str]:
+def task_classes(config: PreTrainedConfig, task: Task) -> list[str]:
     """Returns the names of the model classes for this type of config and this task, preferred one first; empty if there is none."""
     mapping = stock_auto(task)._model_mapping
     found = mapping.get(type(config), ())
     return [c.__name__ for c in (found if isinstance(found, tuple) else (found,))]
 
 
-def with_class(config: Any, task: Task) -> Any:
+def with_class(config: PreTrainedConfig, task: Task) -> PreTrainedConfig:
     """Sets the model class in a config without one, and returns the config; `from_config` needs it if there are several classes."""
     config.architectures = config.architectures or task_classes(config, task)[:1]
     return config
 
 
-def as_with_head(config: Any, task: Task) -> None:
+def as_with_head(config: PreTrainedConfig, task: Task) -> None:
     """Names the model class of the task in the config of a body or of a model for another task, in place: it gets a new head."""
     classes = task_classes(config, task)
     if (config.architectures or [""])[0] not in classes:
         config.architectures = classes[:1]
 
 
-def takes_padding(config: Any, task: Task) -> bool:
+def takes_padding(config: PreTrainedConfig, task: Task) -> bool:
     """Whether the model class of this config and task can be told which tokens are padding."""
     return "attention_mask" in inspect.signature(model_class(config, task).forward).parameters
 
 
-def model_class(config: Any, task: Task) -> Any:
+def model_class(config: PreTrainedConfig, task: Task) -> Any:
     """Returns the model class of this config and task, the preferred one where there are several."""
     found = stock_auto(task)._model_mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found

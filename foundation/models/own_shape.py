@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from foundation.core.config import Config
 from foundation.core.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SHAPE_KEY = "compress_architecture"
 """Key of that entry in config.json; see `foundation.models.architecture.shapes`."""
@@ -62,7 +65,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
     raise InputError(f"{key}: {SHAPE_KEY} in config.json is damaged ({problem}); write the checkpoint again")
 
 
-def tokens_of(config: Any) -> tuple[float, ...]:
+def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:
     """Returns the share of the tokens that stay behind each layer of the model of a Transformers config; empty where all of them do."""
     return tuple((getattr(config, SHAPE_KEY, None) or {}).get("tokens", ()))
 

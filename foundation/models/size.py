@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from foundation.models.inputs.sounds import INPUT, least_samples, spectrogram_sh
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.tied import shared_as
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Counts:
         return 2 * self.macs
 
 
-def count(model: Any, task: Task, length: int) -> Counts:
+def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) -> Counts:
     """Returns the parameters and MACs of the model that a config describes; reads no weights.
 
     Models that look at values while they run, such as at the padding mask, cannot run on the meta device; they run on the CPU, with
@@ -57,11 +60,11 @@ def count(model: Any, task: Task, length: int) -> Counts:
     try:
         return on_meta_else_cpu(lambda meta: _counted(model, task, length, on_meta=meta))
     except REFUSED as error:
-        config: Any = model.config if isinstance(model, nn.Module) else model
+        config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
         raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
 
 
-def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
+def _counted(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int, on_meta: bool) -> Counts:
     """Builds the model and runs it on one row.
 
     Raises:
@@ -69,7 +72,7 @@ def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    config: Any = model.config if isinstance(model, nn.Module) else model
+    config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
     with on_meta_device() if on_meta else uninitialized(), quiet():
         config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
         made: Any = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
@@ -90,14 +93,14 @@ def _is_product(kind: str) -> bool:
     return "bmm" in kind or "scaled_dot_product" in kind
 
 
-def _countable(config: Any) -> Any:
+def _countable(config: PreTrainedConfig) -> PreTrainedConfig:
     """Returns a copy of a config whose MoE experts, if any, run in float32 on the meta device without reading values."""
     changed = copy.deepcopy(config)
     changed._experts_implementation = "batched_mm"
     return changed
 
 
-def inputs_of(config: Any, task: Task, length: int, masked: bool = True) -> dict[str, Tensor]:
+def inputs_of(config: PreTrainedConfig, task: Task, length: int, masked: bool = True) -> dict[str, Tensor]:
     """Returns the inputs of one row; `masked`: with a padding mask, whose values most models read, and which changes no GEMM."""
     if TASKS[task].modality == "image":
         channels, height, width = image_shape(config)

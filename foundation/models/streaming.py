@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
@@ -48,6 +48,9 @@ from foundation.models.meta import on_meta_device
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from foundation.schemes.int4 import Int4Scales
 from foundation.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 BATCH_TOKENS = 256
 """Maximum tokens per batch, unless a single row has more."""
@@ -304,7 +307,7 @@ class StreamedModel:
         _place(layer, name, quantized_layer(path, stored, self.scales[path], self._folder))
 
 
-def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
+def meta_model(config: PreTrainedConfig) -> tuple[nn.Module, set[str]]:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`; returns it and the paths of those layers."""
     with on_meta_device(), quiet():
         task = task_of(config, generates=True)

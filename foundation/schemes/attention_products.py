@@ -26,12 +26,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, check_finite, quantize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 IMPLEMENTATION = "compress_int8"
 """Name of the int8 attention in Transformers' registry."""
@@ -163,7 +166,7 @@ def use(model: nn.Module) -> None:
         config._attn_implementation = IMPLEMENTATION
 
 
-def configs(model: nn.Module) -> list[Any]:
+def configs(model: nn.Module) -> list[PreTrainedConfig]:
     """Returns the distinct Transformers configs of a model and its submodules."""
     found = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation")]
     return list({id(config): config for config in found}.values())
@@ -177,7 +180,7 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """The function in Transformers' registry: delegates to the module's int8 child, or to sdpa."""
     inside = module._modules.get(ATTENTION)

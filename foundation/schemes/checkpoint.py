@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -32,11 +32,22 @@ from torch import Tensor, nn
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.safetensors import headers
 from foundation.core.errors import InputError
-from foundation.schemes.scales import Scales
+from foundation.schemes.scales import Entry, Scales
 from foundation.schemes.table import SCHEMES, SchemeFacts
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class Document(TypedDict):
+    """Contents of `quantization.json`, without what `foundation.schemes.sites` and `foundation.schemes.tables` add."""
+
+    schema: int
+    scheme: str
+    weight_bits: int | None
+    """Bits of all layers; None where they differ."""
+    layers: dict[str, Entry]
+    float_layers: dict[str, str]
 
 
 def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: Mapping[str, str]) -> None:
@@ -54,7 +65,7 @@ def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: 
     save_settings(folder, scheme, {name: scales.entry() for name, scales in layers.items()}, float_layers)
 
 
-def save_settings(folder: Path, scheme: str, entries: Mapping[str, Mapping[str, Any]], float_layers: Mapping[str, str]) -> None:
+def save_settings(folder: Path, scheme: str, entries: Mapping[str, Entry], float_layers: Mapping[str, str]) -> None:
     """Writes `quantization.json` only; the caller writes `quantization.safetensors`.
 
     Args:
@@ -64,11 +75,11 @@ def save_settings(folder: Path, scheme: str, entries: Mapping[str, Mapping[str, 
         float_layers: The reason for each layer that stays float.
     """
     bits = {entry["weight_bits"] for entry in entries.values()}
-    document = {
+    document: Document = {
         "schema": 1,
         "scheme": scheme,
         "weight_bits": bits.pop() if len(bits) == 1 else None,
-        "layers": {name: dict(entry) for name, entry in entries.items()},
+        "layers": dict(entries),
         "float_layers": dict(float_layers),
     }
     write_json(folder / QUANTIZATION_JSON, document)
@@ -89,7 +100,7 @@ def load_quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
         raise unusable(folder, error) from error
 
 
-def _class_of(entry: Mapping[str, Any], row: SchemeFacts) -> type[Scales]:
+def _class_of(entry: Entry, row: SchemeFacts) -> type[Scales]:
     if not entry.get("convolution"):
         return row.scales()
     if row.convolutions is None:
@@ -111,8 +122,8 @@ def scheme_of(folder: Path) -> str | None:
         raise unusable(folder, error) from error
 
 
-def _document(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+def _document(folder: Path) -> Document:
+    document: Document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     if document["schema"] != 1 or document["scheme"] not in SCHEMES:
         known = ", ".join(SCHEMES)
         raise ValueError(f"schema {document['schema']}, scheme {document['scheme']}; this version reads schema 1, schemes {known}")

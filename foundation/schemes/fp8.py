@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite
-from foundation.schemes.scales import Grid, Layer, positive
+from foundation.schemes.scales import Entry, Grid, Layer, positive
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -49,7 +49,7 @@ class Fp8Scales:
     """float32 []."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> Fp8Scales:
         """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != 8:
             raise ValueError("weight_bits must be 8")
@@ -65,7 +65,7 @@ class Fp8Scales:
         """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale, "input_scale": self.input_scale}
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": 8}
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID
-from foundation.schemes.scales import SMALLEST_SCALE, Grid, Layer, positive
+from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, positive
 from foundation.schemes.weight_only import WeightOnlyLinear
 
 LOW, HIGH = -8, 7
@@ -52,7 +52,7 @@ class Int4Scales:
     """int8 [O, G], in [-8, 7]: the code of 0; None for symmetric quantization, where it is 0."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Int4Scales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> Int4Scales:
         """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != 4 or not (isinstance(entry["group_size"], int) and entry["group_size"] > 0):
             raise ValueError("weight_bits must be 4 and group_size a positive integer")
@@ -71,9 +71,10 @@ class Int4Scales:
         zero_point = {} if self.weight_zero_point is None else {"weight_zero_point": self.weight_zero_point}
         return {"weight_scale": self.weight_scale, **zero_point}
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
-        return {"weight_bits": 4, "group_size": self.group_size, **({} if self.symmetric else {"symmetric": False})}
+        entry: Entry = {"weight_bits": 4, "group_size": self.group_size}
+        return entry if self.symmetric else {**entry, "symmetric": False}
 
     @property
     def grid(self) -> Grid:

@@ -27,7 +27,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from foundation.core.errors import InputError
 from foundation.machine.environment import NATIVE_INT8
-from foundation.schemes.scales import SMALLEST_SCALE, Grid, Layer, positive
+from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, positive
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 EXACT_CHUNK = 1024  # inputs whose products sum to at most 2^24, which float32 holds exactly; see int8_matmul
@@ -60,7 +60,7 @@ class LayerScales:
     """float32 [I], positive: the input is divided by it before it is quantized; None for no smoothing."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> LayerScales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> LayerScales:
         """Returns the scales of a layer, read from a checkpoint."""
         bits, smooth_I = _bits(entry), tensors.get(f"{name}.input_smooth")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
@@ -81,7 +81,7 @@ class LayerScales:
         smooth = {} if self.input_smooth is None else {"input_smooth": self.input_smooth}
         return {"weight_scale": self.weight_scale, "input_scale": self.input_scale, **smooth}
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": self.weight_bits}
 
@@ -119,7 +119,7 @@ class DynamicScales:
     """float32 [I], positive: the input is divided by it before it is quantized; None for no smoothing."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> DynamicScales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> DynamicScales:
         """Returns the scales of a layer, read from a checkpoint."""
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
 
@@ -132,7 +132,7 @@ class DynamicScales:
         """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale, **({} if self.input_smooth is None else {"input_smooth": self.input_smooth})}
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": self.weight_bits}
 
@@ -396,7 +396,7 @@ def _smoothed(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
     return weight_OI if scales.input_smooth is None else weight_OI * scales.input_smooth
 
 
-def _bits(entry: Mapping[str, Any]) -> int:
+def _bits(entry: Entry) -> int:
     if entry["weight_bits"] not in (7, 8):
         raise ValueError("weight_bits must be 7 or 8")
     return int(entry["weight_bits"])

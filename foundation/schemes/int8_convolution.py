@@ -26,13 +26,13 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, LayerScales, check_finite, int8_matmul, quantize
-from foundation.schemes.scales import Grid, Layer
+from foundation.schemes.scales import Entry, Grid, Layer
 
 Convolution = nn.Conv1d | nn.Conv2d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -64,7 +64,7 @@ class ConvolutionScales(LayerScales):
     LAYERS: ClassVar[tuple[type[nn.Module], ...]] = CONVOLUTIONS
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> ConvolutionScales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> ConvolutionScales:
         """Returns the scales of a layer, read from a checkpoint."""
         linear = LayerScales.read(name, tensors, entry)
         if linear.input_smooth is not None:
@@ -78,7 +78,7 @@ class ConvolutionScales(LayerScales):
         assert smooth_I is None, "convolutions are not smoothed"
         return cls(weight.scale, input_scale, bits)
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
         return {**super().entry(), "convolution": True}
 

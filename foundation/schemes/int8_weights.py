@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID, are_codes, levels, on_grid, quantize
-from foundation.schemes.scales import Grid, Layer, positive
+from foundation.schemes.scales import Entry, Grid, Layer, positive
 from foundation.schemes.weight_only import WeightOnlyLinear
 
 BITS = 8
@@ -38,7 +38,7 @@ class WeightScales:
     """float32 [O]."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> WeightScales:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> WeightScales:
         """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != BITS:
             raise ValueError(f"weight_bits must be {BITS}")
@@ -53,7 +53,7 @@ class WeightScales:
         """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale}
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": BITS}
 

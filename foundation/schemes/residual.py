@@ -56,7 +56,7 @@ class Int8Residual(nn.Module):
         return (codes.float() * self.scale).to(residual.dtype)
 
 
-def mark(layer: nn.Module, inputs: Any, output: Tensor) -> LayerOutput:
+def mark(layer: nn.Module, inputs: object, output: Tensor) -> LayerOutput:
     """Forward hook for a layer with a child `RESIDUAL`: marks its output."""
     return LayerOutput.of(output, _Mark(layer.get_submodule(RESIDUAL)))
 
@@ -107,7 +107,8 @@ def _operands(first: Tensor, second: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def _is_residual(other: Any, output: LayerOutput) -> bool:
+def _is_residual(other: object, output: LayerOutput) -> bool:
     """Whether `other` is a residual: a float activation of the same shape that is neither derived from `output` nor a marked output."""
-    activation = isinstance(other, Tensor) and not isinstance(other, LayerOutput | nn.Parameter)
-    return activation and not output.mark.ended and other.is_floating_point() and other.shape == output.shape
+    if not isinstance(other, Tensor) or isinstance(other, LayerOutput | nn.Parameter):
+        return False
+    return not output.mark.ended and other.is_floating_point() and other.shape == output.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Required, Self, TypedDict
 
 from torch import Tensor, nn
 
@@ -11,6 +11,18 @@ SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 nu
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 """A layer that can be quantized."""
+
+
+class Entry(TypedDict, total=False):
+    """A layer in `quantization.json`; `Scales.read` checks what a file holds."""
+
+    weight_bits: Required[int]
+    group_size: int
+    """Inputs that share a scale; absent where all do."""
+    symmetric: bool
+    """False for weights with zero points, else absent."""
+    convolution: bool
+    """True for a convolution, else absent."""
 
 
 class Grid(NamedTuple):
@@ -31,7 +43,7 @@ class Scales(Protocol):
     """Classes of the float layers that they belong to."""
 
     @classmethod
-    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Self:
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Entry) -> Self:
         """Returns the scales of a layer, read from a checkpoint.
 
         Args:
@@ -58,7 +70,7 @@ class Scales(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`, by name within the layer."""
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """Returns the layer's entry in `quantization.json` (JSON types), including `weight_bits`."""
 
     def on_grid(self, weight_OI: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from foundation.artifacts.artifact import write_json
 from foundation.core.errors import InputError
@@ -68,7 +68,7 @@ def owner(site: str) -> str:
     return site.rpartition("/")[0]
 
 
-def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> list[Any]:
+def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> list[RemovableHandle]:
     """Adds child modules that compute attention and residuals, in place.
 
     Args:

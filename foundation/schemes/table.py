@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from foundation.core.named import Named, one_of
 
@@ -135,7 +135,7 @@ Scheme = Annotated[str, Named(SCHEMES)]
 DEFAULT_SCHEME = next(iter(SCHEMES))
 
 
-def facts_of(scales: Any) -> SchemeFacts:
+def facts_of(scales: Scales) -> SchemeFacts:
     """Returns the row of the scheme of a layer's scales."""
     return SCHEMES[scales.SCHEME]
 

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
 from foundation.models.library import REFUSED
 from foundation.models.meta import on_meta_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 TRACING = "tracing"
 TOKENS = 8
@@ -177,7 +180,7 @@ def out_axis(layer: nn.Module) -> int:
     return 0 if isinstance(layer, nn.Linear) else 1
 
 
-def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+def probe(model: PreTrainedModel, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """Returns random inputs, one row, for a model of Transformers; a decoder that reads an encoder gets fewer tokens than it."""
     config = model.config
     if reads_sounds(config):
@@ -191,7 +194,7 @@ def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Ten
     return {"pixel_values": torch.randn(1, *image_shape(config), generator=generator)}
 
 
-def _traced_config(config: Any, way: _Way) -> Any:
+def _traced_config(config: PreTrainedConfig, way: _Way) -> PreTrainedConfig:
     changed = copy.deepcopy(config)
     changed._attn_implementation = way.attention
     changed._experts_implementation = "batched_mm"  # the others read values, which meta tensors lack, or need bfloat16
@@ -199,7 +202,7 @@ def _traced_config(config: Any, way: _Way) -> Any:
     return changed
 
 
-def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
+def _run(model: PreTrainedModel, trace: Trace, way: _Way, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
     with on_meta_device() if way.on_meta else torch.device("cpu"):
         inputs = probe(model)

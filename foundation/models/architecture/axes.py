@@ -13,7 +13,7 @@ import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import Kind
 from foundation.models.library import REFUSED, one_line, sizes_config
 from foundation.models.own_shape import SHAPE_KEY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Size = Literal["hidden", "ffn", "vocabulary", "experts"]
 SIZES: Mapping[Size, tuple[str, ...]] = {
@@ -55,12 +58,12 @@ class Axes:
     """How many times an axis contains its size, side by side; 1 if absent."""
 
 
-def key_of(config: Any, size: Size) -> str | None:
+def key_of(config: PreTrainedConfig, size: Size) -> str | None:
     """Returns the config key of a size, or None if the config has none."""
     return next((name for name in SIZES[size] if hasattr(sizes_config(config), name)), None)
 
 
-def keys_of(config: Any, size: Size) -> tuple[str, ...]:
+def keys_of(config: PreTrainedConfig, size: Size) -> tuple[str, ...]:
     """Returns the config keys of a size: that of `key_of`, and the decoder's where it has one of its own."""
     name = key_of(config, size)
     if name is None:
@@ -70,7 +73,7 @@ def keys_of(config: Any, size: Size) -> tuple[str, ...]:
     return (name, of_decoder) if of_decoder is not None and hasattr(sizes_config(config), of_decoder) else (name,)
 
 
-def size_of(config: Any, size: Size) -> int:
+def size_of(config: PreTrainedConfig, size: Size) -> int:
     """Returns the value of a size in a config, or 0 if the config has none."""
     name = key_of(config, size)
     if name is None:
@@ -125,7 +128,7 @@ def _axes(kind: Kind, key: str) -> Axes:
     return Axes(found["hidden"], found["ffn"], found["vocabulary"], found["experts"], repeated)
 
 
-def _shapes(kind: Kind, config: Any, key: str) -> dict[str, torch.Size]:
+def _shapes(kind: Kind, config: PreTrainedConfig, key: str) -> dict[str, torch.Size]:
     try:
         return {name: value.shape for name, value in kind.make(config).state_dict().items()}
     except REFUSED as error:

@@ -14,7 +14,7 @@ import copy
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import DECODER_DEPTHS, SIDES, depths_of, quiet, sizes_config, uninitialized
 from foundation.models.meta import on_meta_device
 from foundation.models.own_shape import SHAPE_KEY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 INDEX_LISTS = (
     "attn_layer_indices",
@@ -50,15 +53,15 @@ class Kind:
     model_class: Any
     text: str
     """The config as JSON; used for comparison."""
-    config: Any = field(compare=False)
+    config: PreTrainedConfig = field(compare=False)
 
     @classmethod
     def of(cls, model: nn.Module) -> Kind:
         """Returns the kind of a model."""
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         return cls(type(model), config.to_json_string(), config)
 
-    def make(self, config: Any, on_meta: bool = True) -> Any:
+    def make(self, config: PreTrainedConfig, on_meta: bool = True) -> PreTrainedModel:
         """Builds a model of this class from another config, with `nn.Linear` in place of `Conv1D` and weights that are not initialized.
 
         Args:
@@ -104,7 +107,7 @@ def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
     Raises:
         InputError: A stack has no repeated blocks, or their number differs from the config (ALBERT shares one block between all layers).
     """
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     kind, depths = config.model_type, depths_of(config)
     if depths is None:
         raise InputError(f"{key}: this {kind} is made of stages of different sizes; a stack of equal blocks is needed")
@@ -208,7 +211,7 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def with_layers(config: Any, layers: Sequence[int]) -> Any:
+def with_layers(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
     """Returns a copy of a Transformers config reduced to the given layers, counted from 0 through all stacks (`stacks_of`)."""
     changed, depths = copy.deepcopy(config), depths_of(config)
     before, own = sizes_config(config), sizes_config(changed)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ from foundation.models.layers.own_answers import answering, sharers
 from foundation.models.layers.token_shares import Group, all_tokens, joined, parted
 from foundation.models.library import REFUSED, one_line, quiet, sizes_config, uninitialized, with_class
 from foundation.models.size import inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 POSITIONS = ("position_embeddings", "position_ids", "cache_position")
 """Arguments of blocks that have an axis of tokens: the second one, or the only one."""
@@ -168,7 +171,7 @@ class Tokens:
         return functional.pad(own, (0, 0) * (own.ndim - 1 - axis) + (0, missing)) if missing else own
 
 
-def check_context(config: Any, task: Task, length: int, processes: int, key: str) -> None:
+def check_context(config: PreTrainedConfig, task: Task, length: int, processes: int, key: str) -> None:
     """Checks before the first stage that processes can share the tokens of a model, by running a part of it whole and in shares.
 
     Args:
@@ -196,7 +199,7 @@ def check_context(config: Any, task: Task, length: int, processes: int, key: str
         raise InputError(f"{given} {problem}: something beside attention reads several tokens at once; {remedy}")
 
 
-def _difference(config: Any, task: Task, length: int, processes: int) -> float:
+def _difference(config: PreTrainedConfig, task: Task, length: int, processes: int) -> float:
     """Returns the largest difference between states that shares compute and those of the whole, in standard deviations.
 
     Raises:
@@ -204,7 +207,7 @@ def _difference(config: Any, task: Task, length: int, processes: int) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), uninitialized(), quiet(), torch.no_grad():
-        model: Any = with_linears(auto_class(task, config).from_config(config)).eval()
+        model: PreTrainedModel = with_linears(auto_class(task, config).from_config(config)).eval()
         _draw_weights(model, generator)
         features = _drawn(inputs_of(config, task, length), generator)
         blocks = list(blocks_of(model, "model").values())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from foundation.models.library import depths_of
 from foundation.models.own_shape import SHAPE_KEY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Origin:
         return cls(tuple(range(depth)), tuple(range(width)), (None,) * depth)
 
     @classmethod
-    def of_config(cls, config: Any) -> Self | None:
+    def of_config(cls, config: PreTrainedConfig) -> Self | None:
         """Returns the origin of an unpruned model with this config; None if layers differ in width and number of heads (ConvNeXt, Swin)."""
         return None if _shape(config) is None else cls.whole(sum(depths_of(config) or ()), config.hidden_size)
 
@@ -52,7 +55,7 @@ class Origin:
         return type(self)(*kept, tuple(composed))
 
 
-def same_shape(config: Any, other: Any) -> bool:
+def same_shape(config: PreTrainedConfig, other: PreTrainedConfig) -> bool:
     """Whether two models have the same layers, channels and heads, so that each part of one has a counterpart in the other.
 
     Always False for models whose config has no such numbers (ConvNeXt) or different ones per stage (Swin).
@@ -61,7 +64,7 @@ def same_shape(config: Any, other: Any) -> bool:
     return found is not None and found == _shape(other)
 
 
-def _shape(config: Any) -> tuple[Any, ...] | None:
+def _shape(config: PreTrainedConfig) -> tuple[Any, ...] | None:
     own, depths = getattr(config, SHAPE_KEY, None), depths_of(config)
     width, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
     if depths is None or not isinstance(getattr(config, "num_hidden_layers", None), int):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from foundation.models.layers.token_shares import Group, Reading, all_tokens, ow
 from foundation.models.library import REFUSED, depths_of, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 TOKENS = "tokens_of_a_row"
 """The argument by which a block is told how many there are."""
@@ -216,7 +219,7 @@ def _summed(weights: Sequence[tuple[nn.Module, str]], group: Group) -> Iterator[
             place[name] = weight
 
 
-def check_sequence(config: Any, task: Task, length: int, processes: int, key: str) -> None:
+def check_sequence(config: PreTrainedConfig, task: Task, length: int, processes: int, key: str) -> None:
     """Checks before the first stage that processes can share the tokens of a model, by a step of the share of one.
 
     It runs on the meta device; models that look at values run on the CPU, with weights that are not initialized.
@@ -245,7 +248,7 @@ def check_sequence(config: Any, task: Task, length: int, processes: int, key: st
         raise InputError(f"{given} does not run on shares of its tokens ({one_line(error)}): {remedy}") from error
 
 
-def check_one_stack(config: Any, given: str, remedy: str) -> None:
+def check_one_stack(config: PreTrainedConfig, given: str, remedy: str) -> None:
     """Raises an `InputError` if a model has two stacks of blocks, or leaves out blocks at random."""
     if len(depths_of(config) or ()) > 1:
         raise InputError(f"{given} has two stacks of blocks, one of which reads the tokens of the other: {remedy}")
@@ -275,14 +278,14 @@ def _is_for_each_token(module: nn.Module) -> bool:
     return type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation")
 
 
-def _step_of_share(config: Any, task: Task, length: int, processes: int, *, meta: bool) -> None:
+def _step_of_share(config: PreTrainedConfig, task: Task, length: int, processes: int, *, meta: bool) -> None:
     """Runs forward and backward pass of what one process has of a model.
 
     Raises:
         ValueError, TypeError, ...: It does not run (`foundation.models.library.REFUSED`).
     """
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
-        model: Any = with_linears(auto_class(task, config).from_config(config)).train()
+        model: PreTrainedModel = with_linears(auto_class(task, config).from_config(config)).train()
         split = split_of(on_meta(config), processes, "model")
         share_tokens(shrink(model, split), split, Group(processes))
         for block in blocks_of(model, "model").values():

@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
@@ -59,6 +59,9 @@ from foundation.models.meta import on_meta_device
 from foundation.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from foundation.models.tied import shared_as
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),
     "key_value_heads": ("num_key_value_heads",),
@@ -75,7 +78,7 @@ FFN_COUNTS = ("intermediate_dim", "intermediate_size")
 MARKED = "{}, in a shape of its own: load it with foundation.models.checkpoint.load(folder)"
 
 
-def auto_class(task: Task, config: Any = None) -> Any:
+def auto_class(task: Task, config: PreTrainedConfig = None) -> Any:
     """Returns the Transformers auto class of a task, or a model class that builds vectors, spans, transcripts or per-layer sizes if needed.
 
     Args:
@@ -98,7 +101,7 @@ def auto_class(task: Task, config: Any = None) -> Any:
     return own_class(stock)
 
 
-def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
+def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedConfig:
     """Returns a copy of a Transformers config with other sizes, using only stock keys if they can express the sizes.
 
     Args:
@@ -156,7 +159,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     return changed
 
 
-def sizes_of(config: Any, key: str) -> Sizes:
+def sizes_of(config: PreTrainedConfig, key: str) -> Sizes:
     """Returns the sizes of a config's model, which is built on the meta device and inspected.
 
     Raises:
@@ -165,7 +168,7 @@ def sizes_of(config: Any, key: str) -> Sizes:
     return Structure.of(on_meta(config), key).sizes
 
 
-def on_meta(config: Any) -> nn.Module:
+def on_meta(config: PreTrainedConfig) -> nn.Module:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`."""
 
     task = task_of(config)
@@ -184,7 +187,7 @@ def own_class(stock: Any) -> Any:
     class Resized(stock):  # type: ignore[misc]
         STOCK = stock
 
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: PreTrainedConfig) -> None:
             super().__init__(config)
             if getattr(config, SHAPE_KEY, None):
                 _resize(self, getattr(config, SHAPE_KEY))
@@ -192,7 +195,7 @@ def own_class(stock: Any) -> Any:
     return in_place_of(stock, Resized)
 
 
-def remade(model: nn.Module, config: Any) -> nn.Module:
+def remade(model: nn.Module, config: PreTrainedConfig) -> nn.Module:
     """Builds a model of the same class from another config, with new weights, tied where those of the model are, the same settings of
     generation, and `nn.Linear` in place of `Conv1D`."""
     stock: Any = getattr(type(model), "STOCK", type(model))
@@ -218,13 +221,13 @@ def _dividing(width: int, most: int) -> int:
     return next(number for number in range(min(width, most), 0, -1) if width % number == 0)
 
 
-def _by_stack(config: Any, values: Sequence[int]) -> list[Sequence[int]]:
+def _by_stack(config: PreTrainedConfig, values: Sequence[int]) -> list[Sequence[int]]:
     """Splits values, one per layer, by the stacks of a config."""
     first = (depths_of(config) or (len(values),))[0]
     return [part for part in (values[:first], values[first:]) if part]
 
 
-def _stock(config: Any, sizes: Sizes, heads: Sequence[int], head_dim: bool) -> Any:
+def _stock(config: PreTrainedConfig, sizes: Sizes, heads: Sequence[int], head_dim: bool) -> PreTrainedConfig:
     """Returns a stock config with these sizes, as far as its keys can express them; `heads` has one number for each stack."""
     changed = copy.deepcopy(config)
     if hasattr(changed, SHAPE_KEY):
@@ -247,7 +250,7 @@ def _stock(config: Any, sizes: Sizes, heads: Sequence[int], head_dim: bool) -> A
     return changed
 
 
-def _resize(model: Any, own: Any) -> None:
+def _resize(model: PreTrainedModel, own: Any) -> None:
     """Resizes the layers of a stock model, in place."""
     shape = read_own(own, sum(depths_of(model.config) or ()), "checkpoint")
     stock = copy.copy(model)  # the same modules, under a config without `SHAPE_KEY`
@@ -282,7 +285,7 @@ def _stock_attentions(stock: Any) -> Attentions:
         return find_attentions(stock, "checkpoint")
 
 
-def _resize_per_head(model: Any, axes: Axes, attention: Attention, head_dim: int) -> None:
+def _resize_per_head(model: PreTrainedModel, axes: Axes, attention: Attention, head_dim: int) -> None:
     """Resizes what follows the dimension of a head but belongs to no layer of attention, such as the frequencies of rotary positions."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     hidden, layers = sizes_config(model.config).hidden_size, {id(module) for module in model.modules() if is_layer(module)}

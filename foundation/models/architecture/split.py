@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def split_of(model: nn.Module, processes: int, key: str) -> Split:
         InputError: The layers cannot be found or shared, or their sizes do not divide.
     """
     structure = Structure.of(model, key)
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     given = f"{key}: parallel.tensor: {processes} given; this {config.model_type}"
     if any(structure.sizes.experts):
         raise InputError(
@@ -122,7 +125,7 @@ def shrink(model: nn.Module, split: Split) -> nn.Module:
     return model
 
 
-def check_split(config: Any, task: Task, length: int, processes: int, key: str) -> None:
+def check_split(config: PreTrainedConfig, task: Task, length: int, processes: int, key: str) -> None:
     """Checks before the first stage that processes can share the layers of a model, by running the share of one.
 
     It runs on the meta device; models that look at values run on the CPU, with weights that are not initialized.
@@ -148,14 +151,14 @@ def check_split(config: Any, task: Task, length: int, processes: int, key: str) 
         raise InputError(f"{given} does not run ({one_line(error)}): give tensor: 1, and strategy: fsdp2 if it is large") from error
 
 
-def _small(config: Any, key: str) -> Any:
+def _small(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     return with_layers(config, [stack.first for stack in stacks_of(on_meta(config), key)])
 
 
-def _run_share(config: Any, task: Task, length: int, processes: int, *, meta: bool) -> None:
+def _run_share(config: PreTrainedConfig, task: Task, length: int, processes: int, *, meta: bool) -> None:
     split = split_of(on_meta(config), processes, "model")
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet(), torch.no_grad():
-        model: Any = shrink(with_linears(auto_class(task, config).from_config(config)), split)
+        model: PreTrainedModel = shrink(with_linears(auto_class(task, config).from_config(config)), split)
         model.eval()(**inputs_of(config, task, length, masked=not meta))
 
 

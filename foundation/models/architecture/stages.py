@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import REFUSED, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 RTOL, ATOL = 1e-4, 1e-5
 """How far the stages, one after another, may be from the whole model."""
@@ -201,7 +204,7 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
     Raises:
         InputError: There are fewer blocks than stages, blocks hand on more than hidden states, or the stages give something else.
     """
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     named = blocks_of(model, key)
     blocks, forward = list(named.values()), model.forward
     given = f"{key}: parallel.pipeline given; this {config.model_type}"
@@ -227,7 +230,7 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
     return Stages(tuple(named), spans, readers, ids is not None and seen.shape[0] == ids.shape[1], seen.form, seen.shape)
 
 
-def check_stages(config: Any, task: Task, length: int, count: int, key: str) -> None:
+def check_stages(config: PreTrainedConfig, task: Task, length: int, count: int, key: str) -> None:
     """Checks before the first stage of a run that a model can be divided, by running a row whole and in stages.
 
     It runs on the meta device; models that look at values run on the CPU, with a block for each stage and weights that are not initialized.
@@ -258,9 +261,9 @@ def check_stages(config: Any, task: Task, length: int, count: int, key: str) -> 
         raise InputError(f"{given}: give pipeline: 1, and strategy: fsdp2 if it is large") from error
 
 
-def _try(config: Any, task: Task, length: int, count: int, key: str, *, meta: bool) -> None:
+def _try(config: PreTrainedConfig, task: Task, length: int, count: int, key: str, *, meta: bool) -> None:
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
-        model: Any = with_linears(auto_class(task, config).from_config(config))
+        model: PreTrainedModel = with_linears(auto_class(task, config).from_config(config))
         with without_cache(model):
             stages_of(model, inputs_of(config, task, length, masked=not meta), count, key, compare=False)
 

@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of,
 from foundation.models.architecture.blocks import Kind, Stack, blocks_of, stacks_of
 from foundation.models.library import REFUSED, sizes_config
 from foundation.models.own_shape import SHAPE_KEY, tokens_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 T = TypeVar("T")
 HeadKind = Literal["heads", "cross"]
@@ -144,7 +147,7 @@ class Structure:
             InputError: The model is not made of stacks of blocks, its attention layers cannot be identified, or weights and config do not
                 match.
         """
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         stacks, blocks, found = stacks_of(model, key), tuple(blocks_of(model, key)), find_attentions(model, key)
         attentions = tuple(attention for _, attention in sorted(found.own.items()))
         heads = tuple(head_axes(model, attention) for attention in attentions)
@@ -202,7 +205,11 @@ class Structure:
 
 
 def _common_sizes(
-    shapes: Mapping[str, tuple[int, ...]], repeated: Mapping[Axis, int], blocks: Sequence[frozenset[Axis]], config: Any, key: str
+    shapes: Mapping[str, tuple[int, ...]],
+    repeated: Mapping[Axis, int],
+    blocks: Sequence[frozenset[Axis]],
+    config: PreTrainedConfig,
+    key: str,
 ) -> tuple[int, ...]:
     """Returns the size that all axes of a block have, block by block; 0 for a block without such axes.
 
@@ -219,7 +226,7 @@ def _common_sizes(
 
 
 def _sizes(
-    config: Any,
+    config: PreTrainedConfig,
     attentions: Sequence[Attention],
     cross: Mapping[int, Attention],
     ffn: tuple[int, ...],

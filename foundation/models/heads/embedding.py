@@ -47,6 +47,7 @@ from foundation.models.own_shape import SHAPE_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedConfig
 
 EMBEDDING_KEY = "sentence_embedding"
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -87,7 +88,7 @@ class EmbeddingConfig(Config):
     """Text that is put before each text. Default: the default prompt of the files, if any."""
 
 
-def resolved(given: EmbeddingConfig | None, config: Any, folder: Path | None, path: str | None) -> dict[str, Any]:
+def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> dict[str, Any]:
     """Returns the settings of a model, complete: `pooling`, `normalize`, `dimensions` (None: all), `prompt`, `max_length` (None: unknown),
     `prompts`, where some have names, and `similarity`, where it is not the cosine.
 
@@ -253,7 +254,7 @@ def _max_length(folder: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def write_files(config: Any, out: Path) -> None:
+def write_files(config: PreTrainedConfig, out: Path) -> None:
     """Writes the files of sentence-transformers beside a checkpoint; nothing for other models, and for shapes that it cannot load."""
     settings = getattr(config, EMBEDDING_KEY, None)
     if not settings or getattr(config, SHAPE_KEY, None):
@@ -291,7 +292,7 @@ def _write_dense(folder: Path, width: int, dimensions: int) -> None:
     save_file({"linear.weight": torch.eye(dimensions, width)}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def width_of(config: Any) -> int:
+def width_of(config: PreTrainedConfig) -> int:
     """Returns the numbers of a vector of the model with this Transformers config."""
     return int(getattr(config, EMBEDDING_KEY)["dimensions"] or config.hidden_size)
 
@@ -330,7 +331,7 @@ def embedding_class(stock: Any) -> Any:
     plain = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(stock.__init__).parameters else {}
 
     class Embedding(stock):  # type: ignore[misc]
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: PreTrainedConfig) -> None:
             super().__init__(config, **plain)
 
         def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:

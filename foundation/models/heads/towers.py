@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from torch.nn import functional
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.models.library import in_place_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 SMALLEST_NORM = 1e-12
 FIRST_SCALE, FIRST_BIAS = math.log(10), -10.0
@@ -47,7 +50,7 @@ class Vectors:
     """Vectors of the images, then those of the texts, float `[n, D]`."""
 
 
-def check_towers(config: Any, key: str, max_length: int | None = None) -> None:
+def check_towers(config: PreTrainedConfig, key: str, max_length: int | None = None) -> None:
     """Checks that a model has two towers of a kind that is supported, and reads texts of this length.
 
     Args:
@@ -70,12 +73,12 @@ def check_towers(config: Any, key: str, max_length: int | None = None) -> None:
         )
 
 
-def width_of(config: Any) -> int:
+def width_of(config: PreTrainedConfig) -> int:
     """Returns the numbers of a vector of the model with this Transformers config."""
     return int(config.projection_dim if config.model_type == "clip" else config.vision_config.hidden_size)
 
 
-def with_first_scale(model: Any) -> Any:
+def with_first_scale(model: PreTrainedModel) -> PreTrainedModel:
     """Sets scale and bias of a SigLIP with random weights as its authors start, in place: 10 and -10; returns the model.
 
     Transformers starts at 1 and 0, from where they learn hundreds of times slower than the towers.

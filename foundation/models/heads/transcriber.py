@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from foundation.core.shown import shown
 from foundation.models.heads.reader import PADDING_LOGIT
 from foundation.models.library import in_place_of
 from foundation.standalone.response import BLANK, DELIMITER, UNKNOWN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TOKENIZER = "Wav2Vec2CTCTokenizer"
 VOCABULARY, ADDED, SETTINGS, CONFIG = "vocab.json", "added_tokens.json", "tokenizer_config.json", "config.json"
@@ -56,7 +59,7 @@ def transcriber_class(stock: Any) -> Any:
     return in_place_of(stock, Transcriber)
 
 
-def strides_of(config: Any) -> list[list[int]]:
+def strides_of(config: PreTrainedConfig) -> list[list[int]]:
     """Returns kernel and stride of each step from samples to frames, those of an adapter behind the encoder too."""
     adapter = [[1, config.adapter_stride]] * config.num_adapter_layers if getattr(config, "add_adapter", False) else []
     return [[*pair] for pair in zip(config.conv_kernel, config.conv_stride, strict=True)] + adapter

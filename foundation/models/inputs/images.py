@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ANY_SIZE = 224
 """Edge of an image for models that take any size, whose config names none (ResNet)."""
 
 
-def image_shape(config: Any) -> tuple[int, int, int]:
+def image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
     """Returns channels, height and width of the images of a model, also of one with a vision config inside (CLIP)."""
     own = getattr(config, "vision_config", None) or config
     size = getattr(own, "image_size", None) or ANY_SIZE
@@ -16,7 +19,7 @@ def image_shape(config: Any) -> tuple[int, int, int]:
     return int(getattr(own, "num_channels", 3)), int(height), int(width)
 
 
-def image_settings(config: Any) -> dict[str, Any]:
+def image_settings(config: PreTrainedConfig) -> dict[str, Any]:
     """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
     channels, height, width = image_shape(config)
     return {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from tokenizers import Tokenizer
@@ -21,11 +21,14 @@ from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.models.inputs.tokenizer_file import names_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 MASKED: Final = -30000.0
 """Added to the scores of padding. exp(-30000 + score) is 0 in float32 as with the lowest float, and float16 can still hold it."""
 
 
-def pad_token_id(config: Any, folder: Path, tokenizer: Tokenizer) -> int:
+def pad_token_id(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer) -> int:
     """Returns the id that pads the rows of a model: as its config says, or as its tokenizer does where the config says nothing.
 
     Args:
@@ -53,13 +56,13 @@ def named_pad(folder: Path, tokenizer: Tokenizer) -> int | None:
     return None if name is None else tokenizer.token_to_id(name)
 
 
-def configured_pad(config: Any) -> int | None:
+def configured_pad(config: PreTrainedConfig) -> int | None:
     """Returns the padding id of a Transformers config; None where it has none that is a token."""
     own = getattr(config, "pad_token_id", None)
     return own if isinstance(own, int) and 0 <= own < config.vocab_size else None
 
 
-def settle_padding(config: Any, folder: Path, tokenizer: Tokenizer) -> None:
+def settle_padding(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer) -> None:
     """Gives a config without a padding id, in place, the one of its tokenizer: a batch needs it where a model looks for the last token.
 
     Args:
@@ -80,7 +83,7 @@ def settle_padding(config: Any, folder: Path, tokenizer: Tokenizer) -> None:
     config.pad_token_id = found
 
 
-def padding_of(config: Any, folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+def padding_of(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """Returns the `pad_token` of tokenizer_config.json that pads as the config of a model says; empty where the tokenizer's does.
 
     Args:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from foundation.models.library import REFUSED, quiet
 from foundation.models.meta import on_meta_device
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def first_position(config: Any) -> int:
+
+def first_position(config: PreTrainedConfig) -> int:
     """Returns the position of the first token of a text: the padding id + 1 where positions are counted from there, else 0.
 
     Args:
@@ -28,7 +31,7 @@ def first_position(config: Any) -> int:
 class _Kind:
     """A config that is equal to others with the same contents."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         self.config, self.contents = config, config.to_json_string(use_diff=False)
 
     def __eq__(self, other: object) -> bool:

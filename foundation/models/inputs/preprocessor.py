@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -36,6 +36,9 @@ from foundation.models.raw_config import check_labels
 from foundation.standalone.image import BadImage
 from foundation.standalone.preprocess import TWO_TOWERS, BadRow, Preprocessor
 from foundation.standalone.sound import BadSound
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 UNLIMITED = 10**30
 """Tokens of a model without a limit; Transformers writes this number."""
@@ -149,7 +152,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     )
 
 
-def _unreadable(checkpoint: Path, settings: dict[str, Any], own: Any, max_length: int, generates: bool) -> Iterator[str]:
+def _unreadable(checkpoint: Path, settings: dict[str, Any], own: PreTrainedConfig, max_length: int, generates: bool) -> Iterator[str]:
     """Yields what of a tokenizer's settings, or of `data.max_length`, does not fit the model."""
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
@@ -194,7 +197,7 @@ def _whole(settings: dict[str, Any], name: str, default: int, where: Path) -> in
     return int(value)
 
 
-def _pad_token_id(own: Any, checkpoint: Path, tokenizer: Tokenizer, task: Task) -> int:
+def _pad_token_id(own: PreTrainedConfig, checkpoint: Path, tokenizer: Tokenizer, task: Task) -> int:
     """Returns the id that pads: for a tower that reads padding (SigLIP) the token that it was trained with, which the tokenizer names."""
     named = named_pad(checkpoint, tokenizer) if TASKS[task].two_towers else None
     return pad_token_id(own, checkpoint, tokenizer) if named is None else named
@@ -218,7 +221,7 @@ def _threshold(checkpoint: Path, config: dict[str, Any]) -> float | None:
     return float(value)
 
 
-def _input_names(checkpoint: Path, own: Any, settings: dict[str, Any], task: Task) -> tuple[str, ...]:
+def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: dict[str, Any], task: Task) -> tuple[str, ...]:
     """Returns the inputs that the model's forward accepts and uses, and that its tokenizer makes in Transformers.
 
     Some models accept token_type_ids but have a single type (RoBERTa), or none, and then add the embedding of the token of that id (GPT-2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.safetensors import read_json
@@ -21,13 +21,16 @@ from foundation.models.inputs.tokenizer import TrainedTokenizer
 from foundation.models.inputs.tokenizer_file import has_token_types, tokenizer_file, write_tokenizer
 from foundation.models.library import model_class
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 PADDED_LAST = "in Transformers, which pads this type on the left, short rows get other answers; train it here, or give another model"
 
 
 def save_preprocessing(
     config: ModelConfig,
     source: Path | None,
-    built: Any,
+    built: PreTrainedConfig,
     out: Path,
     tokenizer: str | TrainedTokenizer | None,
     log: Callable[[str], None],
@@ -71,7 +74,7 @@ def save_preprocessing(
     _save_tokenizer(folder, out, config.task, built, log)
 
 
-def settle_inputs(config: ModelConfig, source: Path | None, built: Any, tokenizer: str | TrainedTokenizer | None) -> None:
+def settle_inputs(config: ModelConfig, source: Path | None, built: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None) -> None:
     """Gives the config of a checkpoint, in place, the padding id of its tokenizer where it has none and the model reads padded texts.
 
     Args:
@@ -96,7 +99,7 @@ def tokenizer_folder(source: Path | None, tokenizer: str | None) -> Path:
     return folder
 
 
-def _save_tokenizer(folder: Path, out: Path, task: Task, built: Any, log: Callable[[str], None]) -> None:
+def _save_tokenizer(folder: Path, out: Path, task: Task, built: PreTrainedConfig, log: Callable[[str], None]) -> None:
     """Writes the tokenizer files: unchanged, as far as tokenizer.json is there and says all (`foundation.models.inputs.tokenizer_file`)."""
     copy_files(folder, out, TEXT_FILES)
     row, texts = TASKS[task], getattr(built, "text_config", built)

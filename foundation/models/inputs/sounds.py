@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
@@ -16,25 +16,28 @@ from foundation.core.shown import reason, shown
 from foundation.models.library import REFUSED
 from foundation.standalone.sound import RATES
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 SAMPLING_RATE = 16000
 WAVEFORM, SPECTROGRAM = "Wav2Vec2FeatureExtractor", "ASTFeatureExtractor"
 SETTINGS = "preprocessor_config.json"
 INPUT = "input_values"
 
 
-def reads_sounds(config: Any) -> bool:
+def reads_sounds(config: PreTrainedConfig) -> bool:
     """Whether a model of this config reads waveforms or spectrograms."""
     return spectrogram_shape(config) is not None or _strides(config) is not None
 
 
-def spectrogram_shape(config: Any) -> tuple[int, int] | None:
+def spectrogram_shape(config: PreTrainedConfig) -> tuple[int, int] | None:
     """Returns frames and filters of the spectrograms that a model reads; None for a model that reads none."""
     if any(getattr(config, name, None) is None for name in ("max_length", "num_mel_bins", "patch_size")):
         return None
     return int(config.max_length), int(config.num_mel_bins)
 
 
-def least_samples(config: Any) -> int:
+def least_samples(config: PreTrainedConfig) -> int:
     """Returns the samples of the shortest waveform that gives a frame; 0 for a model of spectrograms."""
     length = 1
     for kernel, stride in reversed(_strides(config) or []):
@@ -42,19 +45,19 @@ def least_samples(config: Any) -> int:
     return length if _strides(config) else 0
 
 
-def frames_of(config: Any, samples: int) -> int:
+def frames_of(config: PreTrainedConfig, samples: int) -> int:
     """Returns the frames that a model makes of a waveform."""
     for kernel, stride in _strides(config) or []:
         samples = (samples - kernel) // stride + 1
     return samples
 
 
-def _strides(config: Any) -> list[tuple[int, int]] | None:
+def _strides(config: PreTrainedConfig) -> list[tuple[int, int]] | None:
     kernels, strides = getattr(config, "conv_kernel", None), getattr(config, "conv_stride", None)
     return None if not isinstance(kernels, list | tuple) or not strides else list(zip(kernels, strides, strict=True))
 
 
-def settle(config: Any) -> Any:
+def settle(config: PreTrainedConfig) -> PreTrainedConfig:
     """Turns off, in place, what a model of waveforms draws while it trains beside its dropout; returns the config.
 
     SpecAugment draws from numpy's global generator, which a training that was interrupted cannot repeat, and refuses sounds shorter than
@@ -66,7 +69,7 @@ def settle(config: Any) -> Any:
     return config
 
 
-def sound_settings(config: Any) -> dict[str, Any]:
+def sound_settings(config: PreTrainedConfig) -> dict[str, Any]:
     """Returns a plain preprocessor_config.json for a model.
 
     Raises:
@@ -86,7 +89,7 @@ def sound_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def settings_of(folder: Path | None, config: Any, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns preprocessor_config.json of a recipe's model: that of its folder, or a plain one, with the keys that the recipe gives.
 
     Raises:
@@ -96,7 +99,7 @@ def settings_of(folder: Path | None, config: Any, given: Mapping[str, Any] | Non
     return {**found, **(given or {})}
 
 
-def sound_steps(settings: Mapping[str, Any], config: Any, where: str) -> dict[str, Any]:
+def sound_steps(settings: Mapping[str, Any], config: PreTrainedConfig, where: str) -> dict[str, Any]:
     """Returns the map "sound" of preprocess.json, with all defaults of the feature extractor filled in, and `return_attention_mask`.
 
     Args:
@@ -135,7 +138,7 @@ def sound_steps(settings: Mapping[str, Any], config: Any, where: str) -> dict[st
     return {"kind": "spectrogram", **steps, **{key: values[key] for key in ("num_mel_bins", "max_length", "mean", "std")}}
 
 
-def _fits(fits: bool, where: str, kind: str, config: Any) -> None:
+def _fits(fits: bool, where: str, kind: str, config: PreTrainedConfig) -> None:
     if not fits:
         shape = spectrogram_shape(config)
         reads = "waveforms" if shape is None else f"spectrograms of {shape[0]} frames with {shape[1]} mel bins, without a mask"
@@ -144,7 +147,7 @@ def _fits(fits: bool, where: str, kind: str, config: Any) -> None:
         )
 
 
-def _check(config: Any, where: str) -> None:
+def _check(config: PreTrainedConfig, where: str) -> None:
     if not reads_sounds(config):
         kinds = "convolutions over samples (Wav2Vec2, HuBERT) or patches of a mel spectrogram (AST)"
         raise InputError(f"{where}: a {config.model_type} does not read sounds in a way that is supported; {kinds} are")

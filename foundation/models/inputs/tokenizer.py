@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -27,6 +27,9 @@ from foundation.core.config import Config
 from foundation.core.errors import InputError
 from foundation.models.files import check_tokenizer, find
 from foundation.models.inputs.tokenizer_file import from_class, names_of, settings_of, tokenizer_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256
@@ -137,7 +140,7 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
         yield text[start:]
 
 
-def load_tokenizer(tokenizer: str) -> Any:
+def load_tokenizer(tokenizer: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a Hub id or folder as a Transformers tokenizer, which encodes as tokenizer.json says.
 
     Its class is the generic one: the class that the folder names may build another tokenizer (`foundation.models.inputs.tokenizer_file`).

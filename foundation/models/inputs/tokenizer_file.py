@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -31,6 +31,9 @@ from foundation.core.shown import reason, shown
 from foundation.core.stamps import Stamps
 from foundation.models.files import state_of
 from foundation.models.library import one_line, quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 FILE, SETTINGS, SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
 MOST_TOKENIZER = 2**29
@@ -141,7 +144,7 @@ def _sentences_are_lowercased(folder: Path) -> bool:
     return _json(folder / SENTENCES).get("do_lower_case") is True
 
 
-def from_class(folder: Path, **settings: Any) -> Any:
+def from_class(folder: Path, **settings: Any) -> PreTrainedTokenizerBase:
     """Returns the tokenizer that the class named in the folder makes of it in Transformers.
 
     Raises:
@@ -362,7 +365,7 @@ def class_inputs(settings: Mapping[str, Any], model_type: str) -> tuple[str, ...
     return None if names is None or names is PreTrainedTokenizerFast.model_input_names else tuple(names)
 
 
-def has_token_types(config: Any) -> bool:
+def has_token_types(config: PreTrainedConfig) -> bool:
     """Whether a text model tells the texts of a pair apart by token_type_ids.
 
     Args:

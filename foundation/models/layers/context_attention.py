@@ -21,15 +21,14 @@ Legend: b rows, h heads, h_kv heads of keys and values, L tokens, T tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import get_device_states, set_device_states
 
@@ -71,7 +70,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, mask_of_own_tokens)
 
 
-def mask_of_own_tokens(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, **kwargs: Any) -> Tensor | None:
+def mask_of_own_tokens(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, **kwargs: object) -> Tensor | None:
     """Returns the rows of a mask for own tokens, bool `[b, 1, T, L]`: True where a query sees a key; None where every query sees every key.
 
     Arguments are those of `transformers.masking_utils.sdpa_mask`.
@@ -94,7 +93,7 @@ def mask_of_own_tokens(batch_size: int, q_length: int, kv_length: int, q_offset:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: object
 ) -> tuple[Tensor, None]:
     """Returns what own tokens attend to, float `[b, T, h, d]`, and None in the place of weights.
 
@@ -132,7 +131,7 @@ class _Call:
 
     module: nn.Module
     mask: Tensor | None
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     group: Group
     length: int
 
@@ -164,9 +163,17 @@ class _Call:
         return _heads(keys, heads), _heads(values, heads)
 
 
+class _Context(FunctionCtx):
+    """What a forward keeps for its backward."""
+
+    call: _Call
+    drawn: Callable[[], AbstractContextManager[None]]
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _Attended(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: _Call) -> Tensor:
+    def forward(ctx: _Context, query: Tensor, key: Tensor, value: Tensor, call: _Call) -> Tensor:
         """Returns attention of own queries over the keys of all processes."""
         ctx.call, ctx.drawn = call, _Drawn(query) if call.drops else nullcontext
         ctx.save_for_backward(query, key, value)
@@ -174,7 +181,7 @@ class _Attended(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Returns the gradients of own queries, keys and values."""
         query, key, value = ctx.saved_tensors
         leaves = [each.detach().requires_grad_() for each in (query, *ctx.call.gathered(key, value))]

@@ -10,13 +10,16 @@ it: a square weight would be saved transposed.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
 from foundation.models.layers.experts import stacked_state
 from foundation.models.layers.weight_norm import fold_weight_norm, unfolded
 from foundation.models.meta import on_meta_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,7 +45,7 @@ def with_linears(model: Model) -> Model:
     return model
 
 
-def stock_state(model: Any) -> dict[str, Tensor]:
+def stock_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Returns the state dict of a Transformers model in the layout of its stock class: weights of `Conv1D` transposed, experts stacked.
 
     Args:

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 
@@ -133,16 +133,27 @@ class Reading:
         return self.again_bLD
 
 
+class _Context(FunctionCtx):
+    """What a forward keeps for its backward."""
+
+    group: Group
+    reading: Reading
+    length: int
+    parts: int
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own_bTD: Tensor, reading: Reading) -> Tensor:
+    def forward(ctx: _Context, own_bTD: Tensor, reading: Reading) -> Tensor:
         """Returns the tokens of all processes."""
         ctx.reading = reading
         return reading.group.gather(own_bTD, reading.length)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, gradient_bLD: Tensor) -> tuple[Tensor, None]:
         """Returns the sum of the gradients for the own tokens; all layers that read them are through."""
         ctx.reading.again_bLD = None
         return ctx.reading.group.reduce_scatter(gradient_bLD), None
@@ -150,7 +161,7 @@ class _Gathered(torch.autograd.Function):
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole_bLI: Tensor, own_bTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, reading: Reading) -> Tensor:
+    def forward(ctx: _Context, whole_bLI: Tensor, own_bTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, reading: Reading) -> Tensor:
         """Returns `whole @ weight.T + bias`."""
         ctx.reading = reading
         ctx.save_for_backward(own_bTI, weight_OI)
@@ -158,7 +169,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bLO: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, gradient_bLO: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of what was read, of the weight and of the bias."""
         own_bTI, weight_OI = ctx.saved_tensors
         of_whole, _, of_weight, of_bias, _ = ctx.needs_input_grad
@@ -169,28 +180,28 @@ class _Product(torch.autograd.Function):
 
 class _Shared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole_bLD: Tensor, group: Group, take: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: _Context, whole_bLD: Tensor, group: Group, take: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the own tokens, as `group.own` or `group.reduce_scatter` takes them."""
         ctx.group, ctx.length = group, whole_bLD.shape[1]
         return take(whole_bLD)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Context, gradient_bTD: Tensor) -> tuple[Tensor, None, None]:
         """Returns the gradient for the tokens of all processes."""
         return ctx.group.gather(gradient_bTD, ctx.length), None, None
 
 
 class _All(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own_bTD: Tensor, group: Group, length: int, parts: int) -> Tensor:
+    def forward(ctx: _Context, own_bTD: Tensor, group: Group, length: int, parts: int) -> Tensor:
         """Returns the tokens of all processes."""
         ctx.group, ctx.parts = group, parts
         return group.gather(own_bTD, length)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bLD: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _Context, gradient_bLD: Tensor) -> tuple[Tensor, None, None, None]:
         """Returns the gradient for the own tokens: all processes have the same one for the whole, or for one of `parts` equal parts."""
         own_bTD = ctx.group.own(gradient_bLD)
         return own_bTD if ctx.parts == 1 else own_bTD * ctx.parts, None, None, None
@@ -198,14 +209,14 @@ class _All(torch.autograd.Function):
 
 class _Parted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole_bLD: Tensor, group: Group) -> Tensor:
+    def forward(ctx: _Context, whole_bLD: Tensor, group: Group) -> Tensor:
         """Returns the own tokens."""
         ctx.group, ctx.length = group, whole_bLD.shape[1]
         return group.own(whole_bLD)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_bTD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, gradient_bTD: Tensor) -> tuple[Tensor, None]:
         """Returns the gradient of the own tokens in their places."""
         before = min(ctx.group.rank * gradient_bTD.shape[1], ctx.length)
         own_bTD = gradient_bTD[:, : ctx.length - before]
@@ -214,7 +225,7 @@ class _Parted(torch.autograd.Function):
 
 class _Read(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:
         """Returns views of the weights."""
         ctx.group = group
         ctx.set_materialize_grads(False)  # of a weight that is not used there is no gradient, as in one process
@@ -222,11 +233,11 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Returns the sums of the gradients."""
-        used = [place for place, gradient in enumerate(gradients) if gradient is not None]  # the same in all processes
+        used = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}  # the same in all processes
         found: list[Tensor | None] = [None] * len(gradients)
-        for place, total in zip(used, ctx.group.total([gradients[place] for place in used]) if used else (), strict=True):
+        for place, total in zip(used, ctx.group.total(list(used.values())) if used else (), strict=True):
             found[place] = total
         return None, *found
 

@@ -18,7 +18,9 @@ from foundation.artifacts.graph import CONTENTS, SMALL, Graph
 def write(path: Path, sizes: list[int], seed: int, external: bool) -> onnx.ModelProto:
     """Writes a graph that adds constants of these sizes to its input; returns what was written."""
     random = np.random.default_rng(seed)
-    constants = [numpy_helper.from_array(random.standard_normal(size).astype(np.float32), f"c{number}") for number, size in enumerate(sizes)]
+    constants = [
+        numpy_helper.from_array(random.standard_normal(size).astype(np.float32), f"c{number}") for number, size in enumerate(sizes)
+    ]
     names = ["x", *(f"y{number}" for number in range(len(sizes)))]
     nodes = [helper.make_node("Add", [names[number], f"c{number}"], [names[number + 1]], f"add{number}") for number in range(len(sizes))]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (names[0], names[-1])]
