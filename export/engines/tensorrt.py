@@ -106,7 +106,7 @@ def own_graph(precision: str, model: Path, folder: Path) -> Path:
     """Returns a graph of static int8 whose products are split where their results are, or `model` if none has to be."""
     if not is_static_int8(precision):
         return model
-    proto = onnx.load(str(model))
+    proto = Graph(model).load()
     return save(proto, folder / SPLIT) if split_products(proto) else model
 
 
