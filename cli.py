@@ -372,7 +372,7 @@ def rollout(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Roll the models of a running server over to those of another run: loaded, checked on its golden rows, then served; none fails."""
+    """Roll the models of a running server over to another run's: loaded, checked on its golden rows, then served; none fails."""
 
     def work() -> None:
         from compress.commands.rollout import rollout as roll_out

@@ -151,7 +151,7 @@ def verify(folder: str | Path, *, live: bool = False, url: str | None = None, re
 
     Args:
         folder: A run folder, or a folder that `deploy` wrote.
-        live: Also ask the served models: those of Triton, which is started, or those of `url`.
+        live: Also ask the served models: in Triton, which is started, or at `url`.
         url: A running server: host:port, or grpc://host:port, or http://host:port.
         report: A `report.json` of the run that was kept elsewhere: any change since is found.
 

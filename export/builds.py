@@ -53,7 +53,7 @@ def planned(context: Context, variants: Literal["ends", "all"], draft: str | Non
     the files of its fp32. What half graphs add is in `rivals`.
 
     Args:
-        context: That of the stage.
+        context: The context of the stage.
         variants: Which variants; see `export.export`.
         draft: One that is built in any case.
     """

@@ -54,7 +54,7 @@ class Exporter:
 
         Args:
             build: What to build.
-            context: That of the stage.
+            context: The context of the stage.
             out: Where its folder goes.
             rest: The setting `float_precision`.
             answers: What engines with a choice of float precision answered to the trial rows so far; added to.

@@ -71,7 +71,7 @@ class HalfGraphs:
         """Writes nothing yet.
 
         Args:
-            context: That of the stage.
+            context: The context of the stage.
             setting: `float_precision` of the stage.
             rival: What the float build that the last int8 has to beat runs in, in engines with half graphs.
         """

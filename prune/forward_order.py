@@ -6,8 +6,8 @@
 
 Each layer thus compensates for the errors of the layers before it, which Frantar and Alistarh 2023 (https://arxiv.org/abs/2301.00774,
 section 3) do block by block. Finished blocks are not run again: the last one's output is stored and replayed, and a pass stops as soon as
-the layer has its input. The total is about one pass over the rows per such tensor of a block, plus one. Padding is not counted: that of the
-source for an encoder and for what its decoder reads of it, that of the target for the rest of the decoder.
+the layer has its input. The total is about one pass over the rows per such tensor of a block, plus one. Padding is not counted: of the
+source for an encoder and for what its decoder reads of it, of the target for the rest of the decoder.
 
 Not supported: hidden states that do not fit into memory; the stage `quantize` streams large models from file to file.
 

@@ -2,8 +2,8 @@
 
     score_l = mean over calibration rows of loss(model without block l)          without: y = x instead of y = block(x)
 
-The loss is that of the task (`foundation.training.supervised`): cross entropy, or squared error for regression. Of a language model it is
-the log of the perplexity, where blocks of text have equal length. Rows come from the train split and need labels. Each block takes a
+The loss is the one of the task (`foundation.training.supervised`): cross entropy, or squared error for regression. Of a language model it
+is the log of the perplexity, where blocks of text have equal length. Rows come from the train split and need labels. Each block takes a
 forward pass; unlike block influence (`prune.activation`), the loss tells what the change that a block makes is worth to the answer.
 
 Minitron: Muralidharan et al. 2024, https://arxiv.org/abs/2407.14679, section 2.2 (depth, by perplexity). Left out: the search for the best

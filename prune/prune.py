@@ -57,7 +57,7 @@ class Prune(PruneSettings):
         return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and backward passes over calibration rows, those of a dozen skipped or scanned layers, and the training."""
+        """Forward and backward passes over calibration rows, passes for a dozen skipped or scanned layers, and the training."""
         from prune.methods import is_learned
         from prune.sensitivity import SCAN_ROWS, SHARES
 
@@ -90,7 +90,7 @@ class Prune(PruneSettings):
         self._try_on_shapes(config)
         if self.measure == "latency" and self.planned(config)[1].tokens:
             raise InputError(
-                f"{key}.measure: latency given; tokens leave the incoming model, and the latency table is that of layers which see "
+                f"{key}.measure: latency given; tokens leave the incoming model, and the latency table holds layers which see "
                 "all of them: give macs, or let tokens leave in this stage or a later one"
             )
         if self.tokens is not None:

@@ -90,7 +90,7 @@ def part_of(context: Context, epochs: float, number: int, iterations: int, batch
     """Returns the context of one of several iterations, with its own training rows and seed, and the passes over these rows.
 
     Each iteration continues where the previous one ended in a random order of the train split, then in a new order. It gets whole batches,
-    so the number of steps is that of `epochs` / `iterations` passes. An iteration of at least one full pass gets all rows.
+    so an iteration has the steps of `epochs` / `iterations` passes. An iteration of at least one full pass gets all rows.
 
     Args:
         context: Context of the stage.
@@ -218,7 +218,7 @@ def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None
     """Checks that the model can learn from the teacher's hidden states.
 
     Raises:
-        InputError: The teacher's layers or channels differ from those of the incoming model.
+        InputError: The teacher's layers or channels differ from the incoming model's.
     """
     if not settings.hidden_weight:
         return

@@ -83,7 +83,7 @@ class PruneSettings(ModelStage):
     """Largest share of the tokens of the selection rows that may become unknown with the smaller vocabulary."""
     tokens: Annotated[float, Field(gt=0, lt=1)] | Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """Share of the tokens of a row that stay behind each layer, whatever the sparsity: falling shares behind the first layers, or a number,
-    the share that reaches the last layer. For models whose head reads the first token alone, as those of most classifiers."""
+    the share that reaches the last layer. For models whose head reads the first token alone, as most classifiers do."""
     recover: Recover | None = Recover()
     """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
@@ -143,7 +143,7 @@ class PruneSettings(ModelStage):
         if isinstance(self.tokens, tuple) and list(self.tokens) != sorted(self.tokens, reverse=True):
             raise ValueError(f"tokens: {list(self.tokens)} given; tokens that left do not come back: give falling shares")
         if self.measure == "latency":
-            raise ValueError("measure: latency given beside tokens; the latency table is that of layers which see all tokens: give macs")
+            raise ValueError("measure: latency given beside tokens; the latency table holds layers which see all tokens: give macs")
         if self.recover is not None and self.recover.hidden_weight:
             raise ValueError("recover.hidden_weight: given beside tokens; layers then have fewer tokens than the teacher's: give 0")
 

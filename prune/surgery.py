@@ -74,7 +74,7 @@ class KeptUnits:
         return [unit_indices(self.heads[layer], group).tolist() for layer, group in zip(self.layers, groups, strict=True)]
 
     def sizes(self, before: Sizes) -> Sizes:
-        """Returns the sizes of the small model, given those of the large one."""
+        """Returns the sizes of the small model from the sizes of the large one."""
         groups = [heads // shared for heads, shared in zip(before.heads, before.key_value_heads, strict=True)]
         return replace(
             before.of_layers(self.layers),

@@ -37,7 +37,7 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 
 
 class Shift(_BatchNorm):
-    """A folded batch norm: adds its bias. Its parameters and buffers are those of the stock class, in which it computes the same.
+    """A folded batch norm: adds its bias. Its parameters and buffers have the names of the stock class, in which they compute the same.
 
     Args:
         norm: The norm that it replaces.

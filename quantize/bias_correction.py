@@ -53,7 +53,7 @@ def correct_biases(
         batches: Starts a new pass over the calibration rows.
         forward: Runs the model on a batch.
         each: Iterates over the groups of layers, showing progress.
-        rounded: The layers with rounded weights, if not rounded to nearest; their biases are those of `layers`.
+        rounded: The layers with rounded weights, if not rounded to nearest; their biases are the biases of `layers`.
 
     Returns:
         For each layer with a bias, the RMS of its correction relative to the RMS of its outputs in the float network.

@@ -18,8 +18,9 @@ the integral has a closed form:
     G(u) = integral from 0 to u of (v - min(rint(v), 127))^2 dv = k / 12 + (u - k)^3 / 3,   k = min(rint(u), 127)
 
 entropy is the method of TensorRT (Migacz, "8-bit inference with TensorRT", GTC 2017) on 2048 bins. The count of the first bin is replaced
-by that of the second, because many zeros carry no information about the range. With c_k values in bin k, S_l values in the n_l non-empty
-bins of level l, r values beyond t and m the last bin below t, the divergence has a closed form over prefix sums (T all values, A = T - r):
+by the spread of the second, because many zeros carry no information about the range. With c_k values in bin k, S_l values in the n_l
+non-empty bins of level l, r values beyond t and m the last bin below t, the divergence has a closed form over prefix sums (T all values, A
+= T - r):
 
     KL = [sum_(k<m) c_k log c_k + (c_m + r) log(c_m + r) - sum_l S_l log(S_l / n_l) - r log(S_m / n_m)] / T - log T + log A
 
@@ -300,7 +301,7 @@ class _Observer(Generic[S]):
         def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0]
             # Readers of one tensor (query, key and value) get the same object. A weak reference frees its memory as soon as the model does;
-            # an id alone could be that of a later tensor.
+            # a later tensor could have the same id
             known, first = self._read.get(id(x), (None, name))
             seen = known is not None and known() is x
             group = self.group.setdefault(name, first if seen else name)

@@ -3,7 +3,7 @@
 The statistics of an expert (ranges, Hessians, smoothing) come from the tokens routed to it, since those are what it will multiply. A router
 sends few tokens to some experts, and none to others; a range over a handful of tokens is worth little. So the calibration rows are counted
 first, and an expert with fewer tokens than a floor runs on all tokens of its layer while the model is calibrated. Its answers to the tokens
-of others are dropped: the router decides as before, and the hidden states stay those of the float model.
+of others are dropped: the router decides as before, and the hidden states stay as in the float model.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def weight_grids(
         bits: Bits of an int8 weight, 8 or 7.
         group_size: Inputs that share a scale, in w4a16.
         smooth: What the inputs of some layers are divided by, float32 [I].
-        symmetric: Whether weights have no zero points; others than those of w4a16 never have.
+        symmetric: Whether weights have no zero points; only weights of w4a16 can have them.
     """
     weights = {name: layer.weight.detach().flatten(1) * smooth.get(name, 1) for name, layer in layers.items()}
     row = SCHEMES[scheme]
@@ -83,7 +83,7 @@ def choose_scales(
     percentile: float,
     method: Method | None,
 ) -> dict[str, Scales]:
-    """Returns the scales of every layer: those of its weights as given, that of its input, where it has one, by the named calibrator."""
+    """Returns the scales of every layer: its weights' as given, its input's, where it has one, by the named calibrator."""
 
     def of_input(name: str) -> Tensor | None:
         highest = SCHEMES[classes[name].SCHEME].largest_activation
@@ -119,7 +119,7 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
     """Returns the sums of squares of weights and of what rounding changes them by, any smoothing put in.
 
     Args:
-        weight_OI: float32 [O, I], or that of a convolution.
+        weight_OI: float32 [O, I], or the weight of a convolution.
         grid_OI: The weights that a checkpoint keeps, float32.
         scales: Of the layer.
     """

@@ -148,9 +148,9 @@ class QuantizeSettings(ModelStage):
             raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")
         if not self.symmetric and not row.zero_points:
             named = schemes_with(lambda row: row.zero_points)
-            raise ValueError(f"symmetric: false gives zero points to the weights of scheme {named}; those of {self.scheme} have none")
+            raise ValueError(f"symmetric: false gives zero points to the weights of scheme {named}; weights of {self.scheme} have none")
         if self.weight_bits != "auto" and not row.choose_bits:
-            raise ValueError(f"weight_bits: for int8 weights; those of scheme {self.scheme} have {row.weight_bits}")
+            raise ValueError(f"weight_bits: for int8 weights; weights of scheme {self.scheme} have {row.weight_bits}")
         method, methods = self.calibration.method, calibrators(self.scheme) or METHODS
         if method not in (None, "auto", *methods):
             raise ValueError(f"calibration.method: {method} counts the equal steps of int8; {self.scheme} takes {', '.join(methods)}")

@@ -109,7 +109,7 @@ def distances_with(
 
 
 def sensitivities(choice: Choice, alone: Distances) -> list[Sensitivity]:
-    """Returns the chosen sites as rows of a sensitivity scan; sites have no weights, so their cost is that of their inputs.
+    """Returns the chosen sites as rows of a sensitivity scan; sites have no weights, so only their inputs cost something.
 
     Args:
         choice: The choice.

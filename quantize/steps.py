@@ -294,7 +294,7 @@ class Steps:
         def measure(names: Collection[str], part: Part) -> float:
             source = layers if part == "inputs" else rounded
             apart = few.distances_of({name: quantized_part(name, source[name], scales[name], part) for name in names})
-            if not whole:  # the first measurement is that of all layers
+            if not whole:  # the first measurement has all layers in int8
                 whole.append(apart)
             return float(apart.mean())
 

@@ -10,9 +10,9 @@ Output is written to memory-mapped files (`foundation.artifacts.shards`). Memory
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
 factor or copy. AWQ additionally loads the layer in float32.
 
-Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: those of the float layer.
-For gptq and adaround: those of the layer with rounded weights, so that a layer compensates the error of the layers before (`rounding`).
-A stage with both keeps both. Within a layer all inputs are computed with float weights.
+Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: the outputs of the float
+layer. For gptq and adaround: the outputs of the layer with rounded weights, so that a layer compensates the error of the layers before
+(`rounding`). A stage with both keeps both. Within a layer all inputs are computed with float weights.
 
 Weights keep their stored dtype if the codes can be recovered from it. bfloat16 always can: it moves a weight by at most 127 * 2^-8 < 1/2 of
 a step. float16 can if its range suffices (`grid_dtype`); otherwise weights are written as float32. Tensors changed by folding are written
@@ -88,7 +88,7 @@ class Settings:
 
     @property
     def keeps_float(self) -> bool:
-        """Whether the hidden states of the float model are kept beside those of the rounded one."""
+        """Whether hidden states are computed twice: by the float model and by the rounded one."""
         return self.rounding != "nearest" and (self.ranges or self.awq or self.alpha is not None)
 
     @property
@@ -186,7 +186,7 @@ def quantize_layer(
         layer: The layer.
         names: Its linear layers to quantize.
         batches: All rows with the hidden states of the float model.
-        rounded: The same with those of the rounded model; the object `batches` itself unless `Settings.keeps_float`.
+        rounded: The same with hidden states of the rounded model; the object `batches` itself unless `Settings.keeps_float`.
         settings: The settings.
         written: Receives weights, scales and figures.
     """

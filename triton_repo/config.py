@@ -3,11 +3,11 @@
     TEXT | TEXT, TEXT_PAIR | QUESTION, CONTEXT     STRING [1]    UTF-8 text
     IMAGE | AUDIO                                  STRING [1]    the bytes of a PNG, JPEG, WAV or FLAC file
 
-Outputs are those of `foundation.standalone.response`.
+For the outputs see `foundation.standalone.response`.
 
 `settings.json` in the folder of a version holds what the model itself reads (mode, compile properties, batch sizes): two versions that are
 loaded at once share `config.pbtxt`, and may differ in that. Before Triton reports a model ready, it runs the warm-up requests: one row for
-each bucket, from files in `warmup/`. The limits of the queue are those of `triton_repo.queueing`.
+each bucket, from files in `warmup/`. The limits of the queue come from `triton_repo.queueing`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Scheduling:
     queue: Queue = field(default_factory=Queue)
     """Limits of the queue."""
     threads: int | None = None
-    """CPU threads of each process; None: those of the evaluated engine."""
+    """CPU threads of each process; None: as many as the evaluated engine."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ModelSettings:
     pairs: bool
     """Whether rows are pairs of texts."""
     width: int
-    """Numbers of an answer: logits, or those of a vector."""
+    """Numbers of an answer: its logits, or the dimensions of its vector."""
     engine: str
     """Name of the engine, a row of `foundation.core.engines`."""
     max_batch_size: int
@@ -70,7 +70,7 @@ class ModelSettings:
     """Batch sizes that the model compiles, ascending, 1 first."""
     mode: Literal["static", "dynamic", "packed"]
     properties: Mapping[str, str]
-    """Settings of the engine, the same as those of the evaluated one."""
+    """Settings of the engine, the same as in the evaluation."""
     warm_up: tuple[str, ...] = ()
     """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
     scheduling: Scheduling = Scheduling()

@@ -142,7 +142,7 @@ class TritonPythonModel:
             start += len(piece.rows)
 
     def _response(self, rows: list[Any], logits: Any) -> Any:
-        """Returns the response to a request, of its logits, or of those of its windows with the rows that they belong to."""
+        """Returns the response to a request, from its logits, or from the logits of its windows and the rows that they belong to."""
         if self.preprocessor.aggregate:
             logits = merged(logits, len(rows), self.preprocessor.aggregate)
         told = placed(self.preprocessor, rows)

@@ -175,7 +175,7 @@ def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> li
         return [str(error)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"{folder / MANIFEST}: damaged ({reason(error)})"]
-    lines = [f"{folder / MANIFEST}: its digest is not that of its list of files"] if damaged else []
+    lines = [f"{folder / MANIFEST}: its digest does not belong to its list of files"] if damaged else []
     found = artifact.files_below(folder)
     for name in (MANIFEST, LOG):
         found.pop(name, None)

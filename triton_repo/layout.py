@@ -77,7 +77,7 @@ class Served:
     tower: str | None = None
     """The rows that it answers, image or text, where a build is served as two models (`foundation.models.heads.towers`); None: all."""
     response: str | None = None
-    """Form of its answers, a name in `foundation.standalone.response.RESPONSES`; None: that of the build."""
+    """Form of its answers, a name in `foundation.standalone.response.RESPONSES`; None: as in the build."""
 
     @property
     def file(self) -> Path:

@@ -3,7 +3,7 @@
     live/
       routes.json                     what the front reads: for each model its version, the limits of its queue, and the time for an answer
       <model>/
-        config.pbtxt                  that of the repository, with the versions to load
+        config.pbtxt                  as in the repository, with the versions to load
         warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
           machine.json                where the version keeps its compiled networks (`triton_repo.blobs`)
 

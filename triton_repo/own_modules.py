@@ -24,7 +24,7 @@ def write_model(
     files: Iterable[tuple[Path, str]],
     rows: Mapping[str, bytes],
 ) -> Path:
-    """Writes the folder of a model; returns that of its version, for what else the model reads.
+    """Writes the folder of a model; returns the folder of its version, for what else the model reads.
 
     Args:
         out: The repository.

@@ -87,7 +87,7 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
 
 
 def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
-    """Returns the present configuration of a model and that of the new version, which fit each other.
+    """Returns the present configuration of a model and the configuration of the new version, which fit each other.
 
     Raises:
         InputError: There is no such model, or clients of the present version could not talk to the new one.
@@ -111,7 +111,7 @@ def differences(present: Any, new: Any) -> Iterator[str]:
 
     Args:
         present: Its `ModelConfig`.
-        new: That of the new version.
+        new: The configuration of the new version.
     """
     if present.model_transaction_policy.decoupled or new.model_transaction_policy.decoupled:
         yield "models that generate are not rolled over"

@@ -291,7 +291,7 @@ class TritonServer:
             return one.connect_ex(address) == 0
 
     def _below(self, name: str) -> list[psutil.Process]:
-        """Returns the processes below the watcher that have `name` in theirs: the server, or those of the Python models."""
+        """Returns the processes below the watcher that have `name` in their command: the server, or the processes of the Python models."""
         assert self._process is not None, "started"
         try:
             return [one for one in psutil.Process(self._process.pid).children(recursive=True) if name in one.name()]
@@ -388,7 +388,7 @@ def cause(status: int | None, log: str) -> str:
 
 
 def _runs_model(process: psutil.Process, model: str, version: str | None = None) -> bool:
-    """Whether a process is that of a Python model, and of this version of it; its command names the folder of the version."""
+    """Whether a process runs a Python model, and this version of it; its command names the folder of the version."""
     try:
         return any(f"/{model}/{'' if version is None else f'{version}/'}" in part for part in process.cmdline())
     except psutil.NoSuchProcess:

@@ -2,18 +2,18 @@
 
     exported engines -> model_repository/ -> real server -> every evaluation row over gRPC -> metrics, agreement with the engine, latency
 
-Language models stream: their answers to all prompts of the export are compared token by token, and timed beside those of the engine alone
+Language models stream: their answers to all prompts of the export are compared token by token, and timed next to the engine alone
 (`triton_repo.generation.check`).
 
 Each build is a model of the repository. `triton.json` says which of them was chosen to be served (`foundation.measure.fastest`); it runs in
 the engine and mode that were chosen, the others in the first engine that runs them.
 
-Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated engine
+Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match the evaluated engine's
 within the limits of `foundation.standalone.tolerance`; otherwise the stage fails. (In static mode the logits are bit-identical.) All
 figures are in triton.json, with the logits next to it.
 
 For a GPU target `triton_repo.gpu.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
-That of a divided model (`export.tensor_parallel`) is written by `triton_repo.divided`, for where its devices are.
+The repository of a divided model (`export.tensor_parallel`) is written by `triton_repo.divided`, for where its devices are.
 The repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
 """
 
@@ -181,7 +181,7 @@ class TritonRepo(Stage):
             InputError: No exported engine can be served, or the server environment is missing.
             ServerError: The server did not start.
             RequestError: A request failed.
-            ServedWrong: The predictions differ from those of the engine.
+            ServedWrong: The predictions differ from the engine's.
         """
         if self.vllm is not None and context.target.device == "cuda":
             results: dict[str, Any] = {
@@ -441,7 +441,7 @@ class TritonRepo(Stage):
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:
-    """Checks the labels of the server against its logits, and its logits against those of the engine.
+    """Checks the labels of the server against its logits, and its logits against the engine's.
 
     Args:
         model: The `Served` model.

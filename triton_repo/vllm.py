@@ -63,7 +63,7 @@ def write_vllm_repository(out: Path, packed: Path, config: Any, settings: Vllm, 
         config: Transformers config of the model, without the words of that format.
         settings: Arguments of the engine.
         name: Name of the model, which clients call.
-        max_batch_size: Most answers that run at once. Default: that of vLLM.
+        max_batch_size: Most answers that run at once. Default: vLLM's own.
 
     Raises:
         InputError: The name is not a valid Triton model name, or the settings do not fit the model.
@@ -187,7 +187,7 @@ a network that you do not trust.
         '{"text_input": "Once upon a time", "parameters": {"stream": false, "temperature": 0, "max_tokens": 40}}'
 
 `generate_stream` and gRPC stream the answer. Inputs: `text_input`, `stream`, `exclude_input_in_output`, and `sampling_parameters`, vLLM's
-as JSON. Outputs: `text_output`, and others on request. They are those of the vLLM backend, and not those of the repository for CPUs.
+as JSON. Outputs: `text_output`, and others on request. They belong to the vLLM backend, and differ from the repository for CPUs.
 
 `models/@NAME@/1/model.json` holds the arguments of vLLM's engine. Other keys of its `AsyncEngineArgs` may be added; an unknown one keeps
 the model from loading. The path in `model` is right where the folder `models` is mounted at `/models`.
@@ -201,5 +201,5 @@ the model from loading. The path in `model` is right where the folder `models` i
 Nothing of this: no command above, no line of compose.yaml, and not the model in vLLM. The machine that wrote this repository had no GPU, no
 container and no vLLM. What is known: config.pbtxt is written by Triton's own protobuf, the keys of model.json are among those that vLLM
 documents, and in the tests of this project Transformers reads weights of this format with the logits of the quantized checkpoint. Speed,
-memory and answers on a GPU are not known. Compare some answers with those of `compress generate` before you trust it.
+memory and answers on a GPU are not known. Compare some answers with `compress generate` before you trust it.
 """

@@ -36,7 +36,7 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
 
     Args:
         folder: A finished run.
-        live: Also check the served models: those of Triton, started on the model repository, or those of `url`.
+        live: Also check the served models: in Triton, started on the model repository, or at `url`.
         url: A running server, host:port, or grpc://host:port, or http://host:port.
         report: A `report.json` of this run that was kept elsewhere.
         log: Prints one line for each check.
@@ -159,7 +159,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
-    """Checks a server that somebody else runs: its models are those of the run, with their tensors, and answer the golden rows."""
+    """Checks a server that somebody else runs: it has the models of the run, with their tensors, and answers the golden rows."""
     from triton_repo.deployment import models_in, repository_of
     from triton_repo.load.connection import address_of
     from triton_repo.probe import Probe, prepared_of

@@ -1,9 +1,9 @@
 """What a training step holds beside weights and optimizer, counted by running it on tensors without memory (`compress.devices.alive`).
 
-Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are those of a training; blocks are
+Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are as in a training; blocks are
 computed again where activation checkpointing asks for it, layers that learn in int8 and adapters are in their places, and the logits of a
-teacher lie beside those of the model. Devices that share layers or tokens send nothing here: what would come from the others is as large
-as the own. Not counted: losses that compare more than logits.
+teacher lie next to the activations of the model. Devices that share layers or tokens send nothing here: what would come from the others is
+as large as the own. Not counted: losses that compare more than logits.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def without_memory(
     empty_caches()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            # peft moves its adapters, which tensors without memory do not allow, but those of the meta device do
+            # peft moves its adapters, which tensors without memory do not allow, but tensors of the meta device do
             with nullcontext() if lora is None else on_meta_device(), uninitialized(), quiet():
                 model: Any = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()

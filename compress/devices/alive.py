@@ -1,6 +1,6 @@
 """Bytes that are alive while a model without memory trains: every tensor from the operation that makes it until the last reference is gone.
 
-The pass runs in torch's FakeTensorMode, so that its operations, casts and results are those of a training, and what they make is counted as
+The pass runs in torch's FakeTensorMode, so that its operations, casts and results are as in a training, and what they make is counted as
 the allocator of a device would: what autograd keeps, what a function holds for a moment, and what a loss makes of the logits. Weights,
 inputs and complete gradients are counted apart.
 """

@@ -9,7 +9,7 @@ of a mixture each (e = t where they are divided with the matrices), and have the
     cache    = sum over layers of 2 heads_kv' d * bytes * tokens      heads_kv' = max(1, heads_kv / t); tokens of a device's answers at once
     work     = 2 bytes * tokens of a batch * (4 hidden + 2 intermediate / t), and in the last stage 4 bytes a logit of a language model
 
-Stages are those of vLLM (`get_pp_indices`): as many layers each; those left over go to stages from the last but one on backwards. Where
+Stages are as in vLLM (`get_pp_indices`): as many layers each; layers left over go to stages from the last but one on backwards. Where
 head and words are one table, both ends have it. The device that takes most counts, and all of it has to fit into 0.9 of the memory. Scales
 are 4 bytes for each output of int8, 2 bytes for each group of 128 weights of int4.
 
@@ -228,7 +228,7 @@ def stage_bytes(weights: Weights, span: range, precision: Precision, division: D
 
 
 def packed_bytes(blocks: Block, precision: Precision) -> tuple[float, float]:
-    """Returns the bytes of matrices, and those of experts, in a precision, with their scales."""
+    """Returns the bytes of matrices, and the bytes of experts, in a precision, with their scales."""
 
     def packed(many: int, rows: int) -> float:
         scales = {"fp16": 0.0, "int8": 4.0 * rows, "int4": 2.0 * many / GROUP}[precision]
@@ -238,7 +238,8 @@ def packed_bytes(blocks: Block, precision: Precision) -> tuple[float, float]:
 
 
 def floor_ms(model: Model, weights: Weights, division: Division, given: Devices) -> float | None:
-    """Returns the least time in ms of a token, or of a batch of one row: that of reading the weights; None without a bandwidth."""
+    """Returns the least time in ms of a token, or of a batch of one row, which is the time to read the weights; None without a
+    bandwidth."""
     if given.bandwidth is None:
         return None
     return 1e3 * bytes_read(model, weights, division) / given.bandwidth

@@ -2,7 +2,7 @@
 
     weights      4 bytes each, the model's and a teacher's; twice the model's where the best ones are kept and the model is divided. Of a
                  whole model the best weights lie in the memory of the host.
-    gradients    4 bytes for each trained weight: all of them, or those of adapters (`lora`) and of the head
+    gradients    4 bytes for each trained weight: all weights, or the weights of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
                  column of a matrix
     activations  the most that a step on the rows of a device holds beside these: what autograd keeps, what the loss makes of the logits
@@ -155,14 +155,14 @@ class Sizes(NamedTuple):
 
     own: int
     units: tuple[int, ...]
-    """Those of each block and end of the model."""
+    """Parameters of each block and end of the model."""
     trained: int
     widest: int
-    """Those of the block or end of which most are trained."""
+    """Parameters of the block or end of which most are trained."""
     moments: int
     """Bytes that the optimizer keeps."""
     taught: int
-    """Those of a teacher."""
+    """Parameters of a teacher."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ With amounts a_j, the seconds p_j that one of each should take on this machine, 
     w_j = 0.3 mean_i m_ij^2 + 0.05 mean_i (sum_j m_ij)^2
 
 so that a part with a small share in all lines keeps what the calibration says of it: a stage of 0.1 s tells little of one that takes hours.
-Lines of like size count, the latest first. Those of a busy machine count only where there are no others, with their seconds
+Lines of like size count, the latest first. Lines of a busy machine count only where there are no others, with their seconds
 divided by how much it was slowed down.
 
     range = prediction times and over exp(1.3 s),   s^2 = (2 ln(1.8)^2 + sum_i ln(y_i / prediction_i)^2) / (2 + number of lines)

@@ -1,6 +1,6 @@
 """Lengths of sounds: seconds of the recipe become samples, which is what every later length of a waveform counts.
 
-Those of texts beside images: towers read few tokens, so that the usual lengths are cut to theirs.
+Towers read few tokens of the texts that belong to images, so that the usual lengths are cut to theirs.
 
 What `goals.max_latency_ms` limits has to be measured: its batch sizes and lengths join the shapes of the target.
 """

@@ -7,7 +7,8 @@
     latency    libraries + all engine processes, which are alive together
     served     libraries + the server + one process for each model
 
-    activations of a row      4 * tokens * layers * (7 hidden + 2.5 intermediate), what autograd keeps; without gradients those of one layer
+    activations of a row      4 * tokens * layers * (7 hidden + 2.5 intermediate), what autograd keeps; without gradients the activations of
+                              one layer
     tokens of a row           multiply-accumulates of a row / weights of the blocks
 
 `compress.devices` counts activations exactly, by a training without memory that takes seconds; `plan --devices` shows those. Factors are
@@ -32,9 +33,9 @@ FLOAT = 4
 LIBRARIES = 700_000_000
 """Resident bytes of a process that has loaded torch, Transformers and the stages."""
 ENGINE = 250_000_000
-"""Those of an engine process without its weights."""
+"""Bytes of an engine process without its weights."""
 SERVER = 400_000_000
-"""Those of the server and a model process without its weights."""
+"""Bytes of the server and a model process without its weights."""
 MOMENTS = {"adamw": 2.0, "adamw8bit": 0.5, "adafactor": 0.1, "lamb": 2.0}
 """Numbers of the optimizer for each weight."""
 
@@ -45,7 +46,7 @@ def memory_of(step: Stage, size: Counts, before: Counts, config: Any, engines: i
     Args:
         step: The step.
         size: Parameters and multiply-accumulates of its model.
-        before: Those of its input model, and of a teacher.
+        before: Bytes of its input model, and of a teacher.
         config: Transformers config of its model.
         engines: Engines that are timed at one time.
         context: The context of the run.

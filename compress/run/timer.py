@@ -187,6 +187,6 @@ class Timer:
 
 
 def _joined(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the times of all checkpoints at one shape, from those of each group, which the first checkpoint leads."""
+    """Returns the times of all checkpoints at one shape, from the times of each group, which the first checkpoint leads."""
     first = median(times[0] for times in groups)
     return [first, *(first * time / times[0] for times in groups for time in times[1:])]

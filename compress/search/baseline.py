@@ -74,10 +74,11 @@ def baseline(setup: Setup) -> Baseline:
 
 
 def float_times(rows: Iterable[Mapping[str, Any]], variant: str) -> dict[tuple[str, Shape], float]:
-    """Returns the median latency of a variant in fp32 by engine, other than torch, and shape: that of the first row, the recommended mode.
+    """Returns the median latency of a variant in fp32 by engine, other than torch, and shape: the median of the first row, the recommended
+    mode.
 
     Args:
-        rows: Those of latency.json, or of a variant in a report with the name of the variant.
+        rows: The rows of latency.json, or of a variant in a report with the name of the variant.
         variant: Its id.
     """
     found: dict[tuple[str, Shape], float] = {}

@@ -32,7 +32,7 @@ def front_of(points: Mapping[int, Losses]) -> list[int]:
 
 
 def layers_of(points: Mapping[int, Losses]) -> list[list[int]]:
-    """Returns the fronts of a set of points one after the other: the front, that of the rest, and so on (Deb et al. 2002)."""
+    """Returns the fronts of a set of points one after the other: the front, the front of the rest, and so on (Deb et al. 2002)."""
     rest, layers = dict(points), []
     while rest:
         layers.append(front_of(rest))
@@ -67,7 +67,7 @@ def recommended(points: Mapping[int, Losses], objectives: Sequence[str], goals: 
     Args:
         points: The losses of the points, which all meet the goals.
         objectives: Names of the losses.
-        goals: Those of the recipe.
+        goals: The goals of the recipe.
     """
     if not points:
         return None

@@ -98,7 +98,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("candidates[].rungs.size.parameters", "integer", "Predicted parameters of the last model."),
         ("candidates[].rungs.size.weight_bytes", "integer", "Predicted bytes of its weights."),
         ("candidates[].rungs.size.predicted_seconds", "number", "Predicted seconds of its whole run; null where they cannot be."),
-        ("candidates[].rungs.latency.relative", "number", "Geometric mean over the shapes of its time / that of the baseline's shape."),
+        ("candidates[].rungs.latency.relative", "number", "Geometric mean over the shapes of its time / time of the baseline there."),
         ("candidates[].rungs.latency.shapes[].batch", "integer", "Batch of a shape of the target."),
         ("candidates[].rungs.latency.shapes[].sequence", "integer", "Tokens of the shape; null for images."),
         ("candidates[].rungs.latency.shapes[].engine", "text", "The engine with the least time."),

@@ -2,7 +2,7 @@
 
 `front/NAME.yaml` is the recipe, `front/NAME/` its run: the checkpoints come from the store, engines are built and judged anew, on the
 evaluation rows that no candidate has seen, and served where the recipe serves. That is the only time that evaluation rows are used. The
-engines and their times are those of this run, too.
+engines and their times come from this run, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Front:
     candidates: tuple[Candidate, ...]
     """By rising loss of the first objective."""
     meets: bool
-    """Whether they meet the goals on selection rows; where no candidate does, the front is that of all that have finished."""
+    """Whether they meet the goals on selection rows; where no candidate does, the front is made of all that have finished."""
     chosen: Candidate | None
     """The recommended one."""
 

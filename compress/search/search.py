@@ -119,7 +119,7 @@ def open_folder(setup: Setup) -> None:
 
 
 def differences_from_folder(setup: Setup) -> list[str]:
-    """Returns the key paths in which a recipe differs from that of its search folder, other than those that may.
+    """Returns the key paths in which a recipe differs from the recipe of its search folder, other than the paths that may.
 
     Raises:
         InputError: The folder has no readable recipe.

@@ -76,7 +76,7 @@ class Setup:
 
     @cached_property
     def judged(self) -> Judged:
-        """The metric that is judged: the primary one, or that of `goals.metric`."""
+        """The metric that is judged: `goals.metric`, else the primary one."""
         return judged_of(self.recipe.model.task, self.recipe.goals.metric, self.data.labels)
 
     @property

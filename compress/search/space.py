@@ -205,7 +205,7 @@ def recipe_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | No
     Args:
         base: The recipe as plain data (`compress.recipe.written`).
         values: The value of each knob.
-        name: Its name; absent: that of the base.
+        name: Its name; absent: the name of the base.
 
     Raises:
         InputError: A stage refuses a value, or values do not go together.

@@ -370,7 +370,7 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
     config.ignore_eos = speculation is not None or (decoding.ignore_end and not decoding.stop_tokens)
     if speculation is None:  # else `Ending` looks for them: GenAI passes over those within proposed tokens
         config.stop_token_ids = set(_own_ends(decoding, of_model))
-    # without an end token GenAI takes that of the tokenizer, and fails where it has none
+    # without an end token GenAI takes the tokenizer's, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if decoding.ignore_end or of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = decoding.repetition_penalty
     config.do_sample = decoding.samples

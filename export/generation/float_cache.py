@@ -60,7 +60,7 @@ class FloatCache:
             entry: Its entry of export.json, evaluated.
             tokens: Its greedy answers to the same prompts, int32 [n, T].
             root: Folder of export.json.
-            context: That of the stage.
+            context: The context of the stage.
 
         Returns:
             The entry, with `metrics`, `predictions` and `tokens` as `float_cache` of its `generation`.

@@ -33,7 +33,7 @@ def with_proposals(builds: Sequence[Entry], settings: Generation, context: Conte
     Args:
         builds: Entries of export.json.
         settings: What proposes.
-        context: That of the stage.
+        context: The context of the stage.
         root: Folder of export.json.
 
     Returns:

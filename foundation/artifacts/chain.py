@@ -92,11 +92,11 @@ def checked(document: Any) -> dict[str, Any]:
 
     Raises:
         KeyError, TypeError: An entry is missing or of the wrong type.
-        ValueError: The anchor is not that of the entries.
+        ValueError: The anchor belongs to other entries.
     """
     found = anchored([{"path": str(e["path"]), "sha256": e["sha256"]} for e in document["files"]], document["model_repository"])
     if found["anchor"] != document["anchor"]:
-        raise ValueError("its anchor is not that of its entries")
+        raise ValueError("its anchor belongs to other entries")
     return found
 
 

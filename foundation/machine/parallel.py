@@ -9,7 +9,7 @@ others take part in the stages that train in parallel and wait during all other 
     rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
               number of rows of the whole batch. Losses that compare rows gather them (`foundation.training.gathered`)
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
-    dropout   on CPUs, where rows are all that is shared, that of a single process (`foundation.training.row_draws`); else independent in
+    dropout   on CPUs, where rows are all that is shared, as in a single process (`foundation.training.row_draws`); else independent in
               every process, seeded by (seed, rank)
 
     ddp    Every process holds the model and the optimizer; gradients are summed while backward runs (`DistributedDataParallel` around the
@@ -373,7 +373,7 @@ def _mesh(world: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceM
 
 
 def copy_from(tensor: Tensor, source: int = 0, group: Any = None) -> None:
-    """Overwrites a contiguous tensor with that of one process, in all processes of a group, which all must call it.
+    """Overwrites a contiguous tensor with the tensor of one process, in all processes of a group, which all must call it.
 
     Args:
         tensor: A tensor of the same shape and dtype in each of them.

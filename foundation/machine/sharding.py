@@ -67,7 +67,7 @@ def unshard(model: nn.Module, plain: nn.Module, whole: Callable[[str, Tensor], T
     """Turns a sharded model back into a plain one with the current weights, in place and in every process.
 
     Args:
-        model: Result of `shard`. The object stays the same; its modules become those of `plain`.
+        model: Result of `shard`. The object stays the same; its modules become the modules of `plain`.
         plain: The `skeleton` of the model, taken before sharding.
         whole: Returns the whole tensor of a name in the model; default: `full`.
     """

@@ -123,7 +123,7 @@ def fastest(measured: Measured, goals: Goals, judged: Judged) -> list[Ranked]:
 
     Args:
         measured: The artifacts.
-        goals: Those of the recipe.
+        goals: The goals of the recipe.
         judged: The metric that is judged.
     """
     builds, latency = read_json(measured.exported / EXPORTED)["builds"], read_json(measured.latency / LATENCY)
@@ -184,7 +184,7 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
 
     Args:
         found: The candidates.
-        goals: Those of the recipe.
+        goals: The goals of the recipe.
         scale: The baseline.
     """
     found = list(found)
@@ -267,7 +267,7 @@ def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, str
 
     Args:
         candidate: A configuration.
-        goals: Those of the recipe.
+        goals: The goals of the recipe.
         cells: What `limited` returns of all candidates; None: of this one alone.
     """
     rows, cells = candidate.rows, limited([candidate], goals) if cells is None else cells

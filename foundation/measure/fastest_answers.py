@@ -35,7 +35,7 @@ def engines_that_answer(
         exported: Folder of export.json.
         latency: Folder of generation.json; None where nothing was timed.
         target: Its engines are in order of preference; `serve: first` keeps it.
-        goals: Those of the recipe.
+        goals: The goals of the recipe.
         scale: Name of the primary metric, and its value for the baseline in torch; None where it is not known.
         proposed: Whether tokens are proposed to what is served: engines that take none then come last.
     """

@@ -192,7 +192,8 @@ def scores(length_penalty: float, max_tokens: int) -> Callable[[np.float32, int]
 
 
 def penalized(logits_V: Logits, read: Sequence[int], tokens: Sequence[int], rules: Rules) -> Logits:
-    """Returns logits after the penalties of repetition; that of Keskar et al. also counts what was read before, as in Transformers."""
+    """Returns logits after the penalties of repetition; the penalty of Keskar et al. also counts what was read before, as in
+    Transformers."""
     if rules.repetition_penalty == 1 and rules.presence_penalty == 0 and rules.frequency_penalty == 0:
         return logits_V
     scores_V = np.array(logits_V, np.float32)

@@ -1,6 +1,6 @@
 """Runs an encoder-decoder from two OpenVINO graphs, for groups of sources at a time. Needs numpy and openvino; it is copied to servers.
 
-The graphs are those of `export.generation.encoder_decoder_graphs`. A group is encoded once and then decoded token by token; all of its
+The graphs come from `export.generation.encoder_decoder_graphs`. A group is encoded once and then decoded token by token; all of its
 texts have equally many tokens. Texts that are done leave it, and a text may go on in several ways (`decoding_rules`).
 """
 

@@ -6,12 +6,12 @@ cut each word by itself. So the tokens of a text that is cut before a space, bet
     tokens(head + " " + rest) = tokens(head) + tokens(" " + rest)       head ends with a letter or digit, rest begins with one
 
 The head is taken long enough to fill `max_length`. Of a pair each text is shortened so, and the one with more tokens keeps more tokens:
-"longest first" then cuts both as it would the whole pair. The ids are exactly those of the whole text;
+"longest first" then cuts both as it would the whole pair. The ids are exactly the ids of the whole text;
 `tests/foundation/standalone/test_long_text.py` holds them against it. Tokenizers also keep what they cut off, of pairs every part beside
 every other: their time grows with the product.
 
-This is known of the parts in `LOCAL` and `SPLITS`, which those of BERT, RoBERTa, XLM-R, ALBERT, DeBERTa, T5 and ModernBERT are made of. A
-text that cannot be shortened, because it has no such place or the tokenizer other parts, is refused above `most` characters.
+This is known of the parts in `LOCAL` and `SPLITS`: the tokenizers of BERT, RoBERTa, XLM-R, ALBERT, DeBERTa, T5 and ModernBERT have no
+others. A text that cannot be shortened, because it has no such place or the tokenizer other parts, is refused above `most` characters.
 
 Served models call it; it is copied next to them, and needs tokenizers alone.
 """

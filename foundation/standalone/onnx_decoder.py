@@ -7,7 +7,7 @@
     logits       float32 [k, V]
     past_key_values.<layer>.key, .value    float32 [b, heads, room, head size], written in place as present.<layer>.key, .value
 
-The graph is that of `export.generation.fused_graph`. Keys and values of all texts stand in one buffer for each layer, a row for each text,
+The graph comes from `export.generation.fused_graph`. Keys and values of all texts stand in one buffer for each layer, a row for each text,
 with room for more tokens than there are: a step writes behind the last token of each row, and nothing is copied. Texts of other lengths
 take a step together, so that they come and go as they like (continuous batching). Short prompts are read together, a long one in parts.
 """

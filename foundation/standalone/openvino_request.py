@@ -33,7 +33,7 @@ def compiled(core: Any, network: Any, shape: Sequence[int], properties: Mapping[
     Args:
         core: OpenVINO.
         network: The network.
-        shape: The leading axes of all inputs, with that of the batch; () compiles it for any shape.
+        shape: The leading axes of all inputs, the batch included; () compiles it for any shape.
         properties: Settings.
     """
     if shape:

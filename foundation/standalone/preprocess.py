@@ -116,9 +116,9 @@ class Preprocessor:
     stride: int = 0
     """Tokens of a context, or of a text, that two windows share, where it is longer than the model reads."""
     aggregate: str = ""
-    """What the logits of a text are of those of its windows, mean or max; empty where longer texts are truncated."""
+    """How the logits of windows are pooled: mean or max; empty where longer texts are truncated."""
     null_threshold: float | None = None
-    """Above which lead of the score of no answer, over that of the best answer, there is none; None: there always is one."""
+    """No-answer threshold: there is no answer where the null score exceeds the best span score by more. None: there always is one."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for other rows."""
     sound: Mapping[str, Any] | None = None

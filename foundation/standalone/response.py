@@ -17,7 +17,7 @@ they have to be. It therefore needs only numpy (1 or 2).
              LOGITS FP32 [L, 2]   of the tokens of all windows of the context, one window behind the other
 
     transcript TRANSCRIPT STRING [1]  the text that is spoken
-             LOGITS FP32 [F, V]   of all frames, those of padding included
+             LOGITS FP32 [F, V]   of all frames, padding included
 
 A transcript is read greedily, as the CTC tokenizer of Transformers does: of each frame the most likely token, of tokens that repeat one,
 none for the blank, and a space for the end of a word.
@@ -30,9 +30,9 @@ text is empty and start and end are 0. The probability is the softmax over the 2
 Entities are put together from tags by one rule, for the metric (`foundation.core.forms.tags`) as for the server (`spans_of`): the rule of
 conlleval, which reads IO, BIO, BIOES and BILOU. Whose tags they are is one of the strategies that the pipeline of Transformers has:
 
-    first    of words, whose tag is that of their first token, as in training and in the metric; the default
-    average  of words, whose scores are the means of those of their tokens
-    max      of words, whose tag is that of their token with the highest score
+    first    of words, which take the tag of their first token, as in training and in the metric; the default
+    average  of words, whose scores are the means over their tokens
+    max      of words, which take the tag of their token with the highest score
     simple   of tokens
     none     a list of all tokens that are not O, each with its whole tag
 
@@ -60,7 +60,7 @@ STRING, FP32 = "STRING", "FP32"
 
 
 SCORE_DIFFERENCE = 1e-5
-"""How far a score may be from that of its logits: the server has another numpy."""
+"""How far a served score may be from the score computed here from its logits: the server has another numpy."""
 
 
 Placed = tuple[str, tuple[tuple[int, int, int], ...]]
@@ -406,7 +406,7 @@ def answer(logits: Array, asked: Any) -> dict[str, Any]:
 
 
 def _score_of_word(scores: Array, strategy: str) -> Array:
-    """Returns the scores of the tags of a word, float64 `[C]`, of those of its tokens `[k, C]`."""
+    """Returns the scores of the tags of a word, float64 `[C]`, from the scores of its tokens `[k, C]`."""
     if strategy == "average":
         return np.asarray(scores.mean(axis=0))
     return np.asarray(scores[scores.max(axis=1).argmax()] if strategy == "max" else scores[0])

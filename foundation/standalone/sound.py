@@ -122,7 +122,7 @@ def _to_the_end(file: Any) -> NDArray[np.float32]:
 
 
 def _measured(data: bytes) -> tuple[bytes, bool]:
-    """Returns a file whose sizes are those of its bytes, and whether it is a WAV file that is shorter than it says.
+    """Returns a file whose header states its true sizes, and whether it is a WAV file that is shorter than it says.
 
     libsndfile reads what there is and says nothing; of a size of 0 it reads nothing.
     """
@@ -377,8 +377,8 @@ class Sounds:
         return {bucket: np.flatnonzero(fitting == bucket).tolist() for bucket in self.buckets if (fitting == bucket).any()}
 
     def frames(self, rows: Sequence[bytes]) -> list[int]:
-        """Returns the frames of each encoded file that count: those of the sound, or of its bucket where a model cannot be told what is
-        padding, and was trained with it."""
+        """Returns the frames of each encoded file that count: the frames of the sound, or of its bucket where a model cannot be told what
+        is padding, and was trained with it."""
         lengths = [self.steps.samples(row, self.max_length) for row in rows]
         if len(self.input_names) == 1:
             lengths = [next(bucket for bucket in self.buckets if bucket >= length) for length in lengths]

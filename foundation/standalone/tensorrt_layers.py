@@ -20,7 +20,7 @@ from typing import Any
 FLOATS = {"float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 POINTWISE = "kgen"
 FUSED = "mha"
-"""Part of the names of layers that run an attention as a whole, such as `_gemm_mha_v2_myl0_7`; their kind is that of pointwise ones."""
+"""Part of the names of layers that run an attention as a whole, such as `_gemm_mha_v2_myl0_7`; TensorRT calls their kind pointwise."""
 ATTENTION = "/attention"
 """How names of attention nodes begin behind the module; their products would be `/qk` and `/pv`."""
 _LISTED = re.compile(
@@ -34,7 +34,7 @@ _DATATYPE = re.compile(r"Datatype: (\w+)")
 UNTOLD = "n/a"
 """How what an inspector says of a tensor begins where its type depends on shapes that are not bound."""
 _MULTIPLIED = re.compile(r"_(i8|f16|bf16|tf32|f32)(?:i32|f32|f16)_(?:i8|i32|f16|bf16|f32)_")
-"""In the name of a kernel: the type of the factors and of their sum, behind the types of its tensors and before that of its scales."""
+"""In the name of a kernel: the type of the factors and of their sum, behind the types of its tensors and before the type of its scales."""
 _WORDS = (("imma", "int8"), ("int8", "int8"), ("bf16", "bf16"), ("hmma", "fp16"), ("h16816", "fp16"), ("h1688", "fp16"), ("sgemm", "fp32"))
 """Parts of the names of other kernels, and what they multiply."""
 _KERNEL_TYPES = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "tf32": "tf32", "f32": "fp32"}
@@ -74,7 +74,7 @@ def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, 
     """Returns the precision of each GEMM node of the ONNX graph, judged by the operands of the layers it was compiled into.
 
     A GEMM counts as int8 if in every such layer one input and a second operand (weights or another input) are int8. Otherwise it has the
-    type of the layer's first float input. Where a layer does not tell the types of its inputs, or that of its weights beside int8, it has
+    type of the layer's first float input. Where a layer does not tell the types of its inputs, or the type of weights next to int8, it has
     what the name of its kernel says.
     Nodes that no layer names, or whose layers tell neither, are absent from the result.
     """
@@ -90,7 +90,7 @@ def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, 
 
 
 def with_products(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Returns the layers with the names of both products, `/qk` and `/pv`, in place of that of an attention node."""
+    """Returns the layers with the names of both products, `/qk` and `/pv`, in place of the name of an attention node."""
     return tuple(replace(layer, nodes=tuple(name for node in layer.nodes for name in _products(node))) for layer in layers)
 
 
@@ -98,7 +98,7 @@ def fused_attentions(layers: Sequence[Layer], products: Sequence[str]) -> int:
     """Returns how many attentions run as one layer.
 
     Args:
-        layers: Those of an engine, attention nodes replaced (`with_products`).
+        layers: The layers of an engine, attention nodes replaced (`with_products`).
         products: Names of the nodes `/pv`, one for each attention of the graph.
     """
     whole = {node for layer in layers if FUSED in layer.name for node in layer.nodes}

@@ -14,7 +14,7 @@ repository.
 
 - Attention that is one node of the graph (operator Attention) has to run as one kernel: a build for a GPU without such a kernel fails.
   `gate` says which of them fail it.
-- The inspector is asked with the shapes of a profile bound: without them that of TensorRT 10 answers "N/A due to dynamic shapes".
+- The inspector is asked with the shapes of a profile bound: without them the inspector of TensorRT 10 answers "N/A due to dynamic shapes".
 
 - `Plan` runs a batch kernel by kernel, or as a CUDA graph, which is recorded for one profile and shape: at batch 1 the host needs longer to
   launch the kernels than the GPU to run them. What is recorded is valid until the execution context is given another shape.
@@ -50,7 +50,7 @@ class PlanError(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the builder is told besides the graph; the defaults are those of the library."""
+    """Settings of the builder; their defaults are the library's."""
 
     workspace_bytes: int | None = None
     """Most GPU memory that a kernel may use while it runs, in bytes; None: all there is."""

@@ -78,7 +78,7 @@ class Paired:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Where the logits of one window stand, among those of all windows of a context one behind the other."""
+    """Where the logits of one window stand, when all windows of a context are put one after the other."""
 
     begin: int
     """Place of its first token, whose logits say that there is no answer."""
@@ -96,7 +96,7 @@ class Asked:
 
     context: str
     threshold: float | None
-    """How much the score of no answer has to be above that of the best answer for there to be none; None: there always is one."""
+    """No-answer threshold: there is no answer where the null score exceeds the best span score by more. None: there always is one."""
     rows: tuple[Window, ...]
     windows: tuple[Read, ...]
 
@@ -158,7 +158,7 @@ def parted(found: Sequence[Asked], rows: Sequence[Window], logits: NDArray[np.fl
 
 
 def merged(found: Iterable[tuple[Sequence[int], NDArray[np.float32]]], count: int, aggregate: str) -> NDArray[np.float32]:
-    """Returns the logits of texts, float32 `[count, C]`, of those of their windows.
+    """Pools the logits of windows into the logits of texts, float32 `[count, C]`.
 
     Args:
         found: For some windows the indices of their texts, and their logits float32 `[b, C]`; each text has one or more.

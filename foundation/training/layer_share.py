@@ -109,7 +109,7 @@ class SharesItself(Protocol):
         """Returns the axis of outputs, and the axis of inputs, of the tensors that have one, by name."""
 
     def share(self, share: LayerShare) -> None:
-        """Cuts the tensors of the layer to those of one process, in place."""
+        """Cuts the tensors of the layer to the shard of one process, in place."""
 
 
 def shared_axes(layer: nn.Module) -> tuple[Mapping[str, int], Mapping[str, int]]:

@@ -151,7 +151,7 @@ class Timing:
 
 
 def target_shape(context: Context, latency: LatencyTarget | None, key: str) -> Shape:
-    """Returns the input shape to measure, (batch size, tokens per row): that of `latency_ms`, else the largest of the recipe's target.
+    """Returns the input shape to measure, (batch size, tokens per row): the shape of `latency_ms`, else the largest of the recipe's target.
 
     Raises:
         InputError: The target does not have that shape.

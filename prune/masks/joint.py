@@ -3,7 +3,8 @@
 Each unit is multiplied by a hard concrete gate z (`prune.masks.hard_concrete`):
 
     head group h of block i   z_h,i        neuron n of block i   z_n,i        block i   z_layer,i        channel c   z_c
-    C(z) = cost of the blocks at their expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
+    C(z) = cost of the blocks at their expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) the cost of the incoming
+    model
     t(step) = t min(1, step / (warmup steps)),   t: target sparsity,   s = 1 - C(z) / C(1)
     min L over weights and masks, subject to s = t(step)
 
@@ -58,7 +59,7 @@ class Scaled(nn.Module):
 
     Args:
         value: Initial value, float32 `[n]`.
-        ratio: Learning rate of the vector divided by that of the weights.
+        ratio: Learning rate of the vector divided by the learning rate of the weights.
     """
 
     def __init__(self, value: Tensor, ratio: float) -> None:
@@ -100,7 +101,7 @@ class Joint(nn.Module):
         incoming: The incoming model, which shares refer to.
         sparsity: Share of its cost to remove; lowered to what gates can reach, since their probabilities never become exactly 0.
         limits: What may be masked; at least one unit must be free.
-        ratio: Learning rate of the masks divided by that of the weights.
+        ratio: Learning rate of the masks divided by the learning rate of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
         shared: What all processes that learn the gates have in common.
     """

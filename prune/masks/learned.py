@@ -5,8 +5,8 @@
     3. fold the gates into the weights (`prune.masks.masks`) and pass the scores to selection
 
 The loop saves gates and the multiplier of the constraint with the weights: a killed training resumes bit for bit. Several processes learn
-the same gates, under each plan that divides rows, weights or layers among them: gradients of gates are summed as those of weights are.
-Processes that share each layer (`parallel.tensor`) gate the heads and neurons that they have:
+the same gates, under each plan that divides rows, weights or layers among them: gradients of gates are summed like the gradients of
+weights. Processes that share each layer (`parallel.tensor`) gate the heads and neurons that they have:
 
     heads and neurons   the reader of process p has the inputs [p n / P, (p + 1) n / P): so many of the gates, whose gradients add up to
                         those of all (`LayerShare.read`)
@@ -59,7 +59,7 @@ def check_learned(team: Team, key: str) -> None:
 
 
 def own_part(team: Team) -> Callable[[Tensor], Tensor]:
-    """Returns what makes, of the gates of all heads or neurons of a block `[n]`, those of this process `[n / P]`; see above."""
+    """Returns a function that takes the gates of all heads or neurons of a block `[n]` and returns this process's share `[n / P]`."""
     if team.tensor == 1:
         return lambda gates_n: gates_n
     share = LayerShare(team.mesh()["tensor"], columns=False)

@@ -46,7 +46,7 @@ def masked(
         structure: Its structure.
         gates: Gates by site: (block, "heads") and (block, "cross"), one per head group; (block, "ffn"); (block, "layer"), `[1]`; "hidden".
             Others count as 1.
-        own: Of the gates of a component, `[n]`, returns those of the heads or neurons that this process has when it runs the model.
+        own: Takes the gates of a component, `[n]`; returns the gates of the heads or neurons that this process has in a pass.
     """
     hooks = HookPoints.of(model, structure)
     handles: list[tuple[str, RemovableHandle]] = []

@@ -36,7 +36,7 @@ class StructuredMovement(nn.Module):
         incoming: The incoming model, which shares refer to.
         sparsity: Share of its cost to remove.
         limits: What may be pruned: heads and FFN neurons.
-        ratio: Learning rate of the scores divided by that of the weights.
+        ratio: Learning rate of the scores divided by the learning rate of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
         key: Key path of the stage, for messages.
     """

@@ -4,8 +4,8 @@
     F_oi = 1/B sum over positions t of E[(dL/dy_to)^2] x_ti^2  ~  g_o^2 a_i^2
     g_o^2 = 1/B sum over t of E[(dL/dy_to)^2]             a_i^2 = mean over t of x_ti^2          B: calibration rows
 
-for y = x W^T. The factors are the diagonals of those of K-FAC (Martens and Grosse 2015, https://arxiv.org/abs/1503.05671, section 3). To
-prune by this change of the loss is LeCun et al. 1989; for Transformers Kurtic et al. 2022, https://arxiv.org/abs/2203.07259. The answers
+for y = x W^T. The factors are the diagonals of the factors of K-FAC (Martens and Grosse 2015, https://arxiv.org/abs/1503.05671, section 3).
+To prune by this change of the loss is LeCun et al. 1989; for Transformers Kurtic et al. 2022, https://arxiv.org/abs/2203.07259. The answers
 are drawn from the model itself, so that the gradient does not vanish where the model fits its labels:
 
     dL/dz = softmax(z / T) - onehot(c),  c ~ softmax(z / T)    classes, and each predicted token of a language model

@@ -23,10 +23,10 @@ if only the penalty moved them; it is found anew at every step, and so rises whi
 
 Afterwards the smallest groups are zeroed:
 
-    layer      those of each layer with the smallest root mean squares, until the target sparsity is reached in every layer
+    layer      the groups of each layer with the smallest root mean squares, until the target sparsity is reached in every layer
     balanced   the same share of rows, or columns, in every block, as nearly as possible, but never all of them
-    model      those of all layers together, until the target sparsity is reached over the model: the sparsity of a layer follows from its
-               groups; no layer loses all of them
+    model      the same over all layers together, until the target sparsity is reached over the model: the sparsity of a layer follows from
+               its groups; no layer loses all of them
 
 The quantile of lambda is taken over a layer, or with `model` over all layers. The root mean square does not favour the smaller groups at
 the edges. Surgery can remove a row or column that is zero in all of its blocks; nothing is done to avoid such rows. Not supported: a

@@ -13,7 +13,7 @@ The output error over all calibration rows is a function of H (`moments`), so ev
 divided by the mean of diag H and by the mean square of an output's scales, so that lambda has the same effect in every layer. An output
 whose error ends up larger than with rounding to nearest keeps the nearest codes (`rounding.better_rows`). A weight of 0 stays 0.
 
-The inputs are those of the network rounded so far (`rounding`), and so is the target W x^; the paper's asymmetric form takes W x of the
+The inputs come from the network rounded so far (`rounding`), and so does the target W x^; the paper's asymmetric form takes W x of the
 float network as target (section 3.3). Not supported: that form, and the activation function inside the loss (same section).
 
 Tensor names carry their shapes: I inputs, O outputs.

@@ -148,7 +148,8 @@ def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, B
 def better_rows(
     weight_OI: Tensor, nearest_OI: Tensor, codes_OI: Tensor, scale_OI: Tensor, hessian_II: Tensor
 ) -> tuple[Tensor, float, float]:
-    """Returns for each output the codes with the smaller error, the total error of the nearest codes, and that of the returned codes."""
+    """Returns for each output the codes with the smaller error, the total error of the nearest codes, and the total error of the returned
+    codes."""
     nearest_O, error_O = (output_errors(weight_OI, codes.float() * scale_OI, hessian_II) for codes in (nearest_OI, codes_OI))
     better_O = error_O < nearest_O
     chosen_OI = torch.where(better_O[:, None], codes_OI, nearest_OI)

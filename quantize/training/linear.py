@@ -20,7 +20,7 @@ Codes cannot distinguish the two, but the slope can: inside its magnitude is at 
 Kept for the backward pass are x and W themselves, no copies: W is there anyway, x is one tensor for all layers that read it (query, key and
 value), and often one that its producer keeps too. Codes and slopes are computed from them once more, to the same bits. A weight that is
 computed for the pass alone (`quantize.training.low_rank`) is kept as its codes (int8) and slopes instead: 3 bytes for each weight with
-slopes in bfloat16, 2 with those of pact, which are int8, 5 in float32.
+slopes in bfloat16, 2 with the slopes of pact, which are int8, 5 in float32.
 
 A smoothing vector (`foundation.schemes.int8`) divides x and multiplies W before they are rounded.
 
@@ -177,7 +177,7 @@ class QatLinear(QatLayer, nn.Linear):
         )
 
     def share(self, share: LayerShare) -> None:
-        """Cuts the tensors of the layer to those of one process, in place."""
+        """Cuts the tensors of the layer to the shard of one process, in place."""
         share.cut(self, self.axes()[0 if share.columns else 1])
         self.shared = share
         if parametrize.is_parametrized(self, "weight"):

@@ -1,6 +1,6 @@
 """What int8 layers in training have in common: codes with the slopes of their scales, scales that learn, and when they compute how.
 
-The formulas are those of `quantize.training.linear`: a value inside the range of codes passes its gradient on, one outside does not
+The formulas are as in `quantize.training.linear`: a value inside the range of codes passes its gradient on, one outside does not
 (straight-through estimator), and the slope is the derivative of scale * code with respect to the scale.
 
 A scale is learned relative to its calibrated value, s = s_0 * (1 + k p), starting at p = 0. AdamW changes p by about the learning rate per

@@ -1,4 +1,4 @@
-"""The metrics of the front, in the text format of Prometheus; they follow those of Triton.
+"""The metrics of the front, in the text format of Prometheus; they follow Triton's.
 
 compress_front_requests_total{model, outcome}    answered, refused, timed_out, failed, cancelled
 compress_front_under_way{model}                  requests that are waiting or being answered

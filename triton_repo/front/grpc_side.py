@@ -48,7 +48,7 @@ def upstream(address: str) -> Any:
 
 
 def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str] = ()) -> Any:
-    """Returns a gRPC server, not started, that forwards to `channel` and lists those of `models` that are ready."""
+    """Returns a gRPC server, not started, that forwards to `channel` and lists the ready ones of `models`."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -62,7 +62,7 @@ def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str]
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method; those of open methods are made once, and not with each call."""
+    """Finds the handler of a method; handlers of open methods are made once, and not with each call."""
 
     def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str]) -> None:
         opened = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load, _renaming(infer, name)) for name in OPEN}

@@ -213,7 +213,7 @@ async def _within(answer: Awaitable[Any], seconds: float, model: str) -> Any:
 
 
 def metrics_application(socket: str, own: Callable[[], str]) -> web.Application:
-    """Returns the application of the metrics port: `/metrics`, read from Triton's socket, with those of the front below."""
+    """Returns the application of the metrics port: `/metrics`, read from Triton's socket, with the metrics of the front below."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         timeout = aiohttp.ClientTimeout(total=METRICS_SECONDS)

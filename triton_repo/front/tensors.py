@@ -1,7 +1,7 @@
 """Checks an inference request, so that Triton only sees requests whose parts agree with each other.
 
 A request is a `ModelInferRequest` of the KServe protocol, version 2. Its parameters would reach shared memory and sequences, so all are
-refused but those of the queue, `priority` and `timeout`. Types, shapes and the number of bytes must agree.
+refused but the parameters of the queue, `priority` and `timeout`. Types, shapes and the number of bytes must agree.
 
     BYTES tensor of n elements:  n times (length as 4 little-endian bytes, bytes)
 """

@@ -46,9 +46,9 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
 
     Args:
         model: The model.
-        settings: Those of its configuration.
+        settings: The settings of its configuration.
         repository: The repository that it is in.
-        context: That of the stage.
+        context: The context of the stage.
         concurrency: Numbers of answers at once at which it is timed; left out, with a warning, where the model takes fewer requests.
 
     Returns:
@@ -87,7 +87,7 @@ def measure(model: Served, settings: LanguageSettings, repository: Path, context
             latency = [_timed(server.grpc_address, settings, engine, prompts, tokens, count) for count in counts]
         memory = {"peak_memory_bytes": server.peak_memory_bytes()}
     context.progress.log(
-        f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
+        f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens equal "
         f"the engine, {texts} texts are read as Transformers reads them{_speed(latency)}"
     )
     return {
@@ -165,7 +165,7 @@ def _speed(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
     last = rows[-1]
-    beside = "" if last["engine_share"] is None else f", {last['engine_share']:.2f} of those of the engine alone"
+    beside = "" if last["engine_share"] is None else f", {last['engine_share']:.2f} of the engine alone"
     first = f", first token after {rows[0]['first_token_ms']['p50']:.1f} ms"
     return f"{first}, {last['tokens_per_s']:.1f} tokens/s over {last['concurrency']}{beside}"
 
@@ -183,7 +183,7 @@ def compare(
     found: NDArray[np.int32],
     one_by_one: Callable[[], NDArray[np.int32]] | None = None,
 ) -> dict[str, Any]:
-    """Compares the tokens of a served model with those of the engine.
+    """Compares the tokens of a served model with the engine's tokens.
 
     Args:
         name: Name of the model.

@@ -4,7 +4,7 @@
         for piece in client.stream(text="Once upon a time", max_tokens=40):
             print(piece.text, end="", flush=True)
 
-The settings are those of `served.asked.FIELDS` in small letters, and `stop`, `stop_tokens`. To cancel an answer, leave the loop.
+The settings are the keys of `served.asked.FIELDS` in small letters, and `stop`, `stop_tokens`. To cancel an answer, leave the loop.
 
     first token      from the request to the first response with a token
     time per token   between two responses with tokens, divided by the number of tokens of the second

@@ -1,4 +1,4 @@
-"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; its inputs are those of `served.asked`.
+"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; for its inputs see `served.asked`.
 
 The map `parameters` holds what may be changed in a deployment:
 
@@ -23,7 +23,7 @@ from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, STO
 
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
-    "TOKENS": ("TYPE_INT64", -1, "its token ids; those of the last pieces may hold a stop text"),
+    "TOKENS": ("TYPE_INT64", -1, "its token ids; the ids of the last pieces may hold a stop text"),
     "INDEX": ("TYPE_INT32", 1, "number of the answer, 0 unless ANSWERS is above 1"),
     "FINISH_REASON": ("TYPE_STRING", 1, "in the last response: stop, length, timeout or cancelled"),
     "PROMPT_TOKENS": ("TYPE_INT32", 1, "in the last response"),
@@ -35,7 +35,7 @@ PROMPTS: Mapping[str, tuple[str, int, str]] = {
     MESSAGES: ("TYPE_STRING", 1, 'or a conversation, JSON: [{"role": "user", "content": "..."}]'),
     INPUT_IDS: ("TYPE_INT64", -1, "or token ids"),
     STOP: ("TYPE_STRING", -1, "texts that end the answer; they are not part of it"),
-    STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides those of the model"),
+    STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides the model's own"),
 }
 """The same for each input that is no field."""
 
@@ -48,7 +48,7 @@ class LanguageSettings:
     mode: Literal["paged", "stateful", "batched"]
     architecture: Literal["decoder", "encoder_decoder"]
     properties: Mapping[str, str]
-    """Compile properties, those of the evaluated engine."""
+    """Compile properties, the same as in the evaluation."""
     context: int
     vocabulary: int
     max_running: int

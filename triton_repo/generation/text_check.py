@@ -4,7 +4,7 @@ The tokens of answers are compared elsewhere (`triton_repo.generation.check`), t
 Here the server is asked the same prompt twice, one request after the other:
 
     as text or messages    PROMPT_TOKENS and the answer of the server
-    as token ids           those of Transformers for the same text, from the same folder
+    as token ids           the ids of Transformers for the same text, from the same folder
 
 The number of tokens and the answers have to be equal, and the text of the answer has to be what Transformers decodes its tokens to. The
 server reads tokenizer.json with the tokenizers library, and chat.json; Transformers reads the files of the checkpoint.

@@ -248,7 +248,7 @@ def graph_refusal(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[st
     Args:
         plan: On the GPU that serves.
         golden: The golden arrays.
-        spec: That of the repository.
+        spec: The spec of the repository.
         judged: Whether the answers of the graphs have to be the golden ones.
     """
     if not spec["graph_sizes"]:

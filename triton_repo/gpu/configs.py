@@ -59,7 +59,7 @@ class Serving:
 
     @property
     def measured_sizes(self) -> list[int]:
-        """Batch sizes that are timed: those of the target within the maximum, 1, and the maximum."""
+        """Batch sizes that are timed: the target's within the maximum, 1, and the maximum."""
         return sorted({size for size in self.batch_sizes if size <= self.max_batch_size} | {1, self.max_batch_size})
 
     @property

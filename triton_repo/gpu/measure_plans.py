@@ -99,8 +99,8 @@ def latencies(
         clock: Seconds.
 
     Returns:
-        For each shape `batch`, `sequence` (None for images), the `quantiles` of each plan by its name; `launched`, those of the plan kernel
-        by kernel, None where it runs so anyway; and `speedup`: p50 of the rival / p50 of the plan, None without a rival.
+        For each shape `batch`, `sequence` (None for images), the `quantiles` of each plan by its name; `launched`, the quantiles of the
+        plan kernel by kernel, None where it runs so anyway; and `speedup`: p50 of the rival / p50 of the plan, None without a rival.
     """
     rows = []
     for bucket in sorted(spec["buckets"] or [0], reverse=True):

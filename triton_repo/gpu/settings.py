@@ -28,7 +28,7 @@ class Gpu(Config):
     workspace_mb: Annotated[int, Field(ge=1)] | None = None
     """Most GPU memory in 10^6 bytes that a kernel may use while it runs. Default: all of it."""
     optimization_level: Annotated[int, Field(ge=0, le=5)] | None = None
-    """How long TensorRT searches for kernels: 0 is fastest to build, 5 searches longest. Default: that of TensorRT."""
+    """How long TensorRT searches for kernels: 0 is fastest to build, 5 searches longest. Default: TensorRT's own."""
     hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = "none"
     """GPUs that load a plan besides the one that built it. none: fastest. ampere_plus: one plan for every GPU from compute capability 8.0
     on."""

@@ -36,7 +36,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
 
     Args:
         parent: The artifact of `export`.
-        context: That of the stage.
+        context: The context of the stage.
         folder: Folder to write into; created.
         gpu: How plans are built.
         serving: How the models are served.
@@ -82,7 +82,8 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
 def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """Returns the build that a GPU serves, and its `half_graph`, None where its float part is fp32.
 
-    It is that of the last variant. Where that is float, its build in halves is, unless the answers of an engine have decided otherwise.
+    It is the build of the last variant. If that variant is float, its fp16 build is served, unless the answers of an engine decide
+    otherwise.
     """
     engine = served_on("cuda")[0]
     last = [build for build in builds if build["precision"] not in HALVES][-1]
@@ -99,7 +100,7 @@ def rival(builds: Sequence[Mapping[str, Any]], build: Mapping[str, Any], root: P
     """Returns the float model in halves that a build is timed beside.
 
     Args:
-        builds: Those of export.json.
+        builds: The builds in export.json.
         build: The one that is served.
         root: Folder of export.json.
     """

@@ -102,7 +102,7 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
     if lag > max(LATE_MS, LATE_SHARE * slow):
         effect = "which these latencies contain" if found["loop"] == "open" else "so that answers were read late"
         yield (
-            f"the generator was late by {lag:.1f} ms (p99; that of the latency is {slow:.1f} ms), {effect}; let it run on another machine, "
+            f"the generator was late by {lag:.1f} ms (p99; the latency's p99 is {slow:.1f} ms), {effect}; let it run on another machine, "
             "or use a lower rate"
         )
     if found["shed"]:

@@ -12,7 +12,7 @@ At most `most` requests of the open loop are under way. A request that is due be
 the latencies must know their number, since shed requests are those that would have waited longest.
 
 The lag says how well the generator kept up. Open loop: how late each request was sent. Closed loop: how late a clock that ticks beside the
-workers was, since a request that follows an answer has no due time of its own. The time is that of the event loop, so that a test can run
+workers was, since a request that follows an answer has no due time of its own. The time comes from the event loop, so that a test can run
 both loops on a clock of its own.
 """
 

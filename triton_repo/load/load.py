@@ -33,7 +33,7 @@ def examine(address: Address, model: str | None = None) -> Model:
     """Returns the model of a server that is to be measured: the one of this name, or the only one that is ready.
 
     Raises:
-        InputError: The server cannot be reached, there is no such model, or its inputs are others than those of our models.
+        InputError: The server cannot be reached, there is no such model, or its inputs differ from our models'.
     """
     found = _ask({"server": address.place, "protocol": address.protocol, "model": model})
     return Model(found["model"], tuple(found["inputs"]))

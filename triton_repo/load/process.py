@@ -1,7 +1,7 @@
 """The process of the generator: `python -m triton_repo.load.process JOB`, a JSON object. Prints one JSON object: the answer, or `problems`.
 
 A process of its own shares no interpreter with whoever asked for the load, so that nothing else delays its event loop, and its time of the
-processor is that of the generator alone.
+processor belongs to the generator alone.
 
     {"server", "protocol", "model"}        finds the model: {"model", "inputs"}
     {..., "rows": FILE, "load": {...}}     sends the load: figures and {"model", "prepared", "row_bytes"}
@@ -44,7 +44,7 @@ class PreciseSelector(selectors.EpollSelector):
     """Waits to the microsecond. epoll rounds up to milliseconds: an answer after 2.3 ms seemed to take 3.9 at the median, and takes 2.7."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits until a file is ready or the time is over; the arguments are those of `selectors.BaseSelector.select`."""
+        """Waits until a file is ready or the time is over; the arguments are as for `selectors.BaseSelector.select`."""
         if timeout is None or timeout > 0:
             select.select([self.fileno()], [], [], timeout)
         return super().select(0)

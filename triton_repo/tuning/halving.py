@@ -48,7 +48,7 @@ def rounds(count: int) -> Iterator[int]:
 
 
 def halve(points: Sequence[P], measure: Callable[[P, float], M], seconds: float) -> list[Trial[P, M]]:
-    """Returns every point with its last measurement, those of later rounds first, and of one round the best first.
+    """Returns every point with its last measurement: later rounds first, and within a round the best first.
 
     Args:
         points: Distinct points; the first one is never dropped.

@@ -16,7 +16,7 @@ class Tune(Config):
     """Searches the settings of the served model that answer the most rows per second within a limit of the p99, by measured load."""
 
     p99_ms: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Most milliseconds of the p99 latency. null: that of the settings of the recipe where they are saturated."""
+    """Most milliseconds of the p99 latency. null: the p99 of the recipe's settings where they are saturated."""
     concurrency: Counts = (1, 4, 16, 64)
     """Requests under way at which each setting is measured, ascending; the best of them within the limit counts."""
     rows: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -24,11 +24,11 @@ class Tune(Config):
     seconds: Annotated[float, Field(ge=0.1, le=600)] = 2.0
     """Seconds of a measurement in the first round. Each round keeps a third of the settings and measures them three times as long."""
     repeats: Annotated[int, Field(ge=5, le=100)] = 6
-    """Times that the best settings and those of the recipe are measured anew, in turns, each three times as long as in the first round.
+    """Times that the best settings and the recipe's are measured anew, in turns, each three times as long as in the first round.
     The best ones are taken if they are faster by the whole 95 % interval of the ratio; more repeats show smaller gains."""
     instances: Counts | None = None
     """Processes to try. null: 1 and the threads of the target, and what lies between in powers of two."""
     max_batch_size: Counts | None = None
-    """Largest batches to try. null: 1, that of the recipe, and four times that."""
+    """Largest batches to try. null: 1, the recipe's, and four times the recipe's."""
     max_queue_delay_us: Delays = (0, 1000, 5000)
     """Microseconds to try that a request waits for others."""

@@ -3,8 +3,8 @@
     points -> successive halving over measured load -> the best point, beside the settings of the recipe on new measurements in turns
            -> the best point if it is faster by the whole interval, else the settings of the recipe
 
-A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or that of its own
-settings where they are saturated: then more rows are answered at no later time.
+A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or the p99 of its
+own settings where they are saturated: then more rows are answered at no later time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Cal
         tune: What the recipe asks for.
         own: The settings of the recipe itself.
         model: Name of the model.
-        context: That of the stage.
+        context: The context of the stage.
         write: Writes a repository with a point's settings into a folder.
 
     Raises:
@@ -100,10 +100,10 @@ def in_words(tuned: Tuned) -> str:
     """Returns what was decided, and by which interval."""
     found = tuned.confirmation
     if found is None:
-        return "none answered more rows than those of the recipe, which stay"
+        return "none answered more rows than the recipe's settings, which stay"
     value, low, high = ("without bound" if end is None else f"{end:.2f}" for end in found.ratio)
-    about = f"{value} times the rows/s of those of the recipe, 95 % interval {low} to {high} of {len(found.rates)} repeats"
-    return f"{describe(found.proposed)}: {about}" + ("" if found.taken else "; that may be noise, so those of the recipe stay")
+    about = f"{value} times the rows/s of the recipe's settings, 95 % interval {low} to {high} of {len(found.rates)} repeats"
+    return f"{describe(found.proposed)}: {about}" + ("" if found.taken else "; that may be noise, so the recipe's settings stay")
 
 
 def describe(point: Point) -> str:

@@ -16,8 +16,8 @@ ESTIMATES = {"metric": "the metric", "latency": "time", "throughput": "time for 
 def losses(candidate: Candidate, rung: str, setup: Setup) -> tuple[float, ...]:
     """Returns a value for each objective, smaller is better.
 
-    The metric is that of a rung. Time is that of the untrained shape, relative to the baseline, or else the multiply-accumulates. Size is
-    that of the weights.
+    The metric is measured at a rung. Time is the time of the untrained shape, relative to the baseline, or else its multiply-accumulates.
+    Size is counted from the weights.
     """
     size, latency = candidate.records["size"], candidate.records.get("latency", {})
     metric = float(candidate.records[rung]["metric"]) * (-1 if setup.metric.higher_is_better else 1)
@@ -38,7 +38,7 @@ def halved(wave: Sequence[Candidate], rung: str, setup: Setup) -> dict[int, Verd
 
 
 def _why(number: int, kept: Sequence[int], points: Mapping[int, Sequence[float]], setup: Setup) -> str:
-    """Returns the objectives of a candidate beside those of the candidates that went on."""
+    """Returns the objectives of a candidate next to the objectives of the candidates that went on."""
     told = []
     for index, name in enumerate(setup.search.objectives):
         own, others = points[number][index], [points[other][index] for other in kept]

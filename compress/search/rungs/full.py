@@ -96,7 +96,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def phase_of(report: Mapping[str, Any], before: Baseline) -> float:
-    """Returns how many times slower the machine was in a run than in that of the baseline; 1 where nothing was timed in both."""
+    """Returns how many times slower the machine was in a run than in the run of the baseline; 1 where nothing was timed in both."""
     name = str(report["baseline"])
     rows = [{**row, "variant": name} for row in judged.baseline(report).get("latency") or ()]
     now = float_times(rows, name)

@@ -61,7 +61,7 @@ class UntrainedLatency:
         if not {"latency", "throughput"} & set(setup.search.objectives) and not _limits(setup):
             return "neither an objective nor a goal asks for time"
         if TASKS[setup.recipe.model.task].generates:
-            return "answers are tokens, whose time is not that of one pass through the model"
+            return "answers are tokens, which take more than one pass through the model"
         if setup.recipe.target.device != "cpu":
             return "untrained shapes are timed on the CPU alone"
         if not _engines(setup.recipe):

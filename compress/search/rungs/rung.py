@@ -34,7 +34,7 @@ class Rung(Protocol):
         """Returns in one line why a search has no use for this rung; None where it has."""
 
     def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
-        """Returns the recipe whose price is that of the measurement."""
+        """Returns the recipe whose price stands for the measurement."""
 
     def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
         """Measures a candidate; returns figures of JSON types.

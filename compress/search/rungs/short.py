@@ -1,6 +1,6 @@
 """Rung 4: every training for a share of its epochs; the metric on selection rows, by which candidates are halved.
 
-Schedules are shortened with the epochs, so that the learning rate ends where it would. No engine is built: time is that of rung 2.
+Schedules are shortened with the epochs, so that the learning rate ends where it would. No engine is built: the time comes from rung 2.
 """
 
 from __future__ import annotations

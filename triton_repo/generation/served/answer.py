@@ -62,7 +62,7 @@ class Answer:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._unread: list[int] = []
-        """Tokens without a text yet: those of a piece are decoded together where no stop text is looked for."""
+        """Tokens without a text yet: the tokens of a piece are decoded together where no stop text is looked for."""
         self.ended = False
 
     @property

@@ -114,7 +114,7 @@ FIELDS = (
         0.1,
         0,
         60,
-        "least time between two pieces of an answer: those of a fast one have several tokens; 0: a piece for each token",
+        "least time between two pieces of an answer: pieces of a fast one have several tokens; 0: a piece for each token",
     ),
     Field(
         "TIMEOUT_SECONDS", "TYPE_FP32", None, 1e-3, 1e6, "ends the answer so long after the request arrived; at most the limit of the model"
@@ -160,7 +160,7 @@ class Limits:
     proposes: str = ""
     """What proposes tokens to the model: draft, text, or nothing."""
     apart: bool = False
-    """Whether prompt and answer have a context each, as those of an encoder-decoder do."""
+    """Whether prompt and answer have a context each, as in an encoder-decoder."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
     Args:
         inputs: Those that were given, by name; texts are arrays of bytes.
         limits: What the model takes.
-        tokenizer: That of the model.
+        tokenizer: The tokenizer of the model.
 
     Raises:
         Refused: An input is wrong; the message says which.

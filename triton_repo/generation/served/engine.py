@@ -207,7 +207,7 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     config.max_new_tokens, config.ignore_eos = values["MAX_TOKENS"], values["IGNORE_EOS"]
     # stop tokens of the request are looked for in `Answer`: GenAI passes them over where it ignores the end token
     config.stop_token_ids = {token for token in of_model.stop_token_ids if token >= 0}
-    # without an end token GenAI takes that of the tokenizer, and fails where it has none
+    # without an end token GenAI takes the tokenizer's, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = values["REPETITION_PENALTY"]
     config.do_sample = asked.samples

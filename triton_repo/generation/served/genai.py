@@ -21,7 +21,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
 
     Args:
         folder: Holds `genai/`, and `draft/` where a draft proposes tokens.
-        parameters: Those of config.pbtxt.
+        parameters: The parameters in config.pbtxt.
     """
     told, draft, folder = json.loads(parameters.get("proposals", "{}")), folder / DRAFT, folder / GENAI
     text, paged = LanguageText.load(folder), parameters["mode"] == "paged"

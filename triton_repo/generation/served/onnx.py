@@ -20,7 +20,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
 
     Args:
         folder: Holds `onnx/`.
-        parameters: Those of config.pbtxt.
+        parameters: The parameters in config.pbtxt.
     """
     folder = folder / ONNX
     text, properties = LanguageText.load(folder), json.loads(parameters["properties"])

@@ -20,7 +20,7 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
 
     Args:
         folder: Holds `seq2seq/`.
-        parameters: Those of config.pbtxt.
+        parameters: The parameters in config.pbtxt.
     """
     folder = folder / SEQ2SEQ
     limits = Limits(
