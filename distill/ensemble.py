@@ -5,7 +5,7 @@ You et al. 2017, https://doi.org/10.1145/3097983.3098135, section 3.1:
     p_i = softmax(z_i / T),   p = sum_i w_i p_i,   z = T log p        sum_i w_i = 1, equal weights by default
     regression                z = sum_i w_i z_i
 
-T is the temperature of the losses, so the soft targets of z are exactly p, and the gradient is that of the mean divergence from all
+T is the temperature of the losses, so the soft targets of z are exactly p, and the gradient is the gradient of the mean divergence from all
 teachers. z replaces the logits of a single teacher in every loss that uses only logits. On the selection split, agreement is measured with
 p at T = 1. Not supported: the paper's triplets of hidden states; losses that use hidden states or attention take one teacher.
 
@@ -33,7 +33,7 @@ def run_teachers(
         batch: Rows.
         wanted: What to capture.
         temperature: T > 0.
-        losses: Those of the task.
+        losses: The losses of the task.
     """
     captured = [teacher(batch, wanted) for teacher in teachers]
     if len(captured) == 1 or wanted == Wanted():

@@ -30,7 +30,7 @@ from foundation.training.train import Batch
 
 
 class Objective(nn.Module):
-    """Computes the weighted loss terms of a batch; its parameters are those of the losses' projections.
+    """Computes the weighted loss terms of a batch; its parameters are the losses' projections.
 
     Args:
         losses: The losses.

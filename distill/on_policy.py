@@ -1,7 +1,7 @@
 """On-policy distillation: the student is corrected on what it writes itself (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649).
 
 A student that learns from given texts alone never sees its own mistakes, and at inference every later token follows from them. Algorithm 1
-of the paper: with probability `share` a step takes answers that the student samples, instead of those of the data,
+of the paper: with probability `share` a step takes answers that the student samples, instead of the data's,
 
     y ~ p_student(. | x)        no gradient flows through the sampling
     loss = D(p_teacher || p_student)(y | x)        the losses of the stage, over the tokens of y
@@ -32,7 +32,7 @@ class OnPolicy(Config):
     """On-policy distillation: part of the steps learn on answers that the student samples."""
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Probability that a step takes the student's answers instead of those of the data."""
+    """Probability that a step takes the student's answers instead of the data's."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Of the sampling."""
     prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -46,7 +46,7 @@ def tokens_given(share: float, length: int) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Replaces the answers of a batch by those of the student."""
+    """Replaces the answers of a batch by the student's."""
 
     settings: OnPolicy
     seed: int

@@ -1,7 +1,7 @@
 """Plain text: unlabelled rows as extra training data, or a corpus for task-agnostic distillation.
 
 A tsv, csv, json, jsonl or parquet file gives one row per record, a text file (.txt) one row per line, a folder the rows of all such files
-in name order, a Hub data set those of one split. Files may be compressed (.gz). Blank rows are skipped. `packed` splits a corpus into
+in name order, a Hub data set the rows of one split. Files may be compressed (.gz). Blank rows are skipped. `packed` splits a corpus into
 pieces of at most as many tokens as a row may have:
 
     lines -> tokens -> long lines are split at word boundaries, consecutive short lines are joined by a line feed;

@@ -58,7 +58,7 @@ def with_answers(
 
     Args:
         split: Pairs, or blocks of text, as token ids.
-        teacher: A model of Transformers in evaluation mode, for pairs an encoder-decoder; its tokens are those of the rows.
+        teacher: A model of Transformers in evaluation mode, for pairs an encoder-decoder; it shares the tokens of the rows.
         settings: The search.
         max_length: Most tokens that the decoder reads; the answer to a source has one less.
         scratch: Folder for the answers.

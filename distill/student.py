@@ -194,7 +194,7 @@ def _check_same_outputs(model: Any, student: nn.Module, layers: Sequence[int], k
             hook.remove()
     if any(blocks[layer] not in calls for layer in layers):
         raise InputError(
-            f"{key}: a {kind} does not run its layers as modules, so those of a student cannot be compared with its own; give the student "
+            f"{key}: a {kind} does not run its layers as modules, so a student's layers cannot be compared with its own; give the student "
             "by path or config"
         )
     for place, (block, layer) in enumerate(zip(blocks_of(student, key).values(), layers, strict=True)):
@@ -291,7 +291,7 @@ def _same_shape(carried: dict[str, Any], values: Mapping[str, Any], aliases: Map
     Args:
         carried: All config keys of the incoming model.
         values: The changed keys.
-        aliases: Maps Transformers' generic key names to those of this model type.
+        aliases: Maps Transformers' generic key names to the key names of this model type.
     """
     depth, width, heads = (aliases.get(name, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     derived = set()
@@ -330,7 +330,7 @@ def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 @contextmanager
 def _errors_about_student(key: str) -> Iterator[None]:
-    """Rewrites the key paths in errors about a model to those of the student."""
+    """Rewrites the key paths in errors about a model to the student's."""
     try:
         yield
     except InputError as error:

@@ -107,7 +107,7 @@ class Pair:
 
 @contextmanager
 def about(key: str) -> Iterator[None]:
-    """Rewrites the key paths in errors about an external model to those of the teacher.
+    """Rewrites the key paths in errors about an external model to the teacher's.
 
     Args:
         key: Key path of the teacher.

@@ -8,7 +8,7 @@
     fp8            float-quantized  `weight` float8_e4m3fn                   `input_scale`, static
 
 with `weight_scale` float32 [O, 1], or [O, G] for groups; with zero points `weight_zero_point` int32 [O / 8, G], 8 outputs each. The codes
-are those of the checkpoint, exactly; every other tensor is copied as it is, file by file, so that a model needs no more memory than its
+are exactly the checkpoint's; every other tensor is copied as it is, file by file, so that a model needs no more memory than its
 largest file. config.json says what is what (`quantization_config`).
 
 Transformers 5.23 with compressed-tensors 0.20 loads zero points only with `CompressedTensorsConfig(dequantize=True)`, into float weights:
@@ -109,7 +109,7 @@ def write(checkpoint: Path, out: Path) -> None:
 
 
 def converted(tensors: Mapping[str, Tensor], layers: Mapping[str, Scales]) -> dict[str, Tensor]:
-    """Returns the tensors of one file with those of quantized layers in the format; a bias stays what it is."""
+    """Returns the tensors of one file, with quantized layers in the format; a bias stays what it is."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer, _, parameter = name.rpartition(".")

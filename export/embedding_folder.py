@@ -3,7 +3,7 @@
     onnx/model.onnx                      the graph of the engine onnxruntime, int8 where the build is
     openvino/openvino_model.xml, .bin    the graph of the engine openvino
     modules.json, 1_Pooling              Transformer, then Pooling with the mode cls
-    config.json, tokenizer, prompts      those of the checkpoint; no float weights
+    config.json, tokenizer, prompts      the checkpoint's own; no float weights
 
 Our graphs answer with vectors v [B, D]: pooling, `dimensions` and the length 1 are inside. sentence-transformers expects hidden states of
 tokens and pools them itself, so that the output here is `last_hidden_state` [B, 1, D], one "token" that is the vector, and pooling takes

@@ -2,7 +2,7 @@
 
 What is built, each in a folder `<variant>-<precision>`:
 
-    ends   the baseline in float, the last variant (of a recipe with branches that of each), and where that is int8 the float variant
+    ends   the baseline in float, the last variant (of each branch, if the recipe has branches), and where that is int8 the float variant
            that it was made of: what int8 has to beat
     all    every variant, int8 where it is quantized
 
@@ -68,7 +68,7 @@ class Export(Stage):
     LATER: ClassVar[tuple[str, ...]] = ("tensor_parallel", "expert_parallel")
 
     variants: Literal["ends", "all"] = "ends"
-    """ends: the baseline, the last variant (of a recipe with branches that of each), and the float variant that it was quantized from;
+    """ends: the baseline, the last variant (of each branch, if the recipe has branches), and the float variant that it was quantized from;
     all: every variant."""
     float_precision: FloatSetting = "auto"
     """What int8 engines compute their float part in: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
@@ -143,7 +143,7 @@ class Export(Stage):
         Raises:
             InputError: An engine of the target does not run on its device, the format compressed-tensors was asked for and cannot
                 hold the model, or the draft cannot propose tokens.
-            ParityError: Integers of an engine are wrong, the predictions of all its modes differ from those of torch, or proposals change
+            ParityError: Integers of an engine are wrong, the predictions of all its modes differ from torch's, or proposals change
                 its answers.
             EngineError: An engine failed.
         """

@@ -154,7 +154,7 @@ class Exporter:
         return made
 
     def _onnx(self) -> Path:
-        """Writes the ONNX model, float or quantized; returns its path. A half has that of fp32."""
+        """Writes the ONNX model, float or quantized; returns its path. fp16 and bf16 start from the fp32 model."""
         destination = self.files / MODEL
         if self.build.is_half:
             return destination
@@ -314,13 +314,13 @@ class Exporter:
         return f"-{entry['float_precision']}" if entry["float_precision"] != self.build.float_precision else ""
 
     def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:
-        """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
+        """Compares the tokens of an engine with torch's; returns the comparison, and why it does not pass, or None."""
         rounding = self._rounding(entry["engine"])
         compared, reason = self.agreement.gate(process, self.build.checkpoint, rounding=rounding, amplifies=amplifies)
         name = f"{entry['engine']} {entry['mode']}"
         held = entry["float_precision"] == "fp32"
         self.context.progress.log(
-            f"    {name}: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of torch, "
+            f"    {name}: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens equal torch's, "
             f"{100 * compared['equal_share']:.1f} % of the tokens"
         )
         return compared, f"parity: {self.build.name} {name}: {reason}" if held and reason is not None else None
@@ -331,7 +331,7 @@ class Exporter:
         found = self.agreement.evaluate(process, self.build.checkpoint, path)
         baseline = found["baseline"]
         self.context.progress.log(
-            f"    {entry['engine']} {entry['mode']}: {100 * baseline['equal_share']:.1f} % of the tokens are those of the float baseline "
+            f"    {entry['engine']} {entry['mode']}: {100 * baseline['equal_share']:.1f} % of the tokens equal the float baseline's "
             f"({baseline['prompts']} prompts)"
         )
         if worth := found.get("quality"):

@@ -10,7 +10,7 @@ the int8 engine with the rest in r,
 
     D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
 
-A float build in halves is judged likewise, with D(fp32) = 0. The rule is that of int8 attention under `auto`
+A float build in fp16 or bf16 is judged likewise, with D(fp32) = 0. The rule is the same as for int8 attention under `auto`
 (`foundation.measure.closeness`, which has the floor). OpenVINO on a CPU has bf16; TensorRT has fp16 and bf16, and `export.half_graphs` says
 which of them is asked.
 """
@@ -66,7 +66,7 @@ def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPre
     Args:
         task: What was predicted.
         reference: Answers of the float variant's engine in fp32: logits `[n, C]`, or for generation answers `[n, T, 2]`.
-        fp32: Those of the int8 engine with the rest in fp32, of the same shape.
+        fp32: Answers of the int8 engine with the rest in fp32, of the same shape.
         half: With the rest in a half.
         name: That half.
     """
@@ -76,12 +76,12 @@ def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPre
 
 
 def distance(task: Task, reference: Array, answers: Array) -> float:
-    """Returns D; the arguments are those of `judge`."""
+    """Returns D; the arguments are as for `judge`."""
     if TASKS[task].generates:
         return float(np.mean(answer_of(task).differences(reference, answers)[1] ** 2))
     return divergence(task, reference, answers)
 
 
 def recommended_first(entries: Sequence[dict[str, Any]], preferred: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the entries of one build, of each engine in `preferred` those of that float precision first; otherwise in the same order."""
+    """Returns the entries of one build, of each engine in `preferred` that float precision first; otherwise in the same order."""
     return sorted(entries, key=lambda entry: entry["float_precision"] != preferred.get(entry["engine"], entry["float_precision"]))

@@ -3,8 +3,8 @@
     model.onnx -> ranges on selection rows -> model_<half>.onnx            `export.graph.halves`: float32 islands
                                            -> model_<half>_fused.onnx      `export.graph.attention`: each attention one node
 
-A rule of halves names its islands; those of `range`, `sums` and `gelu` come from the ranges, which are measured once for each graph, on up
-to `RANGE_ROWS` selection rows. Which half `auto` takes is read off the ranges too:
+An fp16 rule names its fp32 islands; the islands of `range`, `sums` and `gelu` come from the ranges, which are measured once for each graph,
+on up to `RANGE_ROWS` selection rows. Which half `auto` takes is read off the ranges too:
 
     fp16    8 times finer than bf16, as long as every product fits its range
     bf16    where fp16 would leave a product of matrices in float32: it overflows nowhere
@@ -79,7 +79,7 @@ class HalfGraphs:
         self._ranges: dict[Path, tuple[Ranges, int]] = {}
 
     def half_of(self, model: Path, preprocessor: Preprocessor) -> Half | None:
-        """Returns what the float part of a graph runs in besides fp32: that of the setting, or what `pick` gives; None: nothing."""
+        """Returns what the float part of a graph runs in besides fp32: the setting's, or what `pick` gives; None: nothing."""
         if self.setting == "fp32":
             return None
         return self.pick(model, preprocessor) if self.setting == "auto" else self.setting

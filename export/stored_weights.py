@@ -22,7 +22,7 @@ BLOCKS = "MatMulNBits"
 """Reads codes in blocks, filled up with others and two in a byte where they have 4 bits: its attributes tell how many there are."""
 OPENVINO_INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 OPENVINO_SCALED = ("Multiply", "Subtract")
-"""Those of an IR; what they read first are the codes."""
+"""Kinds of products in an IR; what they read first are the codes."""
 OPENVINO_BETWEEN = ("Convert", "Unsqueeze", "Reshape")
 
 

@@ -1,4 +1,4 @@
-"""The export of a model with two towers: a folder for each inside that of the build, with a graph, an engine and what prepares its rows.
+"""The export of a model with two towers: a folder for each inside the build's, with a graph, an engine and what prepares its rows.
 
     <variant>-<precision>/
       preprocess.json  tokenizer.json                    of both
@@ -42,7 +42,7 @@ class TowersExporter(Exporter):
     """The tower that is being looked at."""
 
     def _onnx(self) -> Path:
-        """Writes the graphs of both towers; returns the path of the first one's. A half has those of fp32."""
+        """Writes the graphs of both towers; returns the path of the first one's. fp16 and bf16 start from the fp32 graphs."""
         for name, prepared in self.preprocessor.towers.items():
             (self.folder / name).mkdir()
             prepared.save(self.folder / name)
@@ -83,7 +83,7 @@ class TowersExporter(Exporter):
             yield self._joined(dict(zip(SIDES, entries, strict=True)))
 
     def _joined(self, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """Returns the entry of both towers from that of each."""
+        """Returns the entry of both towers from the entry of each."""
         first, second = entries.values()
         assert (first["mode"], first["float_precision"]) == (second["mode"], second["float_precision"]), entries
         files = {name: entry["file"] for name, entry in entries.items()}
@@ -139,7 +139,7 @@ class TowersExporter(Exporter):
 
 
 def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
-    """Writes a checkpoint whose quantized layers are those of one tower: links to its files, and its part of the scales.
+    """Writes a checkpoint whose quantized layers belong to one tower: links to its files, and its part of the scales.
 
     Args:
         checkpoint: The checkpoint, float or quantized.

@@ -65,7 +65,7 @@ def first_host(nodes: str) -> str:
 def start(processes: int, command: Sequence[str]) -> int:
     """Runs a command in several processes on this machine, and returns its exit status.
 
-    If one fails, the others are ended; all die with this process. The status is that of the first process where that failed too, else that
+    If one fails, the others are ended; all die with this process. The status is the first process's where that failed too, else the status
     of the one that did.
 
     Args:

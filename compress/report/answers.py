@@ -1,7 +1,7 @@
 """How well and how fast the engines of a run answer prompts: read from its artifacts, by variant.
 
-The agreement of an engine is that of its greedy answers with the float baseline in torch (`foundation.measure.tokens`); its speeds are
-those of `foundation.measure.generation`.
+The agreement of an engine compares its greedy answers with the float baseline in torch (`foundation.measure.tokens`); its speeds come
+from `foundation.measure.generation`.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Stored(NamedTuple):
 
 
 def judged(run: Run) -> Judged:
-    """Returns the metric that is judged: the primary one, or that of `goals.metric`."""
+    """Returns the metric that is judged: `goals.metric`, else the primary one."""
     asked = run.recipe["goals"].get("metric")
     named = asked is not None and SEPARATOR in asked
     config = artifact.read_json(run.artifacts[run.baseline].path / "config.json") if named else {}

@@ -163,7 +163,7 @@ def last_backend(report: Mapping[str, Any]) -> str | None:
 
 
 def served_accuracy(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the primary metric of the served model by backend; in its engines it is that of exactly what is served."""
+    """Returns the primary metric of the served model by backend; in its engines it is measured on exactly what is served."""
     cells, own = served_variant(report).get("accuracy") or {}, (report.get("served") or {}).get("accuracy")
     return cells if own is None else {**{name: cell for name, cell in cells.items() if name == REFERENCE}, **own}
 

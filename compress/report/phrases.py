@@ -85,7 +85,7 @@ def change(drop: float | None, metric: str | None) -> str | None:
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns the interval of a change, given that of the drop: ends and signs swap, except for metrics of which less is better."""
+    """Returns the interval of a change, given the interval of the drop: ends and signs swap, except for metrics of which less is better."""
     if low is None or high is None:
         return None
     if goals.is_relative(metric):

@@ -48,7 +48,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
 
     Args:
         folder: A finished run.
-        warnings: Warnings of the run; None keeps those of the last report.
+        warnings: Warnings of the run; None keeps the warnings of the last report.
 
     Returns:
         The contents of `report.json`.
@@ -194,7 +194,7 @@ def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str,
 
 
 def _vectors(task: Task, metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
-    """Compares the vectors of a variant in every backend with those of the baseline in torch; None for tasks with other answers.
+    """Compares the vectors of a variant in every backend with the vectors of the baseline in torch; None for tasks with other answers.
 
     Vectors of another width have no cosine with them.
     """

@@ -1,7 +1,7 @@
 """What is served, and why: the block `served` of report.json, on which goals are judged.
 
 Where configurations compete, `foundation.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
-the first engine of the target, in its recommended mode. In both cases the metric is that of exactly this configuration, in its engine and
+the first engine of the target, in its recommended mode. In both cases the metric belongs to exactly this configuration, in its engine and
 behind Triton where a server ran it.
 """
 

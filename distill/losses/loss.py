@@ -139,7 +139,7 @@ class Loss(Config):
     """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. Where it needs vectors alone,
     those of several micro-batches are compared (`foundation.training.grad_cache`)."""
     GATHERS: ClassVar[bool] = False
-    """Whether a loss that compares rows gathers those of all processes; others need a single process."""
+    """Whether a loss that compares rows gathers the rows of all processes; others need a single process."""
     NEEDS_NEGATIVES: ClassVar[bool] = False
     """Whether of vectors the loss compares an anchor with negatives, which the train rows have to give."""
     BY_STACK: ClassVar[bool] = False

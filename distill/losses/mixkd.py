@@ -7,7 +7,7 @@ https://arxiv.org/abs/2011.00593, section 3:
     mixed_labels_b  = CE(z_s(x'), y')     regression: (z_s(x') - y')^2
     mixed_answers_b = soft targets of z_t(x') for z_s(x')
 
-x' has a token wherever either row has one; its token type is that of x_i if x_i has a token there, else that of x_j. The patch embedding of
+x' has a token wherever either row has one; its token type comes from x_i if x_i has a token there, else from x_j. The patch embedding of
 an image is linear, so mixing pixels equals mixing embeddings. The partner j and l are drawn from (seed, step, row), independent of how the
 batch is split. j is drawn among rows of similar length: batches hold similar lengths anyway, so this loses little and wastes no time on
 padding. For masked copies (`distill.masking`) the masked tokens are mixed, and a row is never mixed with its own copy. mixed_labels is 0
@@ -103,7 +103,7 @@ class MixKD(Loss):
                 )
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
-        """Returns `mixed_labels` and `mixed_answers`, omitting those of weight 0."""
+        """Returns `mixed_labels` and `mixed_answers`, omitting terms of weight 0."""
         import torch
 
         from foundation.training.losses.table import losses_of

@@ -1,16 +1,16 @@
-"""Projected vectors: a student whose vectors are narrower learns those of its teacher through a projection.
+"""Projected vectors: a student whose vectors are narrower learns its teacher's vectors through a projection.
 
     pca      loss_b = |u(v_s) - u(B v_t)|^2              B: the D_s directions in which the teacher's vectors of the training rows differ
     most learned  loss_b = |u(P v_s) - u(v_t)|^2              P [D_t, D_s] is trained with the student and then left out
     (https://arxiv.org/abs/1412.6550)
 
-with u(v) = v / |v|, so that the loss is 2 - 2 cos. With `pca` the angles between the student's vectors become those of the teacher's in
-these directions; with `learned` nothing says what the student's angles are but that a linear layer finds the teacher's in them. Neither
+with u(v) = v / |v|, so that the loss is 2 - 2 cos. With `pca` the angles between the student's vectors become the angles of the teacher's
+in these directions; with `learned` nothing says what the student's angles are but that a linear layer finds the teacher's in them. Neither
 keeps an index of the teacher's vectors of use.
 
 The directions are the right singular vectors of the centred vectors, the largest first, as sentence-transformers reduces dimensions; each
-with the sign that makes its largest entry positive. Cosines of B v_t are not those of v_t: what the directions left out held is lost to any
-student of this width."""
+with the sign that makes its largest entry positive. Cosines of B v_t differ from cosines of v_t: what the directions left out held is lost
+to any student of this width."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 Works with different widths, and for regression as well as classification. The loss compares the rows of a batch with each other, so a batch
 cannot be split into micro-batches; a batch of a single row, such as the last one of an epoch, contributes nothing. The gradient of a
 distance of 0 is defined as 0. Several processes gather the vectors of a batch (`foundation.training.gathered`): each compares its own rows
-with all, and the mean distance is that of the whole batch.
+with all, and the mean distance is taken over the whole batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Relational(Loss):
         return Wanted(hidden=True), Wanted(hidden=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
-        """Returns `distance` and `angle`, omitting those of weight 0."""
+        """Returns `distance` and `angle`, omitting terms of weight 0."""
         from foundation.training.gathered import gathered
 
         student_bD, teacher_bE, team = self._vectors(inputs.student), self._vectors(inputs.teacher), inputs.setting.team
@@ -107,7 +107,7 @@ def distance_loss(
         student_bD: One vector per row, float32 `[b, D_s]`.
         teacher_bD: One vector per row, float32 `[b, D_t]`; detached.
         own_b: The rows whose loss is asked for, bool; others get 0. None: all.
-        total: Given the sums of the distances of these rows (student, teacher), `[2]`, returns those of all rows. None: all are asked for.
+        total: Turns the sums of distances over these rows (student, teacher), `[2]`, into sums over all rows. None: these are all rows.
     """
     import torch
     from torch.nn import functional

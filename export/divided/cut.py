@@ -126,7 +126,7 @@ def cut(tensor: Tensor, name: str, held: Mapping[Axis, Tensor]) -> Tensor:
 
 
 def of_experts(held: Mapping[Axis, Tensor], stacked: Mapping[str, bool], num_experts: Mapping[str, int]) -> dict[Axis, Tensor]:
-    """Returns `held` with the axes of single experts in place of those of the tensors that hold all experts of a layer.
+    """Returns `held` with the axes of single experts in place of the axes of the tensors that hold all experts of a layer.
 
     Args:
         held: The indices that a rank holds, by axis.
@@ -148,7 +148,7 @@ def cut_scales(scales: AnyScales, name: str, held: Mapping[Axis, Tensor]) -> Any
     """Returns the scales of what a rank holds of a layer; see the top of this file.
 
     Args:
-        scales: Those of the whole layer.
+        scales: The scales of the whole layer.
         name: Module path of the layer.
         held: The indices that a rank holds, by axis; no group is cut.
     """

@@ -4,7 +4,7 @@
 
 (GShard, Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668.) All ranks have all tokens, as attention is divided by heads, so that no
 tokens are sent: one sum for each layer of experts is all that is exchanged, where experts that are divided by neurons exchange one for each
-expert. The sums of an int8 expert are those of the undivided model; what experts say is added in float32, which is exact for two experts a
+expert. The sums of an int8 expert equal the undivided model's; what experts return is added in float32, which is exact for two experts a
 token, and for more differs by the order of additions.
 
 Left out: a rank for rows of its own, which would send tokens to experts instead of adding up.
@@ -31,7 +31,7 @@ class DealtExperts(nn.Module):
         self.experts, self.ranks = experts, ranks
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Returns what the chosen experts of all ranks say; the arguments are those of `SeparateExperts`."""
+        """Returns the output of the chosen experts of all ranks; the arguments are as for `SeparateExperts`."""
         said_ND: Tensor = self.experts(hidden_states, top_k_index, top_k_weights)
         return self.ranks.sum(said_ND.float()).to(said_ND.dtype)
 

@@ -26,9 +26,9 @@ def prove(checkpoint: Path, folders: Sequence[Path], split: Split, preprocessor:
 
     Args:
         checkpoint: The undivided checkpoint.
-        folders: Those of its ranks, in order.
+        folders: The folders of its ranks, in order.
         split: Rows to answer, with their labels.
-        preprocessor: That of the checkpoint.
+        preprocessor: The preprocessor of the checkpoint.
         task: The task.
 
     Returns:

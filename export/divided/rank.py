@@ -50,7 +50,7 @@ def folder_of(out: Path, rank: int, ranks: int) -> Path:
 
 
 def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads the model of one rank in evaluation mode. Its forward pass is that of the undivided model; all ranks have to run it together.
+    """Loads the model of one rank in evaluation mode. Its forward pass computes the undivided model; all ranks have to run it together.
 
     Args:
         folder: A folder of `write`.

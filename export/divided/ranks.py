@@ -63,7 +63,7 @@ class Meeting:
         """Runs one task a rank, each in a thread of its own, without gradients; returns what they return, in order of rank.
 
         Raises:
-            Exception: That of the first rank that failed; the others end with it.
+            Exception: The exception of the first rank that failed; the others end with it.
         """
         results: list[list[T]] = [[] for _ in tasks]
         errors: list[Exception] = []

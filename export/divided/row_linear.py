@@ -1,7 +1,7 @@
 """A linear layer of which each rank has some inputs; the ranks add up their products.
 
     w8a8           sum of int32 sums, exact          y = float32(sum_r q_x,r @ q_w,r.T) * (s_x * s_w) + b
-    w8a8-dynamic   the same, after the largest s_n   s_n = max_r s_n,r        the scale of a token is that of all of its inputs
+    w8a8-dynamic   the same, after the largest s_n   s_n = max_r s_n,r        the scale of a token covers all of its inputs
     other schemes  sum of float32 products           y = sum_r x_r @ W_r.T + b
 
 Integers are added before they are rescaled, so that an int8 layer gives the bits of the undivided one; floats differ by the order of

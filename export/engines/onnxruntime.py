@@ -183,7 +183,7 @@ class OnnxRuntime:
 def _made_of(name: str, gemm: str, outputs: Collection[str]) -> bool:
     """Whether an optimized node was made of a GEMM: it keeps its name, gets a prefix with an activation, a suffix with a scale.
 
-    A convolution in blocked layout is called after its output, or that of the activation which was merged with it.
+    A convolution in blocked layout is called after its output, or after the output of the activation which was merged with it.
     """
     name = name.removeprefix("fused ")
     return name == gemm or name.startswith(f"{gemm}/") or name in [f"{output}_nchwc" for output in outputs]

@@ -1,7 +1,7 @@
 """ONNX Runtime for decoders that answer: one graph of fused operators, keys and values in buffers of its caller, continuous batching.
 
-For models whose layers are those of Llama (`export.generation.decoder_parts`). A small decoder is faster here than in OpenVINO GenAI, above
-all in int4 (benchmarks/README.md): there are a fifth of the operators, and integer weights are multiplied by integers. Its inputs are
+For models whose layers are built like Llama's (`export.generation.decoder_parts`). A small decoder is faster here than in OpenVINO GenAI,
+above all in int4 (benchmarks/README.md): there are a fifth of the operators, and integer weights are multiplied by integers. Its inputs are
 therefore rounded to int8, in w4a16 too, with a scale for each block of as many inputs as share a weight scale; parity asks torch with the
 same rounding (`export.parity.own_rounding`), and the evaluation tells what it costs.
 

@@ -231,7 +231,7 @@ class RuntimeLayer:
         """Returns the type that a GEMM in this layer multiplies.
 
         A Subgraph that attention became reads queries, keys, then scale and mask if there are any, and values: the products have the types
-        of the first two and of the last, and a mask in float says nothing of them. The runtimePrecision is that of one input.
+        of the first two and of the last, and a mask in float says nothing of them. The runtimePrecision belongs to one input.
         """
         product = gemm.rpartition("/")[2]
         if self.is_subgraph and product.startswith("qk"):
@@ -340,7 +340,7 @@ def chunks(features: Features, batch_sizes: Sequence[int]) -> Iterator[tuple[int
 
 
 def comes_from(origin: str, node: str) -> bool:
-    """Whether a layer name of the runtime model is that of an ONNX node, or derived from it: `<node>/...`, `<node>_1`."""
+    """Whether a layer name of the runtime model is the name of an ONNX node, or derived from it: `<node>/...`, `<node>_1`."""
     return origin.startswith(node) and not origin[len(node) : len(node) + 1].isalnum()
 
 

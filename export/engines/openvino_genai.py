@@ -16,7 +16,7 @@ A search with beams gives the answers of Transformers up to a length penalty jus
 reach an end token within a few steps.
 
 GenAI 2026.4 adds a presence and a frequency penalty to logits below 0, and subtracts them from the others: they reward repetition as often
-as they punish it. No value makes that right, so they are refused. All other settings are those of `foundation.standalone.decoding_rules`,
+as they punish it. No value makes that right, so they are refused. All other settings follow `foundation.standalone.decoding_rules`,
 in the same order.
 
 In paged mode a draft model, or the text itself, may propose tokens (`foundation.core.speculation`).

@@ -55,7 +55,7 @@ class EngineSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine that its entry in export.json holds."""
     towers: Mapping[str, str] = field(default_factory=dict)
-    """Of a model with two towers the model file of each, by its name; `path` is that of the first. Else empty."""
+    """Of a model with two towers the model file of each, by its name; `path` is the first one's. Else empty."""
     speculation: Speculation | None = None
     """What proposes tokens to an engine that answers prompts; None: nothing."""
 
@@ -264,5 +264,5 @@ def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, m
 
 
 def compiled_batch_sizes(target: Target) -> tuple[int, ...]:
-    """Returns the batch sizes of a static engine: those of the target, and 1."""
+    """Returns the batch sizes of a static engine: the target's, and 1."""
     return tuple(sorted({1, *target.batch_sizes}))

@@ -9,9 +9,9 @@
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
 What is common to all of them is in `foundation.standalone.tensorrt_plan`.
 
-`precision` is fp32, a half, or that of a scheme with static or float activations. The float part runs in what the graph says: fp32, or a
-half where the request has a half graph (`export.half_graphs`). Where TensorRT runs, an int8 build is made with both, so that the answers
-can decide; a proof tells nothing of answers, and is made of the half graph alone.
+`precision` is fp32, fp16, bf16, or the precision of a scheme with static or float activations. The float part runs in what the graph says:
+fp32, or a half where the request has a half graph (`export.half_graphs`). Where TensorRT runs, an int8 build is made with both, so that the
+answers can decide; a proof tells nothing of answers, and is made of the half graph alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
 
 The engine runs one file, the plan of `export.fused.plan`; it needs torch, the Triton language and safetensors, and neither transformers nor
-the checkpoint. Its integers are those of `foundation.schemes.int8`: parity compares them layer by layer. What is float is float32, and fp16
-where the recipe asks for `float_precision: fp16`.
+the checkpoint. Its integers equal those in `foundation.schemes.int8`: parity compares them layer by layer. What is float is float32, and
+fp16 where the recipe asks for `float_precision: fp16`.
 
 Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, on the CPU: for tests, as it
 takes seconds for a row. CUDA graphs and measured tiles are for GPUs alone.

@@ -1,4 +1,4 @@
-"""An engine of two graphs: that of images and that of texts (`foundation.models.heads.towers`), each opened as if it were alone."""
+"""An engine of two graphs: one for images and one for texts (`foundation.models.heads.towers`), each opened as if it were alone."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@
 
 What stands behind a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
-those of `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
+as in `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
 
 Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
-those of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as long as no layer in a block is
+tiles of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as long as no layer in a block is
 float. Those layers and the head are torch's, which may add up in an order that depends on the number of rows.
 
 Shape suffixes: T tokens, I inputs, O outputs, H heads, D dimension of a head, B sequences.
@@ -122,7 +122,7 @@ class Encoder:
     def probe(self, rows: Rows) -> tuple[Tensor, dict[str, Probe]]:
         """Returns the logits, and by path what every int8 layer read and multiplied.
 
-        The codes are those of the fused kernels; a float input that they do not write is written by the same kernel, run once more.
+        The codes come from the fused kernels; a float input that they do not write is written by the same kernel, run once more.
         """
         self._probes = {}
         try:
@@ -156,7 +156,7 @@ class Encoder:
         query_THD = parts[0]
         make = torch.zeros if rows.is_filled else torch.empty  # tokens of no sequence are not written
         out_THD = make(query_THD.shape, dtype=self.dtype if scale is None else torch.int8, device=query_THD.device)
-        lengths = [self.plan.longest] * rows.sequences  # not those of the rows: the tiles have to be the same for all
+        lengths = [self.plan.longest] * rows.sequences  # not the rows' own: the tiles have to be the same for all
         attention.launch(parts, rows.start, lengths, Scores(block.scaling, out_scale=scale), out_THD).run()
         return out_THD.flatten(1)
 
@@ -247,7 +247,7 @@ def merged(block: Block, dtype: torch.dtype) -> tuple[Int8Weight, qkv.Heads] | N
 
 
 def _scale_read_by(block: Block) -> float | None:
-    """Returns the scale of the codes that a block reads: that of the first of query, key and value that reads codes."""
+    """Returns the scale of the codes that a block reads: the first scale among query, key and value that read codes."""
     scales = (scale_of(layer) for layer in (block.query, block.key, block.value))
     return next((scale for scale in scales if scale is not None), None)
 

@@ -52,7 +52,7 @@ PROOF_TOKENS = 12
 MOST_LEFT = 0.5
 """Share of blocks with a code other than 0 up to which a layer is stored and multiplied in blocks."""
 SPELLINGS: Mapping[str, Activation] = {"gelu": "gelu", "silu": "silu", "swish": "silu"}
-REFUSAL = "model: its {} layers are not those of BERT, the only ones that the fused kernels run: {}"
+REFUSAL = "model: its {} layers differ from BERT's, the only ones that the fused kernels run: {}"
 
 
 class Otherwise(Exception):

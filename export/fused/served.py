@@ -39,7 +39,7 @@ class Engine:
         self._runner = Runner(folder / PLAN, device, properties["float_precision"], batch_sizes, lengths)
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Compiles kernels, measures tiles and records the passes of every size; that of rows without padding is not their shape."""
+        """Compiles kernels, measures tiles and records the passes of every size, which for rows without padding is not their shape."""
         self._runner.prepare()
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:

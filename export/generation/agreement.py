@@ -1,6 +1,6 @@
-"""Whether an engine that generates gives the tokens of torch, and how far its answers are from those of the float baseline.
+"""Whether an engine that generates gives the tokens of torch, and how far its answers are from the float baseline's.
 
-Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
+Before an engine is taken, its greedy answers to prompts from selection rows have to equal the answers of the same checkpoint in torch
 (`foundation.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken,
 the answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
 answers. Where they have references, BLEU and chrF tell what they are worth.

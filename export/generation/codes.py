@@ -150,7 +150,7 @@ class _Inputs:
 
 
 def rounded(value: Any, step: float) -> Any:
-    """Returns a float32 tensor rounded to static int8 codes times `step`, the codes being those of `foundation.schemes.int8.quantize`.
+    """Returns a float32 tensor rounded to static int8 codes times `step`, with the codes of `foundation.schemes.int8.quantize`.
 
     x * (1 / s) may differ from the x / s of torch in the last place of float32; nothing coarser comes between.
 

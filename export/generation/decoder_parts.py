@@ -1,4 +1,4 @@
-"""The parts of a decoder whose layers are those of Llama, found by structure and proved by computing with them.
+"""The parts of a decoder whose layers are built like Llama's, found by structure and proved by computing with them.
 
     x = embeddings[ids]
     in every layer   x += o(attention(rope(q(n1)), rope(k(n1)), v(n1)))     n1 = RMSNorm(x); in some models q and k of a head, too
@@ -152,9 +152,7 @@ def parts_of(model: nn.Module) -> Parts:
         parts = _found(known)
     except (Otherwise, AttributeError, TypeError) as error:
         why = f"{type(error.obj).__name__} has no {error.name}" if isinstance(error, AttributeError) and error.name else str(error)
-        raise InputError(
-            f"model: its {kind} layers are not those of Llama, the only ones that are written for ONNX Runtime: {why}"
-        ) from error
+        raise InputError(f"model: its {kind} layers differ from Llama's, the only ones that are written for ONNX Runtime: {why}") from error
     shape = (2, min(PROOF_TOKENS, parts.context))
     ids = torch.randint(known.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

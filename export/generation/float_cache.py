@@ -1,8 +1,8 @@
 """What it costs to keep keys and values in less than an engine computes in.
 
-The gate of parity asks whether a graph is that of torch, so that an engine answers it with a cache in the precision that it computes in.
-The cache that was asked for may then change answers: the engine as it is served is evaluated, not held to torch, and compared with the
-first.
+The gate of parity checks whether a graph computes what torch does, so that an engine answers it with a cache in the precision that it
+computes in. The cache that was asked for may then change answers: the engine as it is served is evaluated, not held to torch, and compared
+with the first.
 
     metrics    of the first, on the evaluation split; `predictions` is their file
     tokens     the greedy answers of both (`foundation.measure.tokens`)

@@ -58,7 +58,7 @@ def fused_graph(found: OnGrids) -> onnx.ModelProto:
     """Returns the graph of a decoder, float or quantized.
 
     Raises:
-        InputError: Its layers are not those of Llama, or are quantized in a scheme that MatMulNBits does not multiply.
+        InputError: Its layers are not built like Llama's, or are quantized in a scheme that MatMulNBits does not multiply.
     """
     others = sorted({type(scales).SCHEME for scales in found.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
     if others:

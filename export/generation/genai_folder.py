@@ -128,7 +128,7 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
 
 
 def write_generation_config(checkpoint: Path, folder: Path) -> None:
-    """Writes generation_config.json: that of the checkpoint, or one with the special tokens of its config.json."""
+    """Writes generation_config.json: the checkpoint's own, or one with the special tokens of its config.json."""
     given = checkpoint / "generation_config.json"
     if given.is_file():
         shutil.copyfile(given, folder / given.name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-"""Caches of keys and values, of all tokens or of a window; the last stands for a layer that reads those of another one."""
+"""Caches of keys and values, of all tokens or of a window; the last stands for a layer that reads the cache of another one."""
 
 
 def missing_keys(config: PreTrainedConfig, model_class: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The files beside a decoder that its text is read from, and those of OpenVINO GenAI where they say the same.
+"""The files beside a decoder that its text is read from, and the files of OpenVINO GenAI where they say the same.
 
     tokenizer.json, tokenizer_config.json, ...   as in the checkpoint, for Transformers
     chat.json                                    what Transformers reads beside tokenizer.json (`foundation.standalone.language_text`)

@@ -46,7 +46,7 @@ class Fused:
 
     model: onnx.ModelProto
     products: Mapping[str, tuple[str, str]]
-    """Names of the two products by that of the node that replaces them."""
+    """Names of the two products by the name of the node that replaces them."""
     left: Mapping[str, str]
     """Why a `pv` node stays, by its name."""
 

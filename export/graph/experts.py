@@ -2,9 +2,10 @@
 
     y_n = sum over e of  g_ne E_e(x_n),     g_ne = the router's weight of e for token n where e is among its k, else 0
 
-The answer is that of k experts for each token, up to the order of addition; the work is E / k times as large. What Transformers runs
-instead gathers tokens by expert, or the weights of experts by token: neither is an operator of ONNX, or it moves more than it multiplies. A
-few small experts are served well like that, dozens of large ones are not. Left out: kernels for mixtures (TensorRT-LLM, vLLM).
+The answer equals the sum over k experts for each token, up to the order of addition; the work is E / k times as large. What Transformers
+runs instead gathers tokens by expert, or the weights of experts by token: neither is an operator of ONNX, or it moves more than it
+multiplies. A few small experts are served well like that, dozens of large ones are not. Left out: kernels for mixtures (TensorRT-LLM,
+vLLM).
 
 Tensor names carry their shapes: N tokens, k experts of a token, E experts, D channels, F neurons.
 """
@@ -25,7 +26,7 @@ NAME = "compress_all_experts"
 
 
 def all_experts(module: Any, states_ND: Tensor, chosen_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
-    """Returns what a module of experts says, float32 `[N, D]`; the signature is that of Transformers' experts functions."""
+    """Returns the output of a module of experts, float32 `[N, D]`; the signature follows Transformers' experts functions."""
     number = int(module.num_experts)
     is_chosen_NkE = chosen_Nk[:, :, None] == torch.arange(number, device=chosen_Nk.device)
     gates_NE = (is_chosen_NkE * weights_Nk[:, :, None]).sum(dim=1)

@@ -337,7 +337,7 @@ def _without_masks() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporter's remarks (torchvision is not installed, a list of axes is empty, ...) beside those of Transformers."""
+    """Silences the exporter's remarks (torchvision is not installed, a list of axes is empty, ...) and Transformers' own."""
     levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
     for logger in levels:
         logger.setLevel(logging.ERROR)

@@ -57,7 +57,7 @@ def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
         out: The file to write.
 
     Returns:
-        `out`; inputs and outputs are those of `float_onnx`.
+        `out`; inputs and outputs are as in `float_onnx`.
 
     Raises:
         ValueError: A layer of quantization.json is not in the graph, a site is not in it exactly once, or weights are not on the grid
@@ -83,7 +83,7 @@ def read_scales(checkpoint: Path) -> dict[str, LayerScales]:
 def uint8_activations(model: onnx.ModelProto) -> onnx.ModelProto:
     """Derives the model whose activation codes are uint8 with zero-point 128: what ONNX Runtime on x86 has fast kernels for.
 
-    The codes are those of the int8 model plus 128, so every product and every sum is the same integer after the zero-point is taken
+    The codes are the int8 model's plus 128, so every product and every sum is the same integer after the zero-point is taken
     off. Weights stay int8.
 
     Args:

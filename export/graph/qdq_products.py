@@ -77,7 +77,7 @@ def _places(graph: onnx.GraphProto, sites: Sites) -> Iterator[tuple[str, Input, 
     """Yields for each tensor to quantize its name, the input of a node that it is, and its scale."""
     for site, scales in sites.products.items():
         node = _only(site, [node for node in graph.node if node.name == site and node.op_type == "MatMul"])
-        name = site.replace("/", ".")  # engines report nodes by name, and one that begins like that of the product would be taken for it
+        name = site.replace("/", ".")  # engines report nodes by name, and one that begins like the product's would be taken for it
         yield f"{name}_left", (node.name, 0), float(scales.left)
         yield f"{name}_right", (node.name, 1), float(scales.right)
     readers: dict[str, list[onnx.NodeProto]] = {}

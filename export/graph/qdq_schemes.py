@@ -115,7 +115,7 @@ def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> P
         rewrite: What becomes of the GEMM of a layer.
 
     Returns:
-        `out`; inputs and outputs are those of `float_onnx`.
+        `out`; inputs and outputs are as in `float_onnx`.
 
     Raises:
         ValueError: A layer is not in the graph, or its weights are not on the grid of its scales.

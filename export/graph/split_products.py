@@ -5,7 +5,7 @@
 GPT-2 computes queries, keys and values by one layer, `c_attn`. TensorRT's compiler moves a split behind a quantized product into its
 weight: it dequantizes the codes, cuts them, and multiplies in floats (seen on TensorRT-RTX 1.7.1: the layer reads int8 activations beside
 weights in half). With three products it finds three integer GEMMs, which it runs as one where that is faster, as it does in BERT. The
-integers stay those of the checkpoint, and so does every sum.
+integers stay as in the checkpoint, and so does every sum.
 
 The parts of node `<module>/MatMul` are `<module>/MatMul.0`, `.1`, ...; all keep the module.
 

@@ -168,7 +168,8 @@ def _asked(node: onnx.NodeProto | None, axis: int, known: KnownGraph) -> list[in
 
 
 def _first_input(node: onnx.NodeProto, axis: int, known: KnownGraph) -> int | None:
-    """Returns the axis of the first input whose rows are those of an axis of the output, for operations that read their others in full."""
+    """Returns the axis of the first input whose rows are the rows of an axis of the output, for operations that read their others in
+    full."""
     source, output = known.shapes.get(node.input[0], []), known.shapes[node.output[0]]
     rank = len(source)
     match node.op_type:
@@ -215,7 +216,7 @@ def write_narrowed(
         graph: The graph, changed in place.
         asked: What `ask` returned.
         known: The shapes; says which tensors have fewer rows already.
-        narrow: Makes the node that takes some rows of a tensor, given its name, that of the output, and the axis.
+        narrow: Makes the node that takes some rows of a tensor, given its name, the output's name, and the axis.
         word: What names of narrowed tensors end in.
     """
     made: dict[tuple[str, int], str] = {}

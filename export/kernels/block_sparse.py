@@ -12,8 +12,8 @@ A block at the right or bottom edge is stored whole, with zeros past the end. Th
 codes is the price of sparsity. `Index` is made of the bitmap when a weight is loaded: where each strip of outputs begins among the blocks,
 and from which inputs each block reads.
 
-One program computes the outputs of one strip and loops over its blocks. Bound: sums exact, so that the outputs equal those of the dense
-kernel of `gemm` to the bit.
+One program computes the outputs of one strip and loops over its blocks. Bound: sums exact, so that the outputs equal the outputs of the
+dense kernel of `gemm` to the bit.
 
 Shape suffixes: N rows, I inputs, O outputs, S x T blocks, B blocks left, b side of a block.
 """

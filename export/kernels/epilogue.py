@@ -9,8 +9,8 @@ y is `foundation.schemes.int8.Int8Linear` and `DynamicInt8Linear` to the bit: th
 own.
 
 Bounds: without an activation the output equals the torch reference to the bit, requantized or not. With one, |z - f(y)| <= 2^-20 |y| in
-float32 (erff of CUDA is good to 2 units in the last place, ex2.approx to 2 more), and codes equal those of the exact f(y) / s_out unless it
-lies within 2^-20 |y| / s_out + 2^-16 of a tie.
+float32 (erff of CUDA is good to 2 units in the last place, ex2.approx to 2 more), and codes equal the codes of the exact f(y) / s_out
+unless it lies within 2^-20 |y| / s_out + 2^-16 of a tie.
 
 Shape suffixes: N rows, I inputs, O outputs.
 """

@@ -69,7 +69,7 @@ def int8_gemm(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: O
 
 
 def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor, tile: Tile | None = None) -> Launch:
-    """Returns the launch behind `int8_gemm`; without a tile in that of `tile_of`. No tile changes a bit of the outputs."""
+    """Returns the launch behind `int8_gemm`; without a tile in the tile of `tile_of`. No tile changes a bit of the outputs."""
     (rows, inputs), outputs = x_NI.shape, weight.codes.shape[0]
     tile, scales_N = tile or tile_of(rows), scale if isinstance(scale, Tensor) else None
     arguments = {

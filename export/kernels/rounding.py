@@ -22,7 +22,8 @@ SMALLEST = tl.constexpr(SMALLEST_SCALE)
 
 @triton.jit
 def int8_codes(x: tl.tensor, scale: tl.tensor, LOW: tl.constexpr) -> tl.tensor:
-    """Returns the codes of a float32 block, int8 in [LOW, 127]; `scale` is float32, positive, of a shape that broadcasts to that of `x`."""
+    """Returns the codes of a float32 block, int8 in [LOW, 127]; `scale` is float32, positive, of a shape that broadcasts to the shape of
+    `x`."""
     steps = tl.minimum(tl.maximum(tl.div_rn(x, scale), LOW), 127.0)
     return ((steps + SPACING_ONE) - SPACING_ONE).to(tl.int8)
 

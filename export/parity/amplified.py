@@ -55,8 +55,8 @@ def further_in_more_rows(task: Task, floating: Array, torch_answers: Array, engi
     Args:
         task: A task whose predictions are tokens.
         floating: Answers with grid weights and float activations, float32 [n, T, 2].
-        torch_answers: Those of torch's integers.
-        engine: Those of the engine.
+        torch_answers: Answers of torch's integers.
+        engine: Answers of the engine.
     """
     for what, own, found in zip(("predictions", "nll"), *(_distances(task, floating, one) for one in (torch_answers, engine)), strict=True):
         further, nearer = int((found > own).sum()), int((found < own).sum())

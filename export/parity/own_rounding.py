@@ -2,7 +2,7 @@
 
 OpenVINO does it in groups that are smaller than the token of torch.
 
-The codes that such an engine makes are neither shown nor those of torch. On a large model the two differ in many predictions, since both
+The codes that such an engine makes are not shown, and differ from torch's. On a large model the two differ in many predictions, since both
 round, and each in its own way. What can be asked is that the engine is no further from the exact answer than torch is:
 
     d(engine, float) <= d(torch, float)
@@ -45,7 +45,7 @@ Array = NDArray[Any]
 ALPHA = 0.01
 """Share of the engines no further from float than torch that the sign test refuses."""
 NEAR = 1.1
-"""Factor by which the median difference of an engine may exceed that of torch."""
+"""Factor by which the median difference of an engine may exceed torch's."""
 
 
 @contextmanager
@@ -139,15 +139,15 @@ def fewer_than_chance(floating: Array, torch: Array, engine: Array) -> str | Non
 
     Args:
         floating: Answers with grid weights and float activations, int32 [n, T].
-        torch: Those of torch's integers.
-        engine: Those of the engine.
+        torch: Answers of torch's integers.
+        engine: Answers of the engine.
     """
     own, found = ((answers == floating).all(axis=1) for answers in (torch, engine))
     lost, won = int((own & ~found).sum()), int((found & ~own).sum())
     if tail(lost, lost + won) >= ALPHA:
         return None
     return (
-        f"{int(found.sum())} of {len(floating)} answers are those with float activations, {int(own.sum())} those of torch; {lost} are only "
+        f"{int(found.sum())} of {len(floating)} answers are as with float activations, {int(own.sum())} as in torch; {lost} are only "
         f"torch's, {won} only the engine's"
     )
 
@@ -163,8 +163,8 @@ def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array,
     Args:
         task: The task.
         floating: Answers with grid weights and float activations, float32 [n, C] or [n, T, 2].
-        torch: Those of torch's integers.
-        engine: Those of the engine.
+        torch: Answers of torch's integers.
+        engine: Answers of the engine.
         labels: Labels of the rows.
     """
     own, found = (compare_predictions(task, floating, answers, labels) for answers in (torch, engine))

@@ -130,7 +130,7 @@ def compare_layer(gemm: QuantizedGemm, x: Array, codes: Array, y: Array) -> Laye
 
 
 def compare_codes(x: Array, codes: Array, scale: NDArray[np.float32]) -> tuple[int, int]:
-    """Returns how many codes of a tensor differ from those of torch, and how many of these lie on a rounding boundary, off by one.
+    """Returns how many codes of a tensor differ from torch's, and how many of these lie on a rounding boundary, off by one.
 
     Args:
         x: The float tensor in the engine, float32.

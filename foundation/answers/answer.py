@@ -43,7 +43,7 @@ class Answer(ABC):
 
         Args:
             reference: Predictions of one backend, float32 `[n, ...]`.
-            answers: Those of another one, of the same shape.
+            answers: The answers of another model, of the same shape.
 
         Returns:
             Which predictions differ, bool `[N]`, and the absolute differences that go with `DIFFERS`, float64 `[...]`.
@@ -83,7 +83,7 @@ class Answer(ABC):
 
 def divergences(reference: Array, logits: Array) -> Array:
     """Returns KL(p || q) of each row, float64 `[n]`, with p and q the softmax of reference and logits `[n, C]`."""
-    step = max(1, LOGIT_BYTES // (8 * max(1, reference.shape[1])))  # those of a block of tokens in float64 would take gigabytes
+    step = max(1, LOGIT_BYTES // (8 * max(1, reference.shape[1])))  # logits of a block of tokens in float64 would take gigabytes
     parts = [_divergence(reference[start : start + step], logits[start : start + step]) for start in range(0, len(reference), step)]
     return np.concatenate(parts) if parts else np.zeros(0)
 

@@ -41,7 +41,7 @@ class Spans(Answer):
         return changed, np.concatenate([first, apart])
 
     def unit(self, labels: Array, reference: Array) -> float:
-        """The standard deviation of the kept logits of the reference: those of two heads differ by orders of magnitude."""
+        """The standard deviation of the kept logits of the reference: logits of two heads differ by orders of magnitude."""
         return _deviation(reference)
 
     def _tied(self, reference: Array, answers: Array, changed: Array) -> Array:
@@ -56,8 +56,8 @@ class Spans(Answer):
         return tied
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
-        """The mean over start and end of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than that of
-        all tokens."""
+        """The mean over start and end of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than the
+        divergence of all tokens."""
         ours, theirs = spans.sides_of(reference), spans.sides_of(logits)
         same = _same(ours, theirs)
         log_p, log_q = ours.logits.astype(np.float64) - ours.total[..., None], theirs.logits.astype(np.float64) - theirs.total[..., None]

@@ -37,7 +37,7 @@ class Transcripts(Answer):
         return changed, apart[same]
 
     def unit(self, labels: Array, reference: Array) -> float:
-        """The standard deviation of the kept logits of the reference: those of two heads differ by orders of magnitude."""
+        """The standard deviation of the kept logits of the reference: logits of two heads differ by orders of magnitude."""
         return _deviation(reference)
 
     def _tied(self, reference: Array, answers: Array) -> Array:
@@ -49,8 +49,8 @@ class Transcripts(Answer):
         return np.asarray((~_real(reference) | (logits[..., 0] - other <= limit)).all(axis=1))
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
-        """The mean over the frames of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than that of
-        all tokens."""
+        """The mean over the frames of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than the
+        divergence of all tokens."""
         same, real = _same(reference, logits), _real(reference)
         log_p, log_q = (of[..., Part.LOGITS].astype(np.float64) - of[..., Part.TOTAL, None] for of in (reference, logits))
         shared_p, shared_q = same.any(axis=3), same.any(axis=2)
@@ -82,5 +82,5 @@ def _deviation(reference: Array) -> float:
 
 
 def _same(ours: Array, theirs: Array) -> Array:
-    """Returns which kept tokens are the same, bool `[n, F, K, K]`, the first K those of `ours`."""
+    """Returns which kept tokens are the same, bool `[n, F, K, K]`, the first K from `ours`."""
     return np.asarray((ours[..., Part.IDS, None] == theirs[..., None, Part.IDS]) & (ours[..., Part.IDS, None] != NO_TOKEN))

@@ -40,7 +40,7 @@ class Value(Answer):
         return answers[:, 0] if taught is None else taught(labels, answers)
 
     def unit(self, labels: Array, reference: Array) -> float:
-        """The standard deviation of the labels; where only the order of candidates counts, that of the reference."""
+        """The standard deviation of the labels; where only the order of candidates counts, the standard deviation of the reference."""
         of = reference if candidates.are_candidates(labels) else labels
         return float(np.std(of.astype(np.float64))) or 1.0
 

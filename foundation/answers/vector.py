@@ -1,6 +1,6 @@
 """A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`foundation.core.forms.vectors`).
 
-Where documents are searched labels are `[n, 2 + 2 k]` (`foundation.core.forms.relevance`), those of images and texts `[n, 3]`
+Where documents are searched labels are `[n, 2 + 2 k]` (`foundation.core.forms.relevance`), labels of images and texts `[n, 3]`
 (`foundation.core.forms.zero_shot`, `foundation.core.forms.captions`).
 """
 

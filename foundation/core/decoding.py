@@ -48,7 +48,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
     """Texts that end the answer, which goes up to the character before them. Its tokens go up to the one that completes the stop text."""
     stop_tokens: tuple[int, ...] = ()
-    """Token ids that end the answer, besides those of the model."""
+    """Token ids that end the answer, besides the model's own."""
     seed: int = 0
     """Seed of the sampling."""
     ignore_end: bool = False
@@ -115,13 +115,13 @@ class Answer:
     """What a language model answered to one prompt."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """Token ids of each answer, best first, with the end token or those of the stop text; one unless more were asked."""
+    """Token ids of each answer, best first, with the end token or the tokens of the stop text; one unless more were requested."""
     seconds: tuple[float, ...]
     """When each token of a single answer came, counted from the start of all prompts; empty for a search with beams."""
     proposed: int = 0
     """Tokens that were proposed to the model (`foundation.core.speculation`)."""
     accepted: int = 0
-    """Those of them that it took: tokens of the answer that cost no step of the model."""
+    """Proposed tokens that it accepted: tokens of the answer that cost no step of the model."""
 
     def message(self) -> dict[str, Any]:
         """Returns the answer as JSON types."""

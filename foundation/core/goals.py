@@ -33,7 +33,7 @@ class Goals(Config):
     """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
     metric: str | None = None
-    """The metric that `max_drop`, the headline and the choice of what is served are about: one of those of the task
+    """The metric that `max_drop`, the headline and the choice of what is served are about: a metric of the task
     (`compress list tasks`), or for classes `recall:LABEL`, `precision:LABEL` or `f1:LABEL` of one of them. null: the primary metric.
     What quantization may lose on selection rows with labels is counted in it too; trainings choose by the primary metric in any case."""
     max_drop: Annotated[float, Field(ge=0, json_schema_extra={"maximum": 1})] | None = None
@@ -48,8 +48,8 @@ class Goals(Config):
     min_throughput: Annotated[float, Field(gt=0)] | None = None
     """Minimum throughput of the served model in rows per second, at its best target shape."""
     max_bleu_drop: Annotated[float, Field(ge=0, le=100)] | None = None
-    """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus those of the last variant
-    in the engine that answers."""
+    """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus the answers of the last
+    variant in the engine that answers."""
     int8_faster: bool | None = None
     """Whether the fastest int8 engine of the last variant must be faster than the fastest float engine of the model it was made of, at the
     largest shape, whichever of them is served. null: the report says so as a finding, and no goal is missed. false: it says nothing."""

@@ -183,6 +183,6 @@ def student(groups: float, confidence: float = CONFIDENCE) -> float:
         groups: Effective number of groups.
         confidence: Coverage, between 0 and 1.
     """
-    from scipy.special import stdtrit  # that of scipy.stats, which takes a second to import
+    from scipy.special import stdtrit  # also in scipy.stats, which takes a second to import
 
     return float(stdtrit(max(groups - 1, LEAST_FREEDOM), (1 + confidence) / 2))

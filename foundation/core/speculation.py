@@ -5,7 +5,7 @@
     draft     a smaller model with the same tokenizer proposes its k most likely next tokens
     look-up   the text proposes (Saxena 2023, prompt look-up decoding): where its last tokens occurred before, what followed them there
 
-Greedy answers are those of the model alone, token for token, as far as sums over k + 1 tokens at once round as those over one.
+Greedy answers equal the answers of the model alone, token for token, as far as sums over k + 1 tokens at once round as those over one.
 
 Left out: sampling with a draft, since OpenVINO GenAI accepts draft tokens by a rule that changes the distribution, and beams.
 """

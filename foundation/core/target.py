@@ -31,7 +31,7 @@ class Target(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the engines run on; training, evaluation and quantization always use a GPU if there is one."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
-    """Engines to build, in order of preference: that of the report, and of what is served where `serve` is first."""
+    """Engines to build, in order of preference, for the report, and for what is served where `serve` is first."""
     serve: Literal["fastest", "first"] = "fastest"
     """What is served and held against the goals. fastest: of the last variant and the float model that it was made of, in every engine,
     mode and float precision, the one that misses the fewest goals, and of these the fastest. first: the last variant in the first engine.
@@ -53,7 +53,7 @@ class Target(Config):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths that rows are padded to, besides data.max_length; those of `auto` once they are chosen."""
+        """Lengths that rows are padded to, besides data.max_length; the lengths of `auto` once they are chosen."""
         return self.buckets if isinstance(self.buckets, tuple) else self.sequence_lengths
 
     def has_lengths(self, task: Task) -> bool:

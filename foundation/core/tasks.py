@@ -132,7 +132,7 @@ TASKS: Mapping[str, Facts] = {
             columns="{text: sentence1, text_pair: sentence2, label: label}",
         ),
     ),
-    "image-text": Facts(  # before the other tasks of vectors: `task_of` takes the first whose classes have that of a checkpoint
+    "image-text": Facts(  # before the other tasks of vectors: `task_of` takes the first one that has the class of a checkpoint
         modality="image",
         answer="vector",
         columns=("image", "label"),

@@ -123,7 +123,7 @@ def _check_ids(query: str, document: str, queries: Mapping[str, str], documents:
 
 
 def _found(path: Path) -> Path | None:
-    """Returns the path of a file, or that of its compressed form; None where there is neither."""
+    """Returns the path of a file, or of its compressed form; None where there is neither."""
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.exists()), None)
 
 

@@ -8,7 +8,7 @@ A folder in the layout of BEIR (`foundation.data.beir`) has what a first search 
     selection   the same of dev; else the inverse cloze task (`foundation.data.judged_texts`) on documents that are held out, each first
                 sentence with its own rest and the rests of 9 others
     train       lists: a relevant document of a query of train and 7 documents that are not relevant to it; where train is missing the
-                first sentence of a document with its own rest and those of 7 others. Each list has a number of its own, so that losses
+                first sentence of a document with its own rest and the rests of 7 others. Each list has a number of its own, so that losses
                 compare what is in it (`foundation.training.losses.candidates`)
 
 What is wrong in a list: `foundation.data.wrong_candidates`.
@@ -126,7 +126,7 @@ def _numbered(rows: list[Row], grades: Sequence[Sequence[int]], known: Sequence[
 
 
 def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns the first sentences and rests of documents, and those of documents that are held out."""
+    """Returns the first sentences and rests of documents, and the same of documents that are held out."""
     rows: list[Row] = [parts for text in dict.fromkeys(read.documents.values()) if (parts := opening(text)) is not None]
     if len(rows) < 2:
         return [], []
@@ -136,7 +136,7 @@ def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def _opening_lists(parts: Sequence[tuple[str, str]]) -> Split:
-    """Returns each first sentence with its own rest, and with those of the documents behind it."""
+    """Returns each first sentence with its own rest, and with the rests of the documents behind it."""
     wrong = min(WRONG, len(parts) - 1)
     rows: list[Row] = [
         (first, parts[(number + step) % len(parts)][1]) for number, (first, _) in enumerate(parts) for step in range(wrong + 1)

@@ -143,7 +143,7 @@ class Windows(Config):
     stride: Annotated[int, Field(ge=0, le=65535)] | None = None
     """How many tokens two windows share; by default a third of `data.max_length`."""
     aggregate: Literal["mean", "max"] = "mean"
-    """What the logits of a text are of those of its windows: the mean, or of each label the largest, so that one window is enough to find
+    """How window logits are pooled: the mean, or for each label the largest, so that one window is enough to find
     it."""
 
 
@@ -215,7 +215,7 @@ class DataConfig(Config):
     says so beside every figure. Not for tasks that search documents, whose evaluation queries are never trained on."""
     max_seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """For models that read waveforms, which need it: the longest sound in seconds; of longer ones the beginning is read. Models that read
-    spectrograms have one size, that of their preprocessor_config.json, and ignore it."""
+    spectrograms have one size, as preprocessor_config.json says, and ignore it."""
     max_expanded_gb: Annotated[float, Field(gt=0, le=1_000_000)] = 4.0
     """Maximum size of one compressed file (.gz, .tgz, parquet) when expanded, in 10^9 bytes."""
 

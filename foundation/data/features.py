@@ -1,4 +1,5 @@
-"""The names by which the datasets library numbers classes: those of ClassLabel columns, also in lists, as for sets of labels and for tags.
+"""The names by which the datasets library numbers classes: the names of ClassLabel columns, also in lists, as for sets of labels and for
+tags.
 
     parquet          the entry `huggingface` of its schema: {"info": {"features": {...}}}
     other tables     dataset_info.json beside the file, or in the folder above: {"features": {...}}

@@ -1,20 +1,21 @@
 """Queries and documents as the rows of a run.
 
     evaluation  the judged queries of test (else dev), and all documents
-    selection   the judged queries of dev, else a part of those of train, with the documents they were judged on and at most 2,000 others
+    selection   the judged queries of dev, else a part of the judged queries of train, with the documents they were judged on and at most
+                2,000 others
     train       pairs of a query of train and a document that is relevant to it; with `data.negatives` also documents that are not, of those
                 that a first search found (candidates/train.tsv)
 
 Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
 
-Without judgements of train, training and calibration read documents: those of the evaluation too, as whoever builds an index has them, but
+Without judgements of train, training and calibration read documents: the evaluation's too, as whoever builds an index has them, but
 no query. Selection, where dev is missing as well, is then the inverse cloze task (https://arxiv.org/abs/1906.00300) on documents that are
 held out: the first sentence of each is a query, the rest the document that has to be found.
 
-Negatives are evenly spread over the first 50 documents that were found, and those of a query with several relevant documents are dealt out
-to these. The nearest ones alone are often relevant, and were not judged.
+Negatives are evenly spread over the first 50 documents that were found, and the negatives of a query with several relevant documents are
+dealt out to these. The nearest ones alone are often relevant, and were not judged.
 
-Where the recipe gives no prompts, those of the model count: without them a model that was trained with prompts finds less.
+Where the recipe gives no prompts, the model's count: without them a model that was trained with prompts finds less.
 """
 
 from __future__ import annotations

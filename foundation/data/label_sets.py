@@ -65,7 +65,7 @@ def are_vectors(sources: Sequence[Labelled], count: int | None, given: bool | No
     found = [_verdict(source, count) for source in sources]
     if "vectors" in found and "lists" in found:
         one, other = (sources[found.index(verdict)] for verdict in ("vectors", "lists"))
-        both = f"{other.place(0)}: labels {shown(other.labels[0], 40)} are a list of labels, those of {one.place(0)} a vector of 0 and 1"
+        both = f"{other.place(0)}: labels {shown(other.labels[0], 40)} are a list of labels, {one.place(0)} has a vector of 0 and 1"
         raise InputError(f"{both}; give one of both everywhere, or set {KEY}")
     if "either" not in found or "vectors" in found or "lists" in found:
         return "vectors" in found
@@ -124,7 +124,7 @@ def _bit(member: Any) -> int | None:
 
 
 def set_names(sources: Sequence[Labelled], *, vectors: bool = False) -> tuple[str, ...]:
-    """Returns the names of all labels of a train split, ordered by id; those of vectors are LABEL_0, LABEL_1, ..., as in Transformers.
+    """Returns the names of all labels of a train split, ordered by id; the labels of vectors are LABEL_0, LABEL_1, ..., as in Transformers.
 
     Raises:
         InputError: See `foundation.data.labels.class_names`; or a cell is neither a list nor a text.
@@ -142,7 +142,7 @@ def set_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, *,
         sources: The files of the split.
         names: Names of the labels by id.
         origin: Where the names come from, for the message.
-        numbered: Whether the names come with ids of their own, as those of a model do.
+        numbered: Whether the names come with ids of their own, as the names of a model do.
         vectors: Whether cells are vectors with 0 or 1 for each label.
 
     Raises:

@@ -129,7 +129,7 @@ def own_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
 
 
 def matched_by_place(sources: Sequence[Labelled], names: tuple[str, ...]) -> str:
-    """Returns which classes of a split are those of the model by their place alone, in words; empty where their names are the same."""
+    """Returns which classes of a split match the model's by their place alone, in words; empty where their names are the same."""
     return next((words for source in sources if source.label_names and (words := by_place(source.label_names, names))), "")
 
 
@@ -140,7 +140,7 @@ def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, 
         sources: The files of the split.
         names: Class names by id.
         origin: Where the names come from, for the message.
-        numbered: Whether the names come with ids of their own, as those of a model do.
+        numbered: Whether the names come with ids of their own, as the names of a model do.
 
     Raises:
         InputError: A label is not among the names; the message lists the first few with file and line.

@@ -106,7 +106,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     if vectors:
         log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
     elif not predicts_values and (pairs := labels.matched_by_place(every, names)):
-        log(f"data: the classes of the data have other names than those of {origin}, and are matched by their place: {pairs}")
+        log(f"data: the classes of the data have other names than {origin}, and are matched by their place: {pairs}")
     splits = _label(sources, convert)
     if not unlabelled:
         with_test(splits, config.path, log)

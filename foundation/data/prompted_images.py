@@ -3,7 +3,7 @@
     selection, evaluation   x_1 ... x_n, t_11, t_12, ...    every image, and every class in every template
     train                   x_1, t_1, x_2, t_2, ...         pairs: every image with its class in one of the templates, which take turns
 
-Templates hold `{}` where the name goes; underscores of a name become spaces. Rows were divided into splits before: the texts are those of
+Templates hold `{}` where the name goes; underscores of a name become spaces. Rows were divided into splits before: the texts come from
 the recipe and no secret.
 """
 

@@ -90,7 +90,7 @@ def load_questions(config: DataConfig, task: Task, tokenizer: str | TrainTokeniz
 
 
 def _by_context(split: Split) -> tuple[Split, Split]:
-    """Returns the questions of some contexts, and those of the others."""
+    """Returns the questions of some contexts, and the questions of the others."""
     contexts = [row[1] for row in split.rows if isinstance(row, tuple)]
     once: list[Any] = list(dict.fromkeys(contexts))
     chosen = set(map(str, hold_out(Split(once, np.zeros(len(once))), HOLD_OUT_SHARE)[1].rows))

@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile(r"[-+]?[\d.]*(?:[eE][-+]?\d+)?")
 
 
 class Quotes:
-    """Whether lines of tab-separated fields are those of a writer with quotes."""
+    """Whether lines of tab-separated fields come from a writer with quotes."""
 
     def __init__(self) -> None:
         self.width = 0

@@ -19,8 +19,8 @@ FEWEST = 20
 
 
 def unlike(data: Data) -> str | None:
-    """Returns a warning if the median length of the selection rows is far from that of the evaluation rows; None if it is near, or if the
-    rows are not texts."""
+    """Returns a warning if the median length of the selection rows is far from the median length of the evaluation rows; None if it is
+    near, or if the rows are not texts."""
     selection, evaluation = _lengths(data.selection.rows), _lengths((data.hidden or data.evaluation).rows)
     if min(len(selection), len(evaluation)) < FEWEST:
         return None

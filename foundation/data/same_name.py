@@ -40,7 +40,7 @@ class SameName:
 
 
 def merged(every: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the names of several files, each by id, as one list: those of the first, and behind them what only others have."""
+    """Returns the names of several files, each by id, as one list: the names of the first, and behind them what only others have."""
     found: dict[str, str] = {}
     for names in every:
         same = SameName(names)

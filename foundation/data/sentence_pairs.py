@@ -9,11 +9,11 @@
       with margins                                            the same, and the margin of each negative, on the train split
 
 A file is of the first kind where it has a column of scores, of the last where the recipe names some of negatives. All files of a split are
-of one kind. Rows to train on may be of any; what a model is judged by is that of the task, for evaluation and for selection.
+of one kind. Rows to train on may be of any; the task says what a model is judged by, for evaluation and for selection.
 
-Texts are cut apart after rows were divided into splits: those of a row are always in the same one. Rows are told apart by their first two
-texts, so that no pair of the selection split is trained on as part of a triplet. The scale of the scores changes no metric, as these are
-correlations, and gives the loss of training a cosine to learn; without scores to train on they stay as they are.
+Texts are cut apart after rows were divided into splits: the texts of a row are always in the same one. Rows are told apart by their first
+two texts, so that no pair of the selection split is trained on as part of a triplet. The scale of the scores changes no metric, as these
+are correlations, and gives the loss of training a cosine to learn; without scores to train on they stay as they are.
 """
 
 from __future__ import annotations

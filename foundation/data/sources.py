@@ -247,7 +247,7 @@ def check_table_keys(config: DataConfig, files: Iterable[Path] = ()) -> None:
 
 
 def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
-    """Returns the columns of pairs by their keys, without that of the scores where nobody named it and the data have none.
+    """Returns the columns of pairs by their keys, without the key of the scores where nobody named it and the data have none.
 
     Args:
         given: What the recipe says.
@@ -271,7 +271,7 @@ def _without_margins(named: Mapping[str, Column], split: str) -> dict[str, Colum
         return {key: column for key, column in named.items() if key not in margins}
     if margins and "negative" not in named:
         given = f"data.columns.margin: {named[margins[0]]!r} given without data.columns.negative"
-        raise InputError(f"{given}; a margin is that of a negative: give both, or leave it out")
+        raise InputError(f"{given}; a margin belongs to a negative: give both, or leave it out")
     return dict(named)
 
 
@@ -394,7 +394,7 @@ def _listed(cells: Sequence[Any], place: str) -> list[Any]:
 
 
 def _margins(cells: Sequence[Any], texts: Sequence[Row], place: str) -> tuple[float, ...]:
-    """Returns the margins of the negatives of a row; of equal texts that of the first one."""
+    """Returns the margins of the negatives of a row; equal texts take the margin of the first one."""
     given = [one for cell in cells for one in (cell if isinstance(cell, list) else [cell]) if len(cells) == 1 or one not in (None, "")]
     if len(given) != len(texts):
         raise InputError(f"{place}: {len(given)} margin(s) given for {len(texts)} negative(s); one for each negative is needed")
@@ -462,7 +462,7 @@ def _check_task(name: str, task: Task, modality: str | None = None) -> str:
     """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
     given = TASKS[task].modality
     if TASKS[task].captioned:
-        raise InputError(f"data.path: {name}: images of classes, and those of {task} have captions; a table with both columns is allowed")
+        raise InputError(f"data.path: {name}: images of classes, and images of {task} have captions; a table with both columns is allowed")
     if given not in KINDS or modality not in (None, given):
         allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)) and not row.captioned)
         what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"

@@ -8,7 +8,7 @@
 Rows are identified by what a model reads of them (texts, image bytes or token ids, without the label or the target), and rows with equal
 content stay together. Nothing is learned, calibrated or decided on rows that results are reported of, and nothing is decided on rows that
 were trained on: rows in evaluation are removed from train and selection, rows in selection from train. `data.keep_evaluation_rows` leaves
-those of evaluation in train, and the report says how many they are.
+rows of evaluation in train, and the report says how many they are.
 
 Where it is known which rows are of one document (`Split.documents`: the context of questions, documents of sentences), selection rows are
 whole documents, so that no part of a text is trained on and another part decides.
@@ -42,7 +42,7 @@ SELECTION_SHARE = 0.05
 SELECTION_ROWS = (200, 2000)
 LARGEST_SHARE = 0.2
 Judge = Literal["evaluation", "selection"]
-"""Rows that models are judged on. selection: those of a candidate of a search, which must not see evaluation rows."""
+"""Rows that models are judged on. selection: a candidate of a search is judged on them, as it must not see evaluation rows."""
 
 
 def content_key(row: Row) -> bytes:
@@ -105,8 +105,8 @@ class Split:
 
     @cached_property
     def runs(self) -> np.ndarray:
-        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 or more for those with negatives, those of the
-        candidates of a query, else 1 (`foundation.core.runs`)."""
+        """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 or more for texts with negatives, the sizes of
+        the candidates of a query, else 1 (`foundation.core.runs`)."""
         return form_of(self.labels).together(self.labels)
 
     @property
@@ -189,7 +189,7 @@ class Data:
 
     @property
     def never_trained(self) -> list[Row]:
-        """The rows that no model may learn from: those of the evaluation and the selection split."""
+        """The rows that no model may learn from: the rows of the evaluation and the selection split."""
         return [*(self.hidden or self.evaluation).rows, *self.selection.rows]
 
     def judged_on(self, judge: Judge) -> Data:

@@ -106,7 +106,7 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
 
 
 def column_names(table: Table) -> list[str]:
-    """Returns the names of the columns of a file: those of its header, its schema, or its first JSON object; none without a header.
+    """Returns the names of the columns of a file: from its header, its schema, or its first JSON object; none without a header.
 
     Raises:
         InputError: The file cannot be read in the format of its extension.
@@ -411,7 +411,7 @@ def read_hub(
         subset: Configuration of the data set.
         columns: The wanted columns.
         log: Receives a message that data may be downloaded.
-        optional: Those of them that a split may lack; its rows then have no cell for them.
+        optional: The columns that a split may lack; its rows then have no cell for them.
 
     Returns:
         Split name -> rows of cells (images and sounds as encoded bytes), and the features of the columns.

@@ -1,11 +1,11 @@
 """Data for speech-recognition: sounds with the texts that are spoken in them (`foundation.core.forms.transcripts`).
 
-The vocabulary is that of the model, or of a new head the characters of the train split behind the blank, the token for unknown characters
-and the one between words. White space of any kind and length is one space. If a model writes in capitals or in small letters alone, texts
-are brought to that case.
+The vocabulary comes from the model, or for a new head from the characters of the train split behind the blank, the token for unknown
+characters and the one between words. White space of any kind and length is one space. If a model writes in capitals or in small letters
+alone, texts are brought to that case.
 
 Characters that the vocabulary lacks are not learned, and count as wrong where they are in a text. The log says how many there are. If they
-are more than half, the texts are not those of the model.
+are more than half, the texts do not belong to the model.
 """
 
 from __future__ import annotations

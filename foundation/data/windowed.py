@@ -1,7 +1,8 @@
 """Training rows of classifiers that read long texts in windows: the text of every window is a row, with the label of its text.
 
 Texts are divided into splits first, so that all windows of a text are in one split. Evaluation and selection rows stay whole: they have one
-answer each, which is put together of those of their windows (`foundation.standalone.windows.merged`). So do the rows that a server is sent.
+answer each, which is put together from the answers of their windows (`foundation.standalone.windows.merged`). So do the rows that a server
+is sent.
 
     text of a window   the characters of its tokens; tokenized on its own it may differ by a token where it begins within a word
 """
@@ -30,7 +31,7 @@ def in_windows(data: Data, config: DataConfig, tokenizer: str | None, log: Log) 
     Args:
         data: Single texts with class ids, or sets of them.
         config: The data section.
-        tokenizer: Hub id or folder of a tokenizer (or of a model); None: that of the data.
+        tokenizer: Hub id or folder of a tokenizer (or of a model); None: the data's.
         log: Receives how many windows there are.
 
     Raises:

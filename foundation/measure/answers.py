@@ -40,7 +40,7 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
-    words are tagged those of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
+    words are tagged the logits of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
     contexts `[b, 168]` (`foundation.core.forms.spans`); of the frames of sounds `[b, F, 10]` (`foundation.core.forms.transcripts`)."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)

@@ -11,7 +11,7 @@ Modules are replaced in memory for a trial and restored afterwards. The distance
 The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. A language
 model takes as many blocks as have logits that fit in `LOGIT_BYTES`, and at least `LEAST_BLOCKS`. Its logits are never held for more than
 one batch: what its head read from the original model is held instead, float [n, L, D], and the head computes the original logits again
-beside those of the compressed model. This needs the head to stay as it is.
+next to the compressed model. This needs the head to stay as it is.
 
 The distance d_i of each row gives a 95 % interval of the mean m. A row is a whole block for generation, as its tokens depend on each
 other. Rows that belong together (`foundation.data.groups`) count as groups g = 1 ... G. Of a group e_g is the sum of d_i - m:
@@ -316,8 +316,8 @@ def bound_of(before: float, floor: float) -> float:
 
 
 def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
-    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, those of whole ones;
-    of images and texts all texts (`foundation.core.forms.zero_shot.spread`)."""
+    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, the rows of whole
+    ones; of images and texts all texts (`foundation.core.forms.zero_shot.spread`)."""
     if labels is None:
         return spread(rows, count)
     return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]

@@ -1,7 +1,7 @@
 """What is served: the configuration that misses the fewest goals, and of these the fastest.
 
-A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Those of the last variant compete with those
-of the float model that it was made of, so that int8 is served where it wins and float where it does not.
+A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Configurations of the last variant compete
+with configurations of the float model that it was made of, so that int8 is served where it wins and float where it does not.
 
     time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles,
              or of the highest lower one that all candidates have (a p99 needs 200 samples); with goals.min_throughput and no limit on
@@ -10,12 +10,12 @@ of the float model that it was made of, so that int8 is served where it wins and
              time, or within `FAR` with a 95 % interval of the ratio that reaches `CLOSE`
     simplest the smallest files (within `SAME_SIZE`), then one precision before two, then by the order of `MODES`, then the least time
 
-The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns, and ratios
+The time is relative, so no shape outweighs another. All figures come from one latency step, in which the engines took turns, and ratios
 are formed within turns (`foundation.measure.turns`). With noise in the times every configuration near the fastest one is the fastest now
 and then. `CLOSE` is wider than that noise, so that size and simplicity choose among them, which no noise changes. The metric is that of the
 evaluation split; a configuration is chosen by it only where it decides whether `goals.max_drop` is met.
 
-Not here: other numbers of threads than that of the target, and engines that answer prompts (`foundation.measure.fastest_answers`).
+Not here: other numbers of threads than the target's, and engines that answer prompts (`foundation.measure.fastest_answers`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODES = ("dynamic", "static", "eager", "compiled")
 """The simpler mode first: one graph for every shape before one for each."""
 EXACT = 1e-9
 PERCENTILES = (99, 90, 50)
-"""Those of a latency row, the highest first."""
+"""Quantiles of a latency row, the highest first."""
 Row = Mapping[str, Any]
 Shape = tuple[int, int | None]
 NAMES = ("variant", "precision", "float_precision", "engine", "mode")

@@ -46,7 +46,7 @@ def engines_that_answer(
         for entry in build["engines"]:
             if entry["runnable"] and ENGINES[entry["engine"]].generates:
                 entries.setdefault(entry["engine"], entry)
-        order = list(entries)  # that of the target, in which export.json lists them
+        order = list(entries)  # the order of the target, in which export.json lists them
         rates = {name: rate(rows, build, entry) for name, entry in entries.items()} if target.serve == "fastest" else {}
         misses = {name: _misses(entry, goals, scale) for name, entry in entries.items()}
         fastest = _fastest_first(order, rates, misses)

@@ -130,7 +130,7 @@ def matthews(logits: Array, labels: Array) -> float:
 def pearson(x: Array, y: Array) -> float:
     """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant.
 
-    Of vectors `x` and pairs `y` (`foundation.core.forms.vectors`) it is that of the cosines and the scores.
+    Of vectors `x` and pairs `y` (`foundation.core.forms.vectors`) it correlates the cosines and the scores.
     """
     x, y = as_values(x, y)
     return correlation.pearson(x, y)

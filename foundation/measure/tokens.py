@@ -35,7 +35,7 @@ def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
 
     Args:
         reference: Token ids of one model, int32 [n, T]; `ENDED` behind the end of an answer.
-        found: Those of the other, int32 [n, T].
+        found: The tokens of the other, int32 [n, T].
 
     Returns:
         `prompts` n, `tokens` T, `equal_share`, `identical` (answers that are equal throughout), `first_other` (position of the first token

@@ -4,7 +4,7 @@
            2002), tokenized by sacrebleu's 13a (Post 2018, 1804.08771)
     chrF   F2 score of character 6-grams (Popovic 2015)
 
-Both are in 0..100. BLEU is a figure of a corpus, not a mean over texts. Its 95 % interval is therefore that of a paired bootstrap: the same
+Both are in 0..100. BLEU is a figure of a corpus, not a mean over texts. Its 95 % interval therefore comes from a paired bootstrap: the same
 texts are drawn for both systems, and the n-gram counts of what was drawn are summed (Koehn 2004). Texts with one source are drawn together
 (`foundation.core.resampling`).
 
@@ -12,7 +12,7 @@ Texts of fewer than four words have no 4-gram, and their BLEU is 0 whatever they
 therefore the longest ones, up to 4, that both the references and the other system's answers have: `bleu_order`. It is 4 wherever one of
 them is a sentence.
 
-What BLEU says of answers that do not depend on their source (those of the other system in another order, or the most frequent reference
+What BLEU says of answers that do not depend on their source (the other system's answers in another order, or the most frequent reference
 everywhere) is its floor, `bleu_chance`.
 """
 
@@ -41,7 +41,7 @@ def quality(texts: Sequence[str], references: Sequence[str], before: Sequence[st
         texts: Answers, one for each reference.
         references: What they should be.
         before: The answers of the other system.
-        groups: Number of the group of each, int `[n]`: those of one source; None: each is one of its own.
+        groups: Number of the group of each, int `[n]`: the texts of one source form a group; None: each is one of its own.
 
     Returns:
         `n`, `bleu`, `chrf`, `bleu_before`, `chrf_before`, `bleu_change` (95 % interval of bleu - bleu_before: [low, high]; None where there

@@ -72,7 +72,7 @@ def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool 
 
 @contextmanager
 def without_adapter(folder: Path) -> Iterator[Path]:
-    """Yields a folder with links to the files of a model but for those of its adapter, which Transformers would load too."""
+    """Yields a folder with links to the files of a model but for the files of its adapter, which Transformers would load too."""
     if not (folder / ADAPTER_JSON).is_file():
         yield folder
         return

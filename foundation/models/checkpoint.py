@@ -49,7 +49,7 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
 
 
 def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads the float weights of a checkpoint in evaluation mode; those of a quantized one are on the grids of its scales.
+    """Loads the float weights of a checkpoint in evaluation mode; weights of a quantized one are on the grids of its scales.
 
     Raises:
         InputError: The folder is not a complete checkpoint.

@@ -241,7 +241,7 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
     """Returns the most tokens that a text model reads; None where its positions have no limit."""
     from foundation.models.inputs.positions import first_position
 
-    config = getattr(config, "text_config", config)  # of two towers that of texts
+    config = getattr(config, "text_config", config)  # of two towers the text tower's
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
         return None

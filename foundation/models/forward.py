@@ -42,7 +42,7 @@ def freeze(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Returns the device that a model computes on: that of its first parameter, or the one that its shards are gathered on."""
+    """Returns the device that a model computes on: where its first parameter is, or the device that its shards are gathered on."""
     first: Any = next(model.parameters())
     if is_sharded(first) and first.device_mesh.device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())  # shards may lie in the memory of the host

@@ -1,7 +1,7 @@
 """What generation_config.json of a model says, read here alone, and `generate` of Transformers with the settings of its caller alone.
 
 Its token ids apply (`foundation.core.answer_tokens`). All else changes which tokens are chosen. Transformers applies that unless each
-setting is given another value, and no engine can do all of it, so none applies it: answers are those of a `Decoding`, and `idle` names what
+setting is given another value, and no engine can do all of it, so none applies it: answers follow a `Decoding`, and `idle` names what
 is left out. Most tokens of an answer are not named, since every request says how many it takes.
 """
 

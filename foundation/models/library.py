@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REFUSED = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, AssertionError, AttributeError, ImportError)
 """Exceptions that Transformers raises for configs it cannot build a model from."""
 DECODER_DEPTHS = ("num_decoder_layers", "decoder_layers")
-"""Config keys of the number of layers of an encoder-decoder's decoder; `num_hidden_layers` is that of its encoder."""
+"""Config keys of the number of layers of an encoder-decoder's decoder; `num_hidden_layers` counts the layers of its encoder."""
 
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class OwnShape(Config):
-    """The sizes of a model, layer by layer; the layers of an encoder-decoder's encoder come before those of its decoder."""
+    """The sizes of a model, layer by layer; the layers of an encoder-decoder's encoder come before its decoder's."""
 
     model_type: str
     """Model type of the stock class."""

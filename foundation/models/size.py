@@ -35,7 +35,7 @@ class Counts:
     macs: int
     """Multiply-accumulates of all GEMMs for one row."""
     attention_macs: int = 0
-    """Those of the products of attention, Q K^T and P V, which grow with the square of the length; the others grow with the length."""
+    """MACs of the products of attention, Q K^T and P V, which grow with the square of the length; the others grow with the length."""
 
     @property
     def flops(self) -> int:

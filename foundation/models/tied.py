@@ -19,7 +19,7 @@ from torch import nn
 def shared_as(made: nn.Module, source: nn.Module) -> None:
     """Lets the parameters of a model share memory exactly where the parameters of the same names in its source do, in place.
 
-    Parameters that the source does not have, such as those of a new head, stay as they are.
+    Parameters that the source does not have, such as a new head's, stay as they are.
 
     Args:
         made: A model that was built from a config.

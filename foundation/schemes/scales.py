@@ -35,7 +35,7 @@ class Grid(NamedTuple):
 
 
 class Scales(Protocol):
-    """The scales of one quantized layer, for any scheme. Weights are `[O, I]`; those of a convolution `[O, C / groups, k...]`."""
+    """The scales of one quantized layer, for any scheme. Weights are `[O, I]`; weights of a convolution `[O, C / groups, k...]`."""
 
     SCHEME: ClassVar[str]
     """Name of the scheme, a row of `foundation.schemes.table.SCHEMES`."""

@@ -34,7 +34,8 @@ class WeightOnlyLinear(nn.Module):
 
 @contextmanager
 def dequantized_once(model: nn.Module) -> Iterator[None]:
-    """Keeps the float32 weights of such layers while it is entered: eight times the memory of packed int4 codes, four times that of int8.
+    """Keeps the float32 weights of such layers while it is entered: eight times the memory of packed int4 codes, four times the memory of
+    int8.
 
     An answer calls every layer once a token, and to dequantize a weight takes many times as long as to multiply it by one row.
     """

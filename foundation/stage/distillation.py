@@ -100,6 +100,6 @@ class Distillation:
     theirs: Preprocessor
     """Preprocessor of the teacher."""
     origin: Origin | None
-    """Maps the parts of the student to those of the teacher, if it was cut from it; else None."""
+    """Maps the parts of the student to the teacher's, if it was cut from it; else None."""
     teacher_id: str | None = None
     """Digest of the teacher's artifact, if its logits for all rows are worth computing once, before the training; else None."""

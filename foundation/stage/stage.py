@@ -72,7 +72,7 @@ class Stage(Config):
         """
 
     def config_after(self, config: Any) -> Any:
-        """Returns the Transformers config of the output model, given that of the input model; reads no weights.
+        """Returns the Transformers config of the output model, given the config of the input model; reads no weights.
 
         Raises:
             InputError: The stage cannot make such a model.
@@ -93,7 +93,7 @@ class Stage(Config):
         then takes less time.
 
         Args:
-            context: That of the stage, whose checkpoints may not all be there yet.
+            context: The context of the stage, whose checkpoints may not all be there yet.
         """
         return False
 
@@ -125,7 +125,7 @@ def input_named(stage: Stage) -> str | None:
 
 
 def lines(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
-    """Returns for each stage that makes a model, by id, the chain of stages that leads to it, itself last; and that of `baseline`."""
+    """Returns for each stage that makes a model, by id, the chain of stages that leads to it, itself last; and the chain of `baseline`."""
     found: dict[str, tuple[Stage, ...]] = {BASELINE: ()}
     before: tuple[Stage, ...] = ()
     for stage in stages:

@@ -25,7 +25,7 @@ class Dealing:
 
     Args:
         sizes: Rows of each run, int64 `[r]`; ones where rows are learned one by one.
-        batch_size: Rows per step, at least those of the longest run.
+        batch_size: Rows per step, at least the rows of the longest run.
         micro_batch_size: Rows in memory at once in each process, likewise; None: all that a process takes of a batch.
         team: The training processes.
     """
@@ -63,7 +63,7 @@ class Dealing:
         All processes get equally many, the last of which may be empty.
 
         Args:
-            indices: Rows of the batch `[b]`, those of a run one after the other.
+            indices: Rows of the batch `[b]`, the rows of a run one after the other.
         """
         sizes = sizes_of(self.run_of[indices]) if len(self.run_of) else None
         count = len(indices) if sizes is None else len(sizes)

@@ -4,7 +4,7 @@ By default the student learns the logits of the teacher:
 
     loss_b = (1 - a) * labelled(z_b, y_b) + a * taught(z_b, t_b)        of the answer of the task (`foundation.training.losses`)
 
-z are the logits of the model, t those of the teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or
+z are the logits of the model, t the logits of the teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or
 `losses` it is the objective of the stage `distill`, injected by the pipeline; this module only knows the names of the losses.
 """
 
@@ -39,7 +39,7 @@ TEMPERATURE = 2.0
 
 
 CACHE_BYTES = 2**26
-"""Teacher logits up to this size are cached; larger ones are recomputed in every epoch. Those of part of the rows are saved with every
+"""Teacher logits up to this size are cached; larger ones are recomputed in every epoch. Logits of part of the rows are saved with every
 checkpoint."""
 
 
@@ -71,7 +71,7 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
     rows = context.data.train.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
     if TASKS[context.task].embeds and prepared.width != theirs.width:
-        given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
+        given = f"vectors of {theirs.width} numbers, vectors of the student have {prepared.width}"
         raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
     if TASKS[context.task].per_token and tokens_of(prepared) != tokens_of(theirs):
         key = distillation.keys.teacher_key
@@ -82,7 +82,7 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         identity = {"teacher": distillation.teacher_id, "rows": context.data.train.digest, "max_length": context.max_length}
         inputs = own or Rows.prepare(rows, theirs)
         logits = teacher_logits(distillation.teacher.eval(), inputs, identity, context, distillation.keys.stage)
-    elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read those of the first one
+    elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read the rows of the first one
         cached = 0
     losses = losses_of(context.task, team=context.team)
     return Distilled(distillation.teacher, losses, len(rows), cached, temperature, settings.soft_weight, own, logits)
@@ -95,7 +95,7 @@ def _fits(num_rows: int, num_logits: int) -> bool:
 def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     """Freezes a teacher and moves it to the device; where the model that learns is divided, so is the teacher.
 
-    A teacher whose layers or tokens cannot be shared stays whole in every group of processes that share those of the student.
+    A teacher whose layers or tokens cannot be shared stays whole in every group of processes that share the student's.
 
     Args:
         teacher: A loaded model, on any device.

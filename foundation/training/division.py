@@ -262,7 +262,7 @@ class _OwnDropout:
             self.aside = None
 
     def swap(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        """Within a region: goes on from the random state that was put aside, and puts aside that of this process; or back."""
+        """Within a region: goes on from the random state that was put aside, and puts aside this process's; or back."""
         if module.training and self.aside is not None:
             other, self.aside = self.aside, generator_state(args[0].device)
             set_generator_state(args[0].device, other)

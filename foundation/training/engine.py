@@ -1,8 +1,8 @@
 """How the gradients of one training are computed and summed over processes: torch's own engine, driven by whole steps.
 
     ddp     `DistributedDataParallel` reduces a bucket of gradients as soon as they are complete, while backward goes on
-    fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes those of the next one; what it does not
-            shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
+    fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes the gradients of the next one; what it does
+            not shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
     tensor  between processes that share each layer there is nothing to sum: they have the same rows, hence the same gradients of what is
             whole. Between groups of them it is as with fsdp2, for both strategies (`foundation.training.division`).
 

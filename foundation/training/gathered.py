@@ -1,13 +1,13 @@
-"""Vectors that several processes compare: every process gets those of all, and gradients go back to where a vector was made.
+"""Vectors that several processes compare: every process gets the vectors of all, and gradients go back to where a vector was made.
 
     forward     each process sends its vectors and their labels to all others (all_gather)
     loss        each computes the losses of its own rows, against the rows of all
     backward    d loss / d v = sum over processes of d loss_process / d v   (all_reduce, of which a process keeps its own rows)
 
-So the sum of the losses over the processes, and its gradient, are those of one process that has the whole batch. OpenAI trained CLIP so
-(https://arxiv.org/abs/2103.00020, section 2.5: each GPU computes the similarities of its own part); sentence-transformers calls it
-`gather_across_devices`. Only vectors travel, a few numbers for each row. What is one number for the whole batch, such as a mean, is summed
-over the processes in the same way (`Gathered.total`).
+So the sum of the losses over the processes, and its gradient, equal the loss and gradient of one process that has the whole batch. OpenAI
+trained CLIP so (https://arxiv.org/abs/2103.00020, section 2.5: each GPU computes the similarities of its own part); sentence-transformers
+calls it `gather_across_devices`. Only vectors travel, a few numbers for each row. What is one number for the whole batch, such as a mean,
+is summed over the processes in the same way (`Gathered.total`).
 
 Left out: a reduce-scatter in place of the sum, which gloo does not have; it would halve what backward sends.
 """
@@ -82,7 +82,7 @@ def gathered(vectors_bD: Tensor, labels_bk: Tensor, team: Team, counts: bool | N
 
 
 class _AllRows(torch.autograd.Function):
-    """The rows of all processes, `[n, E]`, from those of one `[b, E]`; processes may have different numbers of them."""
+    """The rows of all processes, `[n, E]`, from the rows of one `[b, E]`; processes may have different numbers of them."""
 
     @staticmethod
     def forward(ctx: Any, rows_bE: Tensor, counts: Sequence[int], rank: int, group: Any) -> Tensor:

@@ -11,11 +11,11 @@ and the gradient of a weight goes through them:
                     with the gradients of its vectors
 
 One micro-batch has a graph at a time. The last one of step 1 keeps its graph and is not run again: with k micro-batches a step takes
-4 - 1/k times the work of a forward pass, against 3 for a batch in one piece. Gradients are those of that batch but for rounding, and for
-dropout, which micro-batches draw one after the other. sentence-transformers calls it CachedMultipleNegativesRankingLoss.
+4 - 1/k times the work of a forward pass, against 3 for a batch in one piece. Gradients equal the gradients of that batch but for rounding,
+and for dropout, which micro-batches draw one after the other. sentence-transformers calls it CachedMultipleNegativesRankingLoss.
 
-The last backward sums gradients over processes, as that of other micro-batches does (`foundation.training.engine`). Running means of batch
-norms move in the first run alone.
+The last backward sums gradients over processes, as the backward of other micro-batches does (`foundation.training.engine`). Running means
+of batch norms move in the first run alone.
 
 Left out: losses that read more of the model than its vectors, such as hidden states or weights of two towers; they are refused before the
 training.
@@ -43,7 +43,7 @@ Batch = Any
 """A `foundation.training.train.Batch`; that file imports this one."""
 ANSWERS = "answers"
 MOST_APART = 0.05
-"""How far vectors of the second run may be from those of the first, as a share of the largest number: bfloat16 rounds to 0.004."""
+"""How far vectors of the second run may be from vectors of the first, as a share of the largest number: bfloat16 rounds to 0.004."""
 
 
 @runtime_checkable

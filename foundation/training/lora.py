@@ -7,7 +7,7 @@ Each chosen linear layer gets two small matrices. The model is frozen, and the p
 
 The head of a classifier is trained whole: it may be new.
 
-Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685, section 4.1. The adapters are those of the library `peft`, in which the field
+Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685, section 4.1. The adapters come from the library `peft`, in which the field
 trains them: initialization, dropout and merging are what its users know.
 
 A step needs no gradient of W and no moments of the optimizer for it: with r = 16 a layer of 4096 x 4096 trains 0.8 % of its parameters.

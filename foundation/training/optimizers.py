@@ -14,7 +14,7 @@ The rule of that paper for `lamb`: with a batch k times as large, take the learn
 `warmup`. Biases and norms are neither decayed nor scaled, as in the authors' code: a bias starts at 0, and a step in proportion to it would
 leave it there. The clipping of |w| that the paper allows is left out, as the authors do.
 
-A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb are those of whole
+A share of a weight does not know its rows and columns: adafactor is refused where weights are divided. Norms of lamb are norms of whole
 weights.
 """
 

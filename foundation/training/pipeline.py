@@ -8,7 +8,7 @@
     interleaved  two stages in each process, s and s + N: half of the time at the start and the end in which processes wait, twice the
                  messages (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2)
 
-The stages are those of `foundation.models.architecture.stages`. A stage runs the code of the whole model, so each process keeps the whole
+The stages come from `foundation.models.architecture.stages`. A stage runs the code of the whole model, so each process keeps the whole
 object: weights of other stages are zeros of stride 0, which take no memory, and are not trained.
 
     rows      a step is cut into micro-batches of equal size; rows that fill the last ones up do not count in the loss. The loss is computed
@@ -95,7 +95,7 @@ class _Step:
 
 
 class _Stage(nn.Module):
-    """What torch runs as a stage; it has no parameters, as those of the model are found in the model.
+    """What torch runs as a stage; it has no parameters, as the model's are found in the model.
 
     Args:
         pipeline: Runs it.
@@ -263,7 +263,7 @@ class Pipeline:
         return torch.stack(list(sums.values())).sum() / step.num_rows
 
     def _scheduled(self, features: Mapping[str, Tensor]) -> Any:
-        """Returns the order of forward and backward passes for rows of some shape; that of the last shape is kept."""
+        """Returns the order of forward and backward passes for rows of some shape; the order of the last shape is cached."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
         rows, *state = self.stages.shape(features)

@@ -7,7 +7,7 @@
 A shorter training is divided in the same proportion.
 
     utilisation    6 MACs a second / (processes * speed): a forward pass takes 2 FLOPs a MAC, its backward pass twice as many (PaLM,
-                   https://arxiv.org/abs/2204.02311, appendix B). MACs are those of the trained model at the padded length of each batch;
+                   https://arxiv.org/abs/2204.02311, appendix B). MACs are counted for the trained model at the padded length of each batch;
                    of a teacher, of a second forward pass or of activations that are computed again none are counted. The speed is that
                    of a large matrix product in the type of the training, measured on the same device.
     communication  the time in which a collective runs, or is waited for, over the time of the profiled steps; overlaps count once

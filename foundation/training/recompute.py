@@ -5,7 +5,7 @@
     selective   the results of matrix products and of attention stay too, so that the second run is made of cheap operations alone
                 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198)
 
-The blocks are those of encoder and decoder (`foundation.models.architecture.blocks`). torch.utils.checkpoint runs them, in its
+The blocks are the encoder's and the decoder's (`foundation.models.architecture.blocks`). torch.utils.checkpoint runs them, in its
 non-reentrant
 form: it restores the random state of dropout, so that losses and gradients stay the same, and its graph is the usual one, so that
 `DistributedDataParallel`, `fully_shard` and hooks that capture internals see one forward pass. Hooks on a block itself run outside of it.
@@ -113,7 +113,7 @@ def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, 
 
 
 def _changed_twice(config: Any, task: Task, length: int, kind: Checkpointing, *, meta: bool) -> list[str]:
-    """Trains a model without values for a step; returns the buffers of its blocks that change, except those of batch norms."""
+    """Trains a model without values for a step; returns the buffers of its blocks that change, except buffers of batch norms."""
 
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
         model: Any = auto_class(task, config).from_config(config).train()

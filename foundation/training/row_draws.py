@@ -1,10 +1,10 @@
-"""Random numbers for rows that processes share, such as dropout: those of one process, whoever has a row.
+"""Random numbers for rows that processes share, such as dropout: the same as in one process, whoever has a row.
 
 A process that has m of the B rows of a batch draws what one process would draw for all of them, B values where its own tensors have m, and
-takes those of its rows. Then all processes draw the same from one seed, and the losses are those of one process up to the order of
+takes the numbers of its rows. Then all processes draw the same from one seed, and the losses equal one process's up to the order of
 additions. Drawing is no part of the work that several processes share.
 
-    in place    aten::bernoulli_ (every dropout on a CPU, that of attention too), uniform_, normal_, exponential_
+    in place    aten::bernoulli_ (every dropout on a CPU, in attention too), uniform_, normal_, exponential_
     new         aten::rand, randn (paths that are dropped, noise)
 
 A tensor has rows where its first axis is a multiple of m: rows, their windows, or their tokens, if it has two axes. Others, such as a table

@@ -114,7 +114,8 @@ class Rows:
         return np.cumsum(self.lengths) - self.lengths
 
     def batch(self, indices: NDArray[np.int64], beside: NDArray[np.int64] | None = None) -> dict[str, Tensor]:
-        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`; of images and texts those of both.
+        """Returns the features of some rows: int64 or float32 `[b, L]` each, or float32 `[b, ...]`; of images and texts the features of
+        both.
 
         Args:
             indices: The rows.
@@ -143,7 +144,7 @@ class Rows:
         return features
 
     def _width(self, longest: int) -> int:
-        """Returns the length that a batch is padded to: that of the server where a model cannot be told what is padding."""
+        """Returns the length that a batch is padded to: the server's length where a model cannot be told what is padding."""
         if "attention_mask" not in self.preprocessor.input_names and self.preprocessor.modality == "audio":
             return next(bucket for bucket in self.preprocessor.buckets if bucket >= longest)
         if len(self.preprocessor.buckets) == 1 and self.preprocessor.dimensions and "attention_mask" not in self.preprocessor.input_names:
@@ -158,7 +159,7 @@ def plan_runs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int
 
     Args:
         lengths: Tokens of each row `[n]`.
-        batch_size: Most rows of a batch, at least those of the longest run.
+        batch_size: Most rows of a batch, at least the rows of the longest run.
         seed: Seed of the training.
         epoch: Index of the epoch, from 0.
         sizes: Rows of each run `[r]` (`foundation.core.runs`): 2 for pairs, 3 for triplets, more with several negatives.

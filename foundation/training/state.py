@@ -47,7 +47,7 @@ class Unwritten:
     """What a checkpoint of the present moment holds."""
 
     tensors: Gathers
-    """All tensors; those of types with fewer bytes come last."""
+    """All tensors; types with fewer bytes come last."""
     values: dict[str, Any]
     """Everything else: JSON types."""
 
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
     dtype: torch.dtype
     shape: torch.Size
-    """That of the whole tensor."""
+    """The shape of the whole tensor."""
     make: Callable[[], Tensor]
     """Returns what this process has of it."""
 

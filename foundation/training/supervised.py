@@ -75,7 +75,7 @@ def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | 
     name = chosen(cast("PairLoss | None", loss), labels)
     largest = float(np.abs(labels[:, 4]).max()) if name == "margin_mse" else 0.0
     if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
-        reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as those of this model, have margins of at most"
+        reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as this model gives, have margins of at most"
         raise InputError(f"{key}.loss: margin_mse given; {reach} {LARGEST:g}: divide the margins by a number that is large enough")
     if micro_batch_size is not None and compares_rows(name, labels):
         raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
@@ -99,7 +99,7 @@ class Supervised:
     """The objective of learning from labels alone.
 
     Args:
-        losses: Those of the task.
+        losses: The losses of the task.
         label_smoothing: Share of the target probability that is spread over all choices.
     """
 

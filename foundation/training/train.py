@@ -68,7 +68,7 @@ RANK_SEED = 1_000_003
 
 
 class TrainConfig(TrainingSettings):
-    """Settings of the training loop: those of a training, and what a stage decides by itself."""
+    """Settings of the training loop: a training's own, and what a stage decides by itself."""
 
     LATER: ClassVar[tuple[str, ...]] = ()  # checkpoints of trainings name all settings
 
@@ -433,7 +433,7 @@ class _Loop:
     def resume(self, state: State | None, progress: Progress, seed: int) -> None:
         """Resumes from the checkpoint of the first process, if there is one.
 
-        What other processes, or another number of them, have saved is divided anew. The bits are then those of an uninterrupted run but for
+        What other processes, or another number of them, have saved is divided anew. The bits then equal an uninterrupted run's but for
         the order of additions, and processes that were not there draw new dropout.
         """
         torch.manual_seed(seed + RANK_SEED * self.stream)

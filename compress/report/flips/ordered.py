@@ -11,7 +11,7 @@ from foundation.data.splits import Data
 
 
 class FirstFlips:
-    """Describes the flip of one query: another candidate now comes first. Its row is that of the first candidate.
+    """Describes the flip of one query: another candidate now comes first. Its row is the row of the first candidate.
 
     Args:
         data: The data of the run.

@@ -80,7 +80,7 @@ def configurations_of(report: Report, shape: goals.Shape, decision: Decision | N
 
 
 def _accuracy_of(row: Report, variant: Report) -> Report:
-    """Returns the accuracy of exactly the timed configuration: its own, or that of the backend if the precisions agree."""
+    """Returns the accuracy of exactly the timed configuration: its own, or the backend's if the precisions agree."""
     own = row.get("accuracy")
     if own:
         return dict(own)

@@ -31,11 +31,11 @@ def generation(report: Report) -> View | None:
 
 
 def _served(model: Report) -> View:
-    """Returns the answers of one model in Triton: how many are those of the engine, and how fast both come."""
+    """Returns the answers of one model in Triton: how many equal the engine's, and how fast both come."""
     tokens = model["tokens"]
     return {
         "model": model.get("model"),
-        "identical": f"{tokens['identical']} of {tokens['prompts']} answers of {tokens['tokens']} tokens are those of the engine",
+        "identical": f"{tokens['identical']} of {tokens['prompts']} answers of {tokens['tokens']} tokens equal the engine's",
         "rows": [
             {
                 "concurrency": row["concurrency"],

@@ -26,7 +26,7 @@ WIDTH = 3 + BEST
 
 
 def are_candidates(labels: Array) -> bool:
-    """Whether labels are those of candidates, float `[n, 13]`."""
+    """Whether labels belong to candidates, float `[n, 13]`."""
     if labels.ndim != 2 or labels.shape[1] != WIDTH or not np.issubdtype(labels.dtype, np.floating):
         return False
     return bool((labels[:, 0] == CANDIDATE).all())
@@ -57,7 +57,7 @@ class Ordered:
     grades: tuple[int, ...]
     """Their grades, in that order."""
     others: tuple[int, ...]
-    """Those of the 10 largest grades that no candidate has."""
+    """The ones among the 10 largest grades that no candidate has."""
 
 
 def ordered(scores: Array, labels: Array) -> list[Ordered]:

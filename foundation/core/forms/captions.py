@@ -41,7 +41,7 @@ EQUAL = 1e-6
 
 
 def are_captions(labels: Array) -> bool:
-    """Whether labels are those of images and their captions."""
+    """Whether labels belong to images and their captions."""
     return are_images_and_texts(labels) and bool((labels[:, 2] == CAPTION).all())
 
 

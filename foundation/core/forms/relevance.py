@@ -36,7 +36,7 @@ TOP = 10
 
 
 def are_judged(labels: Array) -> bool:
-    """Whether labels are those of queries and documents, float `[n, 2 + 2 k]` with k >= 1; those of pairs have two columns."""
+    """Whether labels belong to queries and documents, float `[n, 2 + 2 k]` with k >= 1; labels of pairs have two columns."""
     if labels.ndim != 2 or labels.shape[1] < 4 or not np.issubdtype(labels.dtype, np.floating):
         return False
     return bool((labels[:, 0] <= DOCUMENT).all())
@@ -128,7 +128,7 @@ def overlap(reference: Array, vectors: Array, labels: Array, count: int = TOP) -
 def with_answers(labels: Array, vectors: Array) -> Array:
     """Returns labels of the same rows where the first 10 documents that these vectors `[n, D]` find for a query are relevant to it.
 
-    Every query counts as judged, also those of which no judgement was known.
+    Every query counts as judged, even without a known judgement.
     """
     queries, documents = (_by_number(labels, side) for side in (QUERY, DOCUMENT))
     top = nearest(vectors[queries], vectors[documents], TOP)

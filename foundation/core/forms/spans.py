@@ -11,7 +11,7 @@ A row is a window of the context of a question (`foundation.standalone.windows`)
 
     answers   float32 [n, 168]         what of the logits [L, 2] of a window is kept (`Part`)
 
-Figures are those of the official script for SQuAD 2.0. Texts are compared by their words: in lower case, without punctuation and the words
+Figures follow the official script for SQuAD 2.0. Texts are compared by their words: in lower case, without punctuation and the words
 a, an and the, split at white space. A question has the best figure of its true answers:
 
     exact match   the words are the same
@@ -91,7 +91,7 @@ class Question(NamedTuple):
 
 
 def are_spans(labels: Array) -> bool:
-    """Whether labels are those of windows of contexts."""
+    """Whether labels belong to windows of contexts."""
     return labels.ndim == 4
 
 
@@ -267,7 +267,7 @@ def with_answers(labels: Array, answers: Array) -> Array:
 def best_threshold(answers: Array, labels: Array) -> tuple[float, float]:
     """Returns how much is best taken off the scores of no answer for the mean F1 of all questions, and that F1.
 
-    Every question is decided by the lead of the score of no answer over that of its best span. With the leads in order, F1 of every
+    Every question is decided by the null score minus the score of its best span. With the leads in order, F1 of every
     threshold between two of them is known from sums; the official script does the same. Of equal ones 0 is taken, or else the nearest to
     it.
     """

@@ -110,7 +110,7 @@ class Form:
     run: str = ""
     """What the rows of such a run are, for messages; empty: texts of a pair or triplet."""
     runs_apart: bool = False
-    """Whether no run is compared with another one, so that a process need not know those of others."""
+    """Whether no run is compared with another one, so that a process need not know the runs of others."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics that no other form has, by name."""
     are_shares: bool = False

@@ -43,14 +43,14 @@ NO_COSINE = -2.0
 
 
 def are_groups(labels: Array) -> bool:
-    """Whether labels are those of pairs or of groups with negatives, without scores, float `[n, 4]` or `[n, 5]`."""
+    """Whether labels belong to pairs or to groups with negatives, without scores, float `[n, 4]` or `[n, 5]`."""
     if labels.ndim != 2 or labels.shape[1] not in (WIDTH, WITH_MARGINS) or not np.issubdtype(labels.dtype, np.floating):
         return False
     return bool((labels[:, 0] == GROUP).all())
 
 
 def have_margins(labels: Array) -> bool:
-    """Whether labels are those of groups with margins."""
+    """Whether labels belong to groups with margins."""
     return are_groups(labels) and labels.shape[1] == WITH_MARGINS
 
 
@@ -81,7 +81,7 @@ def labels_of(groups: Sequence[tuple[str, ...]], margins: Sequence[tuple[float, 
 
 
 def size_of(labels: Array) -> int:
-    """Returns how many rows each group has, 2 or more, where all rows are those of whole groups, one after the other; else 1."""
+    """Returns how many rows each group has, 2 or more, where the rows form whole groups, one after the other; else 1."""
     size = _largest(labels)
     if size < PAIR or len(labels) % size:
         return 1
@@ -125,7 +125,7 @@ def num_judged(labels: Array) -> int:
 def similarities(vectors: Array, labels: Array) -> Array:
     """Returns the cosines of the anchor with every negative and with the positive of every whole group, float64 `[t, k + 1]`.
 
-    The largest one is the answer; the positive stands last, so that of equal ones the first is the wrong one. Fillers have -2.
+    The largest one is the answer; the positive stands last, so that among equal ones the first is the wrong one. Fillers have -2.
 
     Args:
         vectors: Vectors of the texts, float `[n, D]`.

@@ -10,7 +10,7 @@
 
     answers   float32 [n, F, 10]         what of the logits [F, V] of a sound is kept (`Part`)
 
-Figures are those of jiwer, over all sounds:
+Figures follow jiwer, over all sounds:
 
     WER   (substitutions + deletions + insertions of words) / words of the true texts
     CER   the same of characters, spaces included
@@ -107,7 +107,7 @@ def texts_of(answers: Array) -> list[str]:
 
 
 def kept_of_frames(prepared: Preprocessor, rows: Sequence[bytes], logits: Array) -> Array:
-    """Returns what is kept of a batch, float32 `[b, F, 10]`, F that of the longest sounds.
+    """Returns what is kept of a batch, float32 `[b, F, 10]`, F the frames of the longest sounds.
 
     Args:
         prepared: The preprocessor.

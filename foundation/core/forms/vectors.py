@@ -31,7 +31,7 @@ CHUNK = 1024
 
 
 def are_pairs(labels: Array) -> bool:
-    """Whether labels are those of pairs, float `[n, 2]`; the labels of tokens are integers."""
+    """Whether labels belong to pairs, float `[n, 2]`; the labels of tokens are integers."""
     return labels.ndim == 2 and labels.shape[1] == 2 and bool(np.issubdtype(labels.dtype, np.floating))
 
 

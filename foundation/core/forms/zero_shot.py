@@ -39,7 +39,7 @@ NO_PAIR = -1
 
 
 def are_images_and_texts(labels: Array) -> bool:
-    """Whether labels are those of images and texts, float `[n, 3]`."""
+    """Whether labels belong to images and texts, float `[n, 3]`."""
     return labels.ndim == 2 and labels.shape[1] == 3 and bool(np.issubdtype(labels.dtype, np.floating))
 
 
@@ -102,7 +102,7 @@ def spread(labels: Array, count: int) -> list[int]:
 
 
 def read_by(modality: str, rows: Sequence[Any]) -> list[int]:
-    """Returns the numbers of the rows that a model reads: of images and texts those of its modality, else all."""
+    """Returns the numbers of the rows that a model reads: among images and texts the rows of its modality, else all."""
     if modality == "image":
         return [number for number, row in enumerate(rows) if isinstance(row, bytes)]
     return [number for number, row in enumerate(rows) if not isinstance(row, bytes)] if modality == "text" else list(range(len(rows)))

@@ -3,9 +3,9 @@
 An encoder-decoder has two such lists, one inside its encoder and one inside its decoder: two stacks. Their blocks are numbered through, the
 encoder's first, so that a layer is one number in every model.
 
-Models are not looked up by name. Depth is set through `num_hidden_layers`, which every Transformers config accepts, and that of a decoder
-through `DECODER_DEPTHS`. Per-layer entries of a config are cut along with it: lists with one entry per layer (layer types, RoPE per layer,
-the sizes of `foundation.models.architecture.shapes`), and the lists of layer indices in `INDEX_LISTS`.
+Models are not looked up by name. Depth is set through `num_hidden_layers`, which every Transformers config accepts, and the depth of a
+decoder through `DECODER_DEPTHS`. Per-layer entries of a config are cut along with it: lists with one entry per layer (layer types, RoPE per
+layer, the sizes of `foundation.models.architecture.shapes`), and the lists of layer indices in `INDEX_LISTS`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Stack:
 
 
 def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
-    """Returns the stacks of a model: one, or those of its encoder and its decoder.
+    """Returns the stacks of a model: one, or one for its encoder and one for its decoder.
 
     Args:
         model: A Transformers model.

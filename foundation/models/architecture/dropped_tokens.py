@@ -185,7 +185,7 @@ def drop_tokens(blocks: Mapping[str, nn.Module], shares: Sequence[float], width:
 
     Args:
         blocks: Its blocks by module name, in order.
-        shares: Share of the incoming tokens that stay behind each block, in falling order; that of the last one has no effect.
+        shares: Share of the incoming tokens that stay behind each block, in falling order; the last one has no effect.
         width: D.
     """
     passing = Passing()

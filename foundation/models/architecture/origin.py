@@ -1,4 +1,5 @@
-"""Maps the layers, channels and heads of a pruned model to those of the original, so that distillation can pair them."""
+"""Maps the layers, channels and heads of a pruned model to the layers, channels and heads of the original, so that distillation can pair
+them."""
 
 from __future__ import annotations
 

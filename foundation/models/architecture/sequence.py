@@ -12,7 +12,7 @@ Weights that a block uses on own tokens (norms, biases of row layers) are whole 
 each, and summed by one message for a block.
 
 Hidden states are gathered where the attention module of a block, or the module around its first FFN layers, is called. The number of tokens
-goes along as an argument of each block, so that activation checkpointing, which runs a block again later, has that of its own pass.
+goes along as an argument of each block, so that activation checkpointing, which runs a block again later, has the argument of its own pass.
 
 Not supported: what mixes tokens outside of attention (convolutions, batch norms, pooling), blocks that read more than one tensor with a
 gradient (encoder-decoders), blocks that are left out at random (`layerdrop`, stochastic depth), since the processes draw apart.
@@ -113,7 +113,7 @@ class _Tokens:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.passing = 0  # tokens of the forward pass that goes on
-        self.length = 0  # those of the block that runs, which may belong to an earlier pass
+        self.length = 0  # of the block that runs, which may belong to an earlier pass
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Takes the own tokens of what the first block is given."""

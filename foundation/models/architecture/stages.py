@@ -12,7 +12,7 @@ attention, costs next to nothing to make, and would cost messages and a rule for
 Which stages read a parameter outside of the blocks is found by the graph of gradients, not by name: a table of words that the head shares
 is read by the first and the last stage, a table of relative positions by all. All of them hold it.
 
-Stages are balanced by the weights that are multiplied for each token: those of blocks (pruned ones differ), and of a head with an answer
+Stages are balanced by the weights that are multiplied for each token: in blocks (pruned ones differ), and in a head with an answer
 for every token. Tables are read, not multiplied, and cost no time. The slowest stage sets the pace of all, so the largest sum is made as
 small as it can be; where several cuts do that, later stages get more, since the first one keeps activations of most micro-batches.
 """
@@ -131,7 +131,7 @@ def run_stage(
 
     Args:
         forward: The forward pass of the whole model.
-        blocks: All blocks of the model; those of other stages need no weights.
+        blocks: All blocks of the model; blocks of other stages need no weights.
         span: Numbers of the blocks of the stage.
         form: What a block returns; see `Stages`.
         states: Hidden states of the stage before, float `[b, L, D]`; None for the first stage.

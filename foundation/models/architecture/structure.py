@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HeadKind = Literal["heads", "cross"]
-"""The attention of a block to its own tokens, and that of a decoder's block to the encoder."""
+"""The attention of a block to its own tokens, and the attention of a decoder's block to the encoder."""
 HeadAxes = Mapping[Axis, tuple[tuple[str, int], ...]]
 """The axes over the head dimensions of one attention, with the parts along each: query, key or value, and its position."""
 HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "cross")
@@ -108,7 +108,7 @@ class Structure:
     """The meaning of the weight axes of a model."""
 
     stacks: tuple[Stack, ...]
-    """The stacks of blocks: one, or those of an encoder and a decoder."""
+    """The stacks of blocks: one, or an encoder's and a decoder's."""
     blocks: tuple[str, ...]
     """Module name of each block."""
     attentions: tuple[Attention, ...]

@@ -1,1 +1,1 @@
-"""Models whose answer is not that of a stock class: vectors, spans, transcripts, two towers."""
+"""Models that answer in another form than a stock class: vectors, spans, transcripts, two towers."""

@@ -23,7 +23,7 @@ PADDING_LOGIT = -1e4
 
 @functools.cache
 def reader_class(stock: Any) -> Any:
-    """Returns a subclass of a stock class whose `logits` are those of start and end, float `[B, S, 2]`; it keeps name and weights.
+    """Returns a subclass of a stock class whose `logits` belong to start and end, float `[B, S, 2]`; it keeps name and weights.
 
     It has to be a class because Transformers calls the constructor itself when it loads weights.
     """

@@ -47,7 +47,7 @@ class Vectors:
     """What a model with two towers answers."""
 
     logits: Tensor
-    """Vectors of the images, then those of the texts, float `[n, D]`."""
+    """Vectors of the images, then vectors of the texts, float `[n, D]`."""
 
 
 def check_towers(config: PreTrainedConfig, key: str, max_length: int | None = None) -> None:

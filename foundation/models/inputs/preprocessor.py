@@ -55,7 +55,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         max_length: Maximum tokens, or samples of a waveform, per row; unused for images and spectrograms.
         target: Provides the sequence lengths to pad to.
         stride: Tokens that two windows of a long context or text share; unused where texts are truncated.
-        aggregate: What the logits of a text are of those of its windows, mean or max; empty where texts are truncated.
+        aggregate: How window logits are pooled: mean or max; empty where texts are truncated.
 
     Raises:
         InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that

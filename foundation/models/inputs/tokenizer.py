@@ -144,7 +144,7 @@ def load_tokenizer(tokenizer: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a Hub id or folder as a Transformers tokenizer, which encodes as tokenizer.json says.
 
     Its class is the generic one: the class that the folder names may build another tokenizer (`foundation.models.inputs.tokenizer_file`).
-    Names of special tokens, chat template, sides and maximum length are those of the folder.
+    Names of special tokens, chat template, sides and maximum length come from the folder.
 
     Raises:
         InputError: The tokenizer cannot be loaded, or is not a fast one.
@@ -166,7 +166,7 @@ def load_tokenizer(tokenizer: str) -> PreTrainedTokenizerBase:
 def target_engine(tokenizer: str) -> Tokenizer:
     """Returns what encodes the texts that an encoder-decoder writes: as `load_tokenizer`, with the special tokens of targets.
 
-    Classes such as those of mBART and NLLB put other language tokens around targets than around sources.
+    Tokenizer classes such as mBART's and NLLB's put other language tokens around targets than around sources.
 
     Raises:
         InputError: See `load_tokenizer`.

@@ -10,7 +10,7 @@ Source: Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Keys and value
 works then, and where heads are grouped they are small beside queries. Nothing as long as a row is kept for backward, which gathers keys and
 values again and computes attention once more.
 
-Transformers finds the function under the name `NAME`, as it finds its own, and so a function that makes masks, which are those of own
+Transformers finds the function under the name `NAME`, as it finds its own, and so a function that makes masks, which are the masks of own
 tokens. `within` says which tokens are a process's own.
 
 Left out: of a causal mask half of the products are of no use, and are computed. Llama 3 gives each process two pieces of a row that balance
@@ -54,7 +54,7 @@ _SHARING: ContextVar[Sharing | None] = ContextVar("sharing", default=None)
 
 @contextmanager
 def within(sharing: Sharing) -> Iterator[None]:
-    """Within the block, masks and attention are those of own tokens."""
+    """Within the block, masks and attention belong to own tokens."""
     token = _SHARING.set(sharing)
     try:
         yield
@@ -73,7 +73,7 @@ def register() -> None:
 def mask_of_own_tokens(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, **kwargs: object) -> Tensor | None:
     """Returns the rows of a mask for own tokens, bool `[b, 1, T, L]`: True where a query sees a key; None where every query sees every key.
 
-    Arguments are those of `transformers.masking_utils.sdpa_mask`.
+    Arguments are as for `transformers.masking_utils.sdpa_mask`.
 
     Raises:
         ValueError: Keys are of other tokens than queries, as with a cache.
@@ -102,8 +102,8 @@ def attention(
         query: Own queries, float `[b, h, T, d]`.
         key: Own keys, float `[b, h_kv, T, d]`.
         value: Own values, float `[b, h_kv, T, d_v]`.
-        attention_mask: The rows of own tokens `[b, 1, T, L]`, those of all tokens `[b, 1, L, L]`, or None. None is no causal mask here.
-        options: Those of `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
+        attention_mask: The rows of own tokens `[b, 1, T, L]`, the rows of all tokens `[b, 1, L, L]`, or None. None is no causal mask here.
+        options: See `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
 
     Raises:
         ValueError: No pass goes on whose tokens are shared, or the module gives what has a gradient, such as a bias of positions.
@@ -156,7 +156,7 @@ class _Call:
         return _heads(keys, heads), _heads(values, heads)
 
     def scattered(self, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of own keys and values: those of all queries, summed, by one message."""
+        """Returns the gradients of own keys and values, summed over all queries, by one message."""
         heads = of_keys.shape[1]
         own_bTE = self.group.reduce_scatter(torch.cat([_rows(of_keys), _rows(of_values)], dim=2))
         keys, values = torch.split(own_bTE, [heads * of_keys.shape[3], heads * of_values.shape[3]], dim=2)

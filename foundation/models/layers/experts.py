@@ -148,7 +148,7 @@ def stacked_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Te
 
     Args:
         model: The model.
-        state: Its state dict, or that of its stock class for everything but experts.
+        state: Its state dict, or the state dict of its stock class for everything but experts.
     """
     found = dict(state)
     for path, module in separate_experts(model).items():

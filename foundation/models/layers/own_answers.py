@@ -28,5 +28,5 @@ def answering(group: Group | None) -> Iterator[None]:
 
 
 def sharers() -> Group | None:
-    """Returns the processes that have logits of own tokens now; None where logits are those of all tokens."""
+    """Returns the processes that have logits of own tokens now; None where logits belong to all tokens."""
     return _ANSWERING.get()

@@ -18,7 +18,7 @@ adds 1 / N of it:
 
 so that the gradient of every weight is the sum over processes of what each has.
 
-The bytes that are sent are those of the sums. A column layer keeps its own tokens for backward and gathers the others again then, so that
+Only the sums are sent. A column layer keeps its own tokens for backward and gathers the others again then, so that
 no process keeps whole states. If N does not divide L, tokens of zeros fill the last share; nobody reads them, and their gradients are 0.
 
 Legend: b rows, L tokens, T tokens of a process, D channels, I inputs, O outputs of a process.
@@ -261,7 +261,7 @@ def all_tokens(own_bTD: Tensor, group: Group, length: int) -> Tensor:
 
 
 def parted(whole_bLD: Tensor, group: Group) -> Tensor:
-    """Returns the tokens of this process, `[b, T, D]`; the gradients of all processes add up to that of the whole."""
+    """Returns the tokens of this process, `[b, T, D]`; the gradients of all processes add up to the gradient of the whole."""
     found: Tensor = _Parted.apply(whole_bLD, group)  # type: ignore[no-untyped-call]
     return found
 

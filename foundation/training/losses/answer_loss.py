@@ -31,7 +31,7 @@ class AnswerLoss(ABC):
         return self.name
 
     def compares_rows(self, labels: NDArray[Any]) -> bool:
-        """Whether the loss against labels, given those of all rows, compares rows that need not be in one micro-batch."""
+        """Whether the loss against labels, given the labels of all rows, compares rows that need not be in one micro-batch."""
         return False
 
     @abstractmethod

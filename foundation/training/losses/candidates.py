@@ -45,7 +45,7 @@ class CandidateLoss(ValueLoss):
         self.name = self.loss
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """The loss of the query of a candidate, or with `pointwise` that of the candidate itself."""
+        """The loss of the query of a candidate, or with `pointwise` the loss of the candidate itself."""
         with in_float32(logits):
             scores_b, numbers_b, grades_b = logits[:, 0].float(), labels[:, 1], labels[:, 2]
             if self.loss == "pointwise":

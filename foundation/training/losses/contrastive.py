@@ -1,4 +1,4 @@
-"""The loss of two towers: an image has to be near the texts of its class, and a text near the images of its class, among those of a batch.
+"""The loss of two towers: an image has to be near the texts of its class, and a text near the images of its class, within a batch.
 
 With the vectors x_i of images and t_j of texts, all of length 1, y_ij = 1 where both are of one class, else 0, and the model's own scale s
 and bias b:
@@ -35,7 +35,7 @@ def contrastive_loss(
     """Returns the loss of each row, float32 `[n]`, in the order of the labels.
 
     Args:
-        vectors_nD: Vectors of length 1: those of all images, then those of all texts, each in the order of its rows; float32.
+        vectors_nD: Vectors of length 1: all images, then all texts, each in the order of its rows; float32.
         labels_n3: Side, class and number of the pair of each row, float32 (`foundation.core.forms.zero_shot`).
         scale: s, float32 of one number.
         bias: b of SigLIP; None for CLIP.
@@ -66,7 +66,7 @@ def _contrastive_loss(vectors_nD: Tensor, labels_n3: Tensor, scale: Tensor, bias
 
 
 def in_order_of_rows(vectors_nD: Tensor, labels_n3: Tensor) -> Tensor:
-    """Returns vectors as a model gives them, those of all images and then those of all texts, in the order of the labels."""
+    """Returns vectors as a model gives them, all images and then all texts, in the order of the labels."""
     return torch.zeros_like(vectors_nD).index_copy(0, torch.argsort(labels_n3[:, 0], stable=True), vectors_nD)
 
 

@@ -42,7 +42,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-        """Returns the divergence of each choice; the arguments are those of `divergence`."""
+        """Returns the divergence of each choice; the arguments are as for `divergence`."""
         ctx.save_for_backward(logits, target)
         ctx.temperature = temperature
         found = logits.new_empty(logits.shape[:-1])

@@ -39,7 +39,7 @@ def lambdarank(scores_b: Tensor, grades_b: Tensor, numbers_b: Tensor) -> Tensor:
 
 
 def places(scores_b: Tensor, grades_b: Tensor, numbers_b: Tensor) -> Tensor:
-    """Returns the place of each candidate among those of its query, from 1, float32 `[b]`.
+    """Returns the rank of each candidate within its query, from 1, float32 `[b]`.
 
     The higher the score the earlier; of equal scores the lower grade comes first, and of equal grades the earlier row.
     """

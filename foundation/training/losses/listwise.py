@@ -1,4 +1,4 @@
-"""Listwise softmax cross entropy: the score of what is relevant against those of all candidates of its query at once.
+"""Listwise softmax cross entropy: the score of what is relevant against the scores of all candidates of its query at once.
 
 With the scores s and the grades y of the candidates of a query:
 

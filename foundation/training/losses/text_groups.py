@@ -37,7 +37,7 @@ SCALE = 20.0
 MARGIN = 0.2
 """How much further than the positive the nearest other one has to be, in squared distances; FaceNet's."""
 GIVEN_MARGIN = 5.0
-"""How much further than the positive a given negative has to be; that of sentence-transformers."""
+"""How much further than the positive a given negative has to be, as in sentence-transformers."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def unclear(anchor_P: Tensor, positive_P: Tensor, candidate_C: Tensor, asked_M: 
 
     Args:
         anchor_P: Numbers of the texts of the anchors.
-        positive_P: Those of their positives.
-        candidate_C: Those of all candidates, the positives first.
+        positive_P: Vectors of their positives.
+        candidate_C: Vectors of all candidates, the positives first.
         asked_M: The anchors that are asked for, int64, below P.
     """
     asked_text_M1 = anchor_P[asked_M][:, None]

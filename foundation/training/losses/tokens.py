@@ -7,7 +7,7 @@
 Training blocks all have the same length (`foundation.data.text_blocks`), so the mean of their means is the mean over all tokens of a batch,
 however it is split.
 
-Where processes share tokens, logits are those of own ones, and their losses are gathered (`foundation.models.layers.own_answers`).
+Where processes share tokens, logits belong to own tokens, and their losses are gathered (`foundation.models.layers.own_answers`).
 
 Tensor names carry their shapes: b blocks, L positions, T = L - 1 predicted tokens, V vocabulary.
 """

@@ -45,7 +45,7 @@ class TranscriptLoss(AnswerLoss):
         return losses_b
 
     def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
-        """The divergence of each frame, as that of classes, in the mean over the frames that are no padding."""
+        """The divergence of each frame, as for classes, in the mean over the frames that are no padding."""
         return frame_mean(_divergence(logits, target, temperature), real_frames(target))
 
     def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:

@@ -138,9 +138,9 @@ def test_every_prompt_is_compared_and_every_load_stands_beside_the_engine(model:
         (8, 8.0, 0.75),
     ]
     assert given.progress.lines == [  # type: ignore[attr-defined]
-        "  llama-fp32 in Triton: 70 of 70 answers of 5 tokens are those of the engine, 9 texts are read as Transformers reads "
+        "  llama-fp32 in Triton: 70 of 70 answers of 5 tokens equal the engine, 9 texts are read as Transformers reads "
         "them, first token after 1.0 ms, "
-        "6.0 tokens/s over 8, 0.75 of those of the engine alone"
+        "6.0 tokens/s over 8, 0.75 of the engine alone"
     ]
 
 

@@ -96,7 +96,7 @@ def test_settings_that_stay_come_first_and_say_why() -> None:
     assert found.confirmation.proposed != OWN
     sentence = in_words(found)
     assert f"{found.confirmation.ratio.low:.2f} to {found.confirmation.ratio.high:.2f} of {Tune().repeats} repeats" in sentence
-    assert "those of the recipe stay" in sentence
+    assert "the recipe's settings stay" in sentence
 
 
 def test_a_limit_that_nothing_keeps_is_refused() -> None:
