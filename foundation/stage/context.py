@@ -58,7 +58,7 @@ class EngineJob(Protocol):
 
         Args:
             root: Folder of export.json.
-            build: Its `precision`, `folder` and `float_precision`, which is that of an engine without one.
+            build: Its `precision`, `folder` and `float_precision`, which an engine without one takes.
             engine: The entry of the engine in the build.
             proposals: Whether tokens are proposed to it, where the export has measured that.
         """
@@ -113,7 +113,7 @@ class Context:
     stride: int = 0
     """Tokens that two windows of a long context or text share; 0 where texts are truncated."""
     aggregate: str = ""
-    """What the logits of a text are of those of its windows, mean or max; empty where texts are truncated."""
+    """How window logits are pooled: mean or max; empty where texts are truncated."""
 
     def preprocessor(self, checkpoint: Path) -> Preprocessor:
         """Returns how the rows of a checkpoint are prepared.

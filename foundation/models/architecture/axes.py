@@ -39,7 +39,7 @@ OF_DECODER = {
     "vocab_size": "decoder_vocab_size",
     "encoder_attention_heads": "decoder_attention_heads",
 }
-"""Config keys of an encoder-decoder that hold the size of its decoder, by the key that holds that of the encoder."""
+"""Config keys of an encoder-decoder that hold the size of its decoder, by the key that holds the size of the encoder."""
 
 Axis = tuple[str, int]
 """Name of a weight, and the index of one of its axes."""
@@ -64,7 +64,7 @@ def key_of(config: PreTrainedConfig, size: Size) -> str | None:
 
 
 def keys_of(config: PreTrainedConfig, size: Size) -> tuple[str, ...]:
-    """Returns the config keys of a size: that of `key_of`, and the decoder's where it has one of its own."""
+    """Returns the config keys of a size: the key of `key_of`, and the decoder's where it has one of its own."""
     name = key_of(config, size)
     if name is None:
         return ()

@@ -7,7 +7,7 @@
     output layer           own tokens, of a language model that trains (`foundation.models.layers.own_answers`)
 
 Between first and last block each process computes and keeps 1 / N of what one process would: for rows that are long. Positions that blocks
-are given, such as those of rotary embeddings, are cut to own tokens like hidden states.
+are given, such as the angles of rotary embeddings, are cut to own tokens like hidden states.
 
 Every process has the same logits and the same loss, and takes 1 / N of it (`foundation.training.train`). The gradient of a weight is then
 the sum over all processes, whether it is used on own tokens, as in blocks, or on all, as in heads: what `DistributedDataParallel` and
@@ -200,7 +200,7 @@ def check_context(config: PreTrainedConfig, task: Task, length: int, processes: 
 
 
 def _difference(config: PreTrainedConfig, task: Task, length: int, processes: int) -> float:
-    """Returns the largest difference between states that shares compute and those of the whole, in standard deviations.
+    """Returns the largest difference between states that shares compute and states of the whole, in standard deviations.
 
     Raises:
         ValueError, TypeError, ...: It does not run (`foundation.models.library.REFUSED`).

@@ -6,7 +6,7 @@ If all layers are equal and the stock class can build them, the shape goes into 
     "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
                               "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
 
-with one entry per layer (those of an encoder before those of its decoder, which also has the heads that read the encoder, `cross`), and the
+with one entry per layer (the encoder's before the decoder's, which also has the heads that read the encoder, `cross`), and the
 stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from those keys and then resizes its
 layers, which `foundation.models.architecture.structure` finds. One mechanism thus covers all architectures, without code in the checkpoint.
 Attention modules only need their head counts updated: they split the outputs of their layers into heads of `head_dim`.
@@ -196,7 +196,7 @@ def own_class(stock: Any) -> Any:
 
 
 def remade(model: nn.Module, config: PreTrainedConfig) -> nn.Module:
-    """Builds a model of the same class from another config, with new weights, tied where those of the model are, the same settings of
+    """Builds a model of the same class from another config, with new weights, tied where the model ties them, the same settings of
     generation, and `nn.Linear` in place of `Conv1D`."""
     stock: Any = getattr(type(model), "STOCK", type(model))
     with torch.random.fork_rng(devices=[]), quiet():
@@ -321,7 +321,7 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
 
 
 def set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
-    """Sets those of the attributes that the module already has as numbers."""
+    """Sets the attributes that the module already has as numbers."""
     for name, value in values.items():
         old = getattr(module, name, None)
         if isinstance(old, int | float):

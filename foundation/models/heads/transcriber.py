@@ -40,7 +40,7 @@ ROLES = {"pad_token": BLANK, "unk_token": UNKNOWN, "word_delimiter_token": DELIM
 
 @functools.cache
 def transcriber_class(stock: Any) -> Any:
-    """Returns a subclass of a stock class whose logits are those of the blank at padding; it keeps name and weights.
+    """Returns a subclass of a stock class whose logits predict the blank at padding; it keeps name and weights.
 
     It has to be a class because Transformers calls the constructor itself when it loads weights.
     """
@@ -60,7 +60,7 @@ def transcriber_class(stock: Any) -> Any:
 
 
 def strides_of(config: PreTrainedConfig) -> list[list[int]]:
-    """Returns kernel and stride of each step from samples to frames, those of an adapter behind the encoder too."""
+    """Returns kernel and stride of each step from samples to frames, the steps of an adapter behind the encoder too."""
     adapter = [[1, config.adapter_stride]] * config.num_adapter_layers if getattr(config, "add_adapter", False) else []
     return [[*pair] for pair in zip(config.conv_kernel, config.conv_stride, strict=True)] + adapter
 
@@ -78,7 +78,7 @@ def vocabulary_of(folder: Path, key: str) -> tuple[str, ...]:
         key: Key path in the recipe, for messages.
 
     Raises:
-        InputError: A file cannot be read, or is that of another kind of tokenizer; the message says what is allowed.
+        InputError: A file cannot be read, or belongs to another kind of tokenizer; the message says what is allowed.
     """
     settings = read_json(folder / SETTINGS, key) if (folder / SETTINGS).exists() else {}
     kind = settings.get("tokenizer_class", TOKENIZER)

@@ -90,7 +90,7 @@ def sound_settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns preprocessor_config.json of a recipe's model: that of its folder, or a plain one, with the keys that the recipe gives.
+    """Returns preprocessor_config.json of a recipe's model: from its folder, or a plain one, with the keys that the recipe gives.
 
     Raises:
         InputError: A folder lacks the file, or the model reads no sounds.
