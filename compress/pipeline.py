@@ -197,9 +197,9 @@ def finish(folder: Path, context: Context, progress: ConsoleProgress) -> dict[st
     write_sizes(folder, finished.artifacts[finished.baseline].path, context)
     write_chain(finished)
     contents = report.write(folder, progress.warnings)
-    for warning in contents["warnings"][len(progress.warnings) :]:
+    for warning in contents.warnings[len(progress.warnings) :]:
         progress.warn(warning)
-    return contents
+    return contents.written()
 
 
 def _check_start(start: str | None, steps: list[Stage]) -> None:

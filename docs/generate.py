@@ -1,4 +1,4 @@
-"""Writes what is generated from the code: the pages of docs/reference, docs/recipe.schema.json and the tree in README.md.
+"""Writes what is generated from the code: the pages of docs/reference, the JSON schemas and the tree in README.md.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit with status 1 where one of them is out of date
@@ -20,10 +20,11 @@ import typer
 import cli
 from compress.commands.exit_status import STATUSES
 from compress.commands.list import reference, schema_text
-from compress.compare.keys import KEYS as COMPARE_KEYS
+from compress.compare.model import Comparison
 from compress.report.glossary import GROUPS
-from compress.report.keys import KEYS, Key
-from compress.search.keys import KEYS as SEARCH_KEYS
+from compress.report.model.contents import Contents
+from compress.search.model import Search
+from foundation.artifacts.document import Document, Section, sections
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -142,14 +143,15 @@ def _default(parameter: Any) -> str:
 
 def report_page() -> str:
     """Returns every key of report.json, a section for each map."""
-    body = _maps(KEYS, "The report") + "\n" + "\n".join(_terms())
+    body = _maps(Contents, "The report") + "\n" + "\n".join(_terms())
     return f"""{NOTICE}
 # report.json
 
 `report.json` holds every figure of `report.html`. `compress report RUN` writes both again from the files of the run.
 
 `[]` stands for the entries of a list, `BACKEND` for `torch`, an engine or `triton`, `METRIC` for a metric of the task, `PACKAGE` for a
-library. A figure that was not measured is null or has a `reason` beside it; it is never 0.
+library. A figure that was not measured is null or has a `reason` beside it; it is never 0. Keys are only ever added, and a key that a
+version did not write is absent. The JSON schema is [`report.schema.json`](../report.schema.json).
 
 {body}"""
 
@@ -164,7 +166,7 @@ def _terms() -> Iterator[str]:
 
 def search_page() -> str:
     """Returns every key of search.json, a section for each map."""
-    body = _maps(SEARCH_KEYS, "The search")
+    body = _maps(Search, "The search")
     return f"""{NOTICE}
 # search.json
 
@@ -172,37 +174,40 @@ def search_page() -> str:
 selection rows; those of `front[].evaluation` are of the evaluation split.
 
 `[]` stands for the entries of a list, `OBJECTIVE` for `metric`, `latency`, `size` or `throughput`, `RUNG` for the name of a step, `GOAL`
-for a goal, `PACKAGE` for a library. A figure that was not measured is null; it is never 0.
+for a goal, `KNOB` for the path of a setting, `PACKAGE` for a library. A figure that was not measured is null; it is never 0. The JSON schema
+is [`search.schema.json`](../search.schema.json).
 
 {body}"""
 
 
 def compare_page() -> str:
     """Returns every key of compare.json, a section for each map."""
-    body = _maps(COMPARE_KEYS, "The comparison")
+    body = _maps(Comparison, "The comparison")
     return f"""{NOTICE}
 # compare.json
 
 `compare.json` holds every figure of `compare.html`: what `compress compare` says of several runs. No figure divides the time of one run by
 the time of another, as these were not measured in turns; a speed-up is against the torch reference of the same run.
 
-`[]` stands for the entries of a list. A figure that was not measured is null or has a `reason` beside it; it is never 0.
+`[]` stands for the entries of a list, `RUN` for the letter of a run. A figure that was not measured is null or has a `reason` beside it; it
+is never 0.
 
 {body}"""
 
 
-def _maps(keys: Sequence[Key], whole: str) -> str:
-    """Returns a section for each map."""
-    sections: dict[str, list[Key]] = {}
-    for key in keys:
-        sections.setdefault(key.path.removesuffix(".*").rpartition(".")[0], []).append(key)
-    return "\n".join(_map(path, within, whole) for path, within in sections.items())
+def _maps(model: type[Document], whole: str) -> str:
+    """Returns a section for each map of a document."""
+    return "\n".join(_map(section, whole) for section in sections(model))
 
 
-def _map(path: str, keys: Sequence[Key], whole: str) -> str:
-    title = f"`{path}`" if path else whole
-    rows = "\n".join(f"| `{_within(key.path, path)}` | {key.type} | {key.meaning} |" for key in keys)
-    return f"## {title}\n\n| key | type | meaning |\n| --- | --- | --- |\n{rows}\n"
+def _map(section: Section, whole: str) -> str:
+    rows = "\n".join(f"| `{key.name}` | {key.type} | {_escaped(key.meaning)} |" for key in section.keys)
+    return f"## {f'`{section.path}`' if section.path else whole}\n\n| key | type | meaning |\n| --- | --- | --- |\n{rows}\n"
+
+
+def _schema(model: type[Document]) -> str:
+    """Returns the JSON schema of a document as text."""
+    return json.dumps(model.model_json_schema(), indent=1) + "\n"
 
 
 def architectures_page() -> str:
@@ -255,15 +260,13 @@ def _outcome(outcome: str, name: str, reasons: dict[str, int]) -> str:
     return f"[{reasons.setdefault(reason, len(reasons) + 1)}](#reasons)"
 
 
-def _within(path: str, above: str) -> str:
-    return path.removesuffix(".*").removeprefix(f"{above}." if above else "")
-
-
 def main() -> int:
     """Writes or checks; returns the exit status."""
     wanted = {
         README: readme(README.read_text(encoding="utf-8")),
         ROOT / "docs" / "recipe.schema.json": schema_text() + "\n",
+        ROOT / "docs" / "report.schema.json": _schema(Contents),
+        ROOT / "docs" / "search.schema.json": _schema(Search),
         PAGES / "recipe.md": recipe_page(),
         PAGES / "commands.md": commands_page(),
         PAGES / "report.md": report_page(),

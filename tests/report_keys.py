@@ -1,4 +1,4 @@
-"""Whether the reference of report.json knows every key of a report, and that of search.json every key of a search, and no others."""
+"""Whether the model of a document knows every key of a document, and writes no others."""
 
 from __future__ import annotations
 
@@ -6,53 +6,36 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from compress.report.keys import KEYS, Key
-
-_NAMES = {**dict.fromkeys(("BACKEND", "METRIC", "PACKAGE", "OBJECTIVE", "RUNG", "GOAL"), r"[^.\[\]]+"), "*": r".*"}
-
-
-def undocumented(report: dict[str, Any], keys: Sequence[Key] = KEYS) -> list[str]:
-    """Returns the paths of a report that no row of the reference names."""
-    known = re.compile("|".join({pattern for key in keys for pattern in _beginnings(key.path)}))
-    return sorted({path for path in paths(report) if not known.fullmatch(path)})
+from compress.report.model.contents import Contents
+from foundation.artifacts.document import Document, sections, unknown
 
 
-def unwritten(documents: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[str]:
+def undocumented(document: dict[str, Any], model: type[Document] = Contents) -> list[str]:
+    """Returns the paths of a document that its model does not have; a document that it would write otherwise is an error."""
+    read = model.model_validate(document)
+    assert read.written() == document
+    return sorted(set(unknown(read)))
+
+
+def unwritten(documents: Sequence[dict[str, Any]], model: type[Document]) -> list[str]:
     """Returns the rows of the reference that none of the documents has; an empty list or map counts as written."""
     written = {path for document in documents for path in paths(document)}
-    return [
-        key.path
-        for key in keys
-        if not any(
-            re.fullmatch(_pattern(path), one)
-            for one in written
-            for path in (key.path, key.path.removesuffix(".*"), key.path.removesuffix("[]"))
-        )
-    ]
+    rows = [f"{section.path}.{key.name}" if section.path else key.name for section in sections(model) for key in section.keys]
+    return [row for row in rows if not any(_pattern(row).fullmatch(path) for path in written)]
 
 
 def paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yields the path of every value that is neither a map nor a list, and of empty ones."""
-    if isinstance(value, dict) and value:
+    """Yields the path of every value, and of the maps and lists around it."""
+    yield path
+    if isinstance(value, dict):
         for key, item in value.items():
             yield from paths(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list):
         for item in value:
             yield from paths(item, f"{path}[]")
-    else:
-        yield path
 
 
-def _pattern(path: str) -> str:
-    """Returns the regular expression of a documented path."""
-    parts = [(part.removesuffix("[]"), "[]" * part.endswith("[]")) for part in path.split(".")]
-    return r"\.".join(_NAMES.get(name, re.escape(name)) + re.escape(end) for name, end in parts)
-
-
-def _beginnings(path: str) -> Iterator[str]:
-    """Yields the regular expressions of everything above a documented path too: there a report may have null, or an empty map or list."""
-    parts = path.split(".")
-    for number in range(1, len(parts) + 1):
-        above = ".".join(parts[:number])
-        yield _pattern(above.removesuffix("[]"))
-        yield _pattern(above)
+def _pattern(row: str) -> re.Pattern[str]:
+    """Returns the regular expression of a row: a word in capitals is any name, and an empty list has no entries."""
+    text = re.sub(r"(?<=\\\.)[A-Z]+(?=\\\.|$)", ".+", re.escape(row))
+    return re.compile(re.sub(r"(\\\[\\\]|\\\.\.\+)$", "", text))

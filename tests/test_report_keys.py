@@ -1,12 +1,15 @@
-"""The reference of report.json and a report are compared key by key; the reports of the shipped recipes are, in test_recipes."""
+"""The models of documents and what is written are compared key by key; the reports of the shipped recipes are, in test_recipes."""
 
-from compress.compare.keys import KEYS as COMPARE_KEYS
-from compress.report.keys import KEYS
-from compress.search.keys import KEYS as SEARCH_KEYS
+import pytest
+
+from compress.compare.model import Comparison
+from compress.report.model.contents import Contents
+from compress.search.model import Search
+from foundation.artifacts.document import Document, sections
 from tests.report_keys import paths, undocumented, unwritten
 
 
-def test_a_key_that_no_row_names_is_found() -> None:
+def test_a_key_that_no_field_names_is_found() -> None:
     known = {
         "schema": 1,
         "flips": None,
@@ -20,26 +23,18 @@ def test_a_key_that_no_row_names_is_found() -> None:
     ]
 
 
-def test_empty_and_null_maps_and_lists_are_no_new_keys() -> None:
-    assert undocumented({"variants": [], "triton": {"models": []}, "warnings": []}) == []
-    assert undocumented({"variants": [{"id": "a", "quantization": None, "parity": None, "latency": [], "metrics": {}}]}) == []
-
-
 def test_rows_that_nobody_writes_are_found() -> None:
-    known = {
-        "rows": {"selection": 1},
-        "space": [{"path": "a.b", "choices": [1]}],
-        "importances": {"metric": {"a.b": 1.0}},
-        "objectives": [],
-    }
-    rows = [key for key in SEARCH_KEYS if key.path.partition(".")[0].removesuffix("[]") in known]
-    absent = ["rows.evaluation", "space[].kind", "space[].low", "space[].high", "space[].step", "space[].log"]
-    assert unwritten([known], rows) == absent
-    assert unwritten([known, {"rows": {"evaluation": 2}}], rows) == absent[1:]
+    found = unwritten([{"rows": {"selection": 1}, "space": [{"path": "a.b", "choices": [1]}], "objectives": []}], Search)
+    assert {"rows.evaluation", "space[].low", "importances.OBJECTIVE"} <= set(found)
+    assert not {"rows", "rows.selection", "space[]", "space[].path", "space[].choices[]", "objectives[]"} & set(found)
 
 
-def test_rows_are_complete_and_unique() -> None:
-    for keys in (KEYS, SEARCH_KEYS, COMPARE_KEYS):
-        assert len({key.path for key in keys}) == len(keys)
-        assert all(key.meaning.endswith(".") and key.type for key in keys)
-    assert list(paths({"a": [{"b": 1}, {}], "c": {}})) == ["a[].b", "a[]", "c"]
+@pytest.mark.parametrize("model", [Contents, Search, Comparison])
+def test_every_field_has_a_meaning_and_stands_once(model: type[Document]) -> None:
+    rows = [(section.path, key.name) for section in sections(model) for key in section.keys]
+    assert len(set(rows)) == len(rows)
+    assert [key.name for section in sections(model) for key in section.keys if not key.meaning.endswith(".")] == []
+
+
+def test_every_path_of_a_document_is_listed() -> None:
+    assert list(paths({"a": [{"b": 1}, {}], "c": {}})) == ["", "a", "a[]", "a[].b", "a[]", "c"]

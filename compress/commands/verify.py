@@ -79,7 +79,7 @@ def rebuild(folder: Path) -> dict[str, Any]:
     """
     opened(folder)  # a folder that is no run is not locked, and so not created
     with locked(folder), blaming_damage(folder):
-        return write(folder)
+        return write(folder).written()
 
 
 def _kept(file: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.compare import machines, page, recipes
+from compress.compare.model import SCHEMA, Comparison
 from compress.compare.pairs import pairs
 from compress.compare.sides import Side, check_out, read_sides
 from compress.compare.timing import NOT_IN_TURNS, configurations
@@ -19,7 +20,6 @@ from foundation.artifacts.artifact import write_json, write_text
 from foundation.core.step_names import EVALUATION
 from foundation.measure.fastest import NAMES
 
-SCHEMA = 1
 FILE, PAGE = "compare.json", "compare.html"
 
 
@@ -39,7 +39,7 @@ def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, dic
     sides = read_sides(folders)
     out = out or Path("comparisons") / "-".join(side.given.resolve().name for side in sides)[:100]
     check_out(out, sides)
-    contents = collect(sides)
+    contents = Comparison.model_validate(collect(sides)).written()
     html = page.render(contents, sides)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, contents)

@@ -48,7 +48,7 @@ def pairs(sides: Sequence[Side]) -> list[dict[str, Any]]:
     name and backend in the first run.
 
     Returns:
-        One map for each pair, see `compress.compare.keys`. A pair of runs whose rows or metrics are not the same has one entry, with the
+        One map for each pair, see `compress.compare.model.Pair`. A pair of runs whose rows or metrics are not the same has one entry, with the
         reason.
     """
     found = []

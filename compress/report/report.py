@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from compress.report.classes import classes, no_better
 from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
+from compress.report.model.contents import SCHEMA, Contents
 from compress.report.served import served
 from foundation.artifacts import artifact
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
@@ -35,13 +35,12 @@ from foundation.measure import stored_vectors
 from foundation.measure.chance import chance
 from foundation.measure.metrics import Metric
 
-SCHEMA = 1
 FILE, PAGE = "report.json", "report.html"
 UNCHECKED = ("commands", "warnings")
 """Keys that do not follow from the artifacts: a moved run has other commands."""
 
 
-def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]:
+def write(folder: Path, warnings: Sequence[str] | None = None) -> Contents:
     """Writes `report.json` and `report.html`.
 
     Everything that the report is made of is hashed first.
@@ -64,9 +63,10 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     if problems:
         raise InputError(*problems, f"{folder}: no report is written from damaged files; `compress run` makes what is damaged again")
     report = collect(run, _kept_warnings(folder) if warnings is None else list(warnings))
-    html = page.render(report)
-    report["integrity"]["page_sha256"] = hashlib.sha256(html.encode("utf-8")).hexdigest()
-    artifact.write_json(folder / FILE, report)
+    html = page.render(report.written())
+    digest = hashlib.sha256(html.encode("utf-8")).hexdigest()
+    report = report.with_(integrity=report.integrity.with_(page_sha256=digest))
+    artifact.write_json(folder / FILE, report.written())
     artifact.write_text(folder / PAGE, html)
     return report
 
@@ -82,7 +82,7 @@ def forgeries(run: Run) -> list[str]:
         return [f"{error}; {cure}"]
     except (AttributeError, TypeError) as error:
         return [f"{run.folder / FILE}: damaged ({reason(error)}); {cure}"]
-    true = json.loads(json.dumps(collect(run, warnings)))
+    true = collect(run, warnings).written()
     told["integrity"] = {key: value for key, value in (told.get("integrity") or {}).items() if key != "page_sha256"}
     wrong = [key for key in true if key not in UNCHECKED and told.get(key) != true[key]]
     lines = [f"{run.folder / FILE}: {', '.join(wrong)}: not what the files of the run say; {cure}"] if wrong else []
@@ -91,8 +91,8 @@ def forgeries(run: Run) -> list[str]:
     return lines
 
 
-def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
-    """Returns the report of a run as plain data, in the schema of `report.json`."""
+def collect(run: Run, warnings: list[str]) -> Contents:
+    """Returns the report of a run."""
     task: Task = run.recipe["model"]["task"]
     evaluated, judged = list(evaluations.evaluations(run)), evaluations.judged(run)
     rows = _latency_rows(run)
@@ -126,7 +126,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     report |= {} if flipped is None else {"flipped_rows": flipped}
     found = no_better(report)
     report["warnings"] = warnings if found is None or found in warnings else [*warnings, found]
-    return settled(report, run.recipe["goals"])
+    return Contents.model_validate(settled(report, run.recipe["goals"]))
 
 
 def settled(report: dict[str, Any], limits: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from compress.report import goals as judged
 from compress.search import page
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
+from compress.search.model import SCHEMA, Search
 from compress.search.points import Front, name_of, recipe_file, why_recommended
 from compress.search.rungs.full import OF_A_KIND, figures_of
 from compress.search.setup import FRONT, Setup
@@ -23,7 +24,6 @@ from foundation.artifacts.artifact import write_json, write_text
 from foundation.core.search import Range
 from foundation.machine import environment
 
-SCHEMA = 1
 FILE, PAGE = "search.json", "search.html"
 Reports = Mapping[int, Mapping[str, Any]]
 """The report of each point of the front on the evaluation split."""
@@ -31,7 +31,7 @@ Reports = Mapping[int, Mapping[str, Any]]
 
 def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, Any]:
     """Writes `search.json` and `search.html`; returns the contents of the former."""
-    contents = collect(setup, study, before, found, reports)
+    contents = Search.model_validate(collect(setup, study, before, found, reports)).written()
     write_json(setup.folder / FILE, contents)
     write_text(setup.folder / PAGE, page.render(contents))
     return contents

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cli import app
 from compress.compare import recipes
 from compress.compare.document import collect, compare
-from compress.compare.keys import KEYS
+from compress.compare.model import Comparison
 from compress.compare.pairs import pairs
 from compress.compare.sides import read_sides
 from foundation.artifacts.run_folder import LOCK_FILE
@@ -138,9 +138,9 @@ def test_the_page_and_the_json_hold_the_comparison_wherever_the_runs_lie(runs: P
     moved = [Path(shutil.copytree(runs / name, tmp_path / f"moved {name}")) for name in ("a", "b", "old")]
     out, contents = compare(moved, tmp_path / "out")
     assert json.loads((out / "compare.json").read_text()) == json.loads(json.dumps(contents))
-    assert undocumented(contents, KEYS) == []
+    assert undocumented(contents, Comparison) == []
     optional = {"pairs[].interval_reason", "runs[].defaulted[]", "runs[].warnings[]", "machine[].name", "machine[].values.*"}
-    assert set(unwritten([contents], KEYS)) <= optional
+    assert set(unwritten([contents], Comparison)) <= optional
     text = (out / "compare.html").read_text()
     page = Page(text)
     assert not {"script", "link", "iframe", "img"} & set(page.tags)

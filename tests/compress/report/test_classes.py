@@ -54,7 +54,7 @@ def test_values_have_no_classes() -> None:
 
 def test_the_report_has_a_row_for_each_class_and_the_most_frequent_one(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run"))
-    found = collect(run, [])["classes"]
+    found = collect(run, []).written()["classes"]
     assert found["backend"] is None
     assert found["majority"] == {"name": "0", "share": pytest.approx(2 / 12)}
     assert [row["n"] for row in found["rows"]] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
@@ -94,7 +94,7 @@ def test_a_model_no_better_than_the_majority_class_is_warned_of(value: float, ch
 
 def test_the_warning_is_in_the_report_once(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run"))
-    good = collect(run, ["other"])
+    good = collect(run, ["other"]).written()
     assert good["warnings"] == ["other"]
     assert good["metric"]["chance"] < good["variants"][0]["accuracy"]["torch"]["value"]
 
@@ -102,7 +102,7 @@ def test_the_warning_is_in_the_report_once(tmp_path: Path) -> None:
 def test_the_warning_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = open_run(write_run(tmp_path / "run"))
     monkeypatch.setattr("compress.report.report.chance", lambda *_: 1.0)
-    first = collect(run, ["other"])["warnings"]
+    first = collect(run, ["other"]).written()["warnings"]
     assert len(first) == 2
     assert "knows nothing" in first[1]
-    assert collect(run, first)["warnings"] == first
+    assert collect(run, first).written()["warnings"] == first

@@ -30,11 +30,11 @@ def change(folder: Path, *gone: str, **values: Any) -> None:
 
 
 def test_the_report_says_when_the_run_finished_and_with_which_version(folder: Path) -> None:
-    made = report.write(folder)
+    made = report.write(folder).written()
     written = datetime.strptime(made["created"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     assert abs(datetime.now(UTC) - written) < timedelta(hours=1)
     assert made["compress"] == importlib.metadata.version("compress-transformers")
-    assert report.write(folder)["created"] == made["created"], "it is the run's, not that of `compress report`"
+    assert report.write(folder).created == made["created"], "it is the run's, not that of `compress report`"
     page = render(made)
     assert written.strftime("%Y-%m-%d %H:%M UTC") in page
     assert f"compress {made['compress']}" in page
@@ -42,18 +42,18 @@ def test_the_report_says_when_the_run_finished_and_with_which_version(folder: Pa
 
 def test_runs_of_versions_that_did_not_write_them_have_neither(folder: Path) -> None:
     change(folder, "finished", "compress")
-    made = report.write(folder)
+    made = report.write(folder).written()
     assert not {"created", "compress"} & made.keys()
     assert report.forgeries(open_run(folder)) == []
     assert "UTC" not in render(made)
 
 
 def test_the_sizes_of_the_splits_belong_to_the_chain(folder: Path) -> None:
-    assert "data" not in report.write(folder)
+    assert "data" not in report.write(folder).written()
     splits = [{"split": "train", "rows": 30, "longest": 9, "truncated": 3}]
     artifact.write_json(folder / DATA, {"schema": 1, "key": "k", "splits": splits})
     write_chain(open_run(folder))
-    made = report.write(folder)
+    made = report.write(folder).written()
     assert made["data"] == splits
     assert DATA in {entry["path"] for entry in made["integrity"]["files"]}
     (folder / DATA).write_text("{}")

@@ -17,7 +17,7 @@ from compress.commands.clean import clean
 from compress.commands.verify import verify
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.search.keys import KEYS
+from compress.search.model import Search
 from compress.search.plan import describe
 from compress.search.search import Outcome
 from foundation.artifacts.run_folder import open_run
@@ -66,7 +66,7 @@ def test_what_candidates_share_is_made_once(finished: Outcome) -> None:
 
 
 def test_the_reference_names_every_key(finished: Outcome) -> None:
-    assert undocumented(finished.contents, KEYS) == []
+    assert undocumented(finished.contents, Search) == []
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_the_reference_names_every_key_of_a_search_with_engines_and_no_other(fin
     goals = {"max_drop": 0.9, "min_speedup": 0.01}
     settings: dict[str, Any] = {"objectives": ["metric", "latency", "size", "throughput"], "budget": {"trials": 8}, "halving": {"wave": 8}}
     searched = run_search(tiny_search(space, stages, goals=goals, **settings), tmp_path / "engines").contents
-    assert undocumented(searched, KEYS) == []
+    assert undocumented(searched, Search) == []
     failed = {"candidates": [{"rungs": {"size": {"failed": "no such model"}}}]}
-    assert unwritten([searched, finished.contents, failed], KEYS) == []
+    assert unwritten([searched, finished.contents, failed], Search) == []
 
 
 def test_candidates_are_judged_on_selection_rows_and_the_front_alone_on_the_others(finished: Outcome) -> None:

@@ -1,0 +1,1 @@
+"""The one description of report.json: a model for each of its maps."""

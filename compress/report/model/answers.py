@@ -1,0 +1,187 @@
+"""Engines that answer prompts in report.json: their tokens, their speed, and what proposed tokens and a smaller cache do."""
+
+from __future__ import annotations
+
+from compress.report.model.figures import Drop, Metrics
+from foundation.artifacts.document import Document, Number
+
+
+class Tokens(Document):
+    """Greedy answers compared with other ones (`foundation.measure.tokens`)."""
+
+    prompts: int | None = None
+    """Number of prompts."""
+    tokens: int | None = None
+    """Tokens of an answer, at most."""
+    equal_share: Number | None = None
+    """Share of the tokens before the first one that differs."""
+    identical: int | None = None
+    """Answers that are the same as a whole."""
+    first_other: Number | None = None
+    """Median place of the first token that differs; null where none does."""
+    decisions: int | None = None
+    """Tokens that were decided on the same text before them."""
+    disagreements: int | None = None
+    """Decisions that differ."""
+    limit: int | None = None
+    """Largest allowed number of them."""
+    passed: bool | None = None
+    """Whether it is kept."""
+
+
+class Quality(Document):
+    """BLEU and chrF of the greedy answers of text-to-text (`foundation.measure.translations`)."""
+
+    n: int | None = None
+    """Answers that were compared with references."""
+    bleu: Number = 0.0
+    """BLEU."""
+    chrf: Number = 0.0
+    """chrF."""
+    bleu_before: Number = 0.0
+    """BLEU of the float baseline."""
+    chrf_before: Number = 0.0
+    """chrF of the float baseline."""
+    bleu_change: tuple[Number, ...] | None = None
+    """95 % interval of the change of BLEU; null where there are too few groups."""
+    bleu_order: int | None = None
+    """Longest word n-grams that are counted."""
+    bleu_chance: Number | None = None
+    """BLEU of answers that do not depend on their source."""
+    groups: int | None = None
+    """Groups of rows that the interval is drawn over."""
+
+
+class Agreement(Document):
+    """Greedy answers compared with torch."""
+
+    baseline: Tokens | None = None
+    """With the float baseline in torch."""
+    torch: Tokens | None = None
+    """With the same checkpoint in torch."""
+
+
+class CacheCost(Document):
+    """What a cache in less than `float_precision` costs."""
+
+    metrics: Metrics = {}
+    """Every metric of the same engine with a cache in `float_precision`."""
+    change: Drop = Drop()
+    """What the primary metric lost by the cache."""
+    tokens: Tokens = Tokens()
+    """Greedy answers compared with those with such a cache."""
+
+
+class Percentiles(Document):
+    """Percentiles of a time, milliseconds."""
+
+    p50: Number | None = None
+    """Median."""
+    p90: Number | None = None
+    """90th percentile."""
+    p99: Number | None = None
+    """99th percentile; null below 200 samples."""
+
+
+class Speed(Document):
+    """The speed of an engine under one load."""
+
+    threads: int | None = None
+    """Threads of the engine."""
+    prompt_tokens: int = 0
+    """Tokens of each prompt of this load."""
+    streams: int = 1
+    """Prompts that were asked at once."""
+    tokens: int | None = None
+    """Tokens of each answer."""
+    first_token_ms: Percentiles = Percentiles()
+    """Time to the first token."""
+    token_ms: Percentiles = Percentiles()
+    """Time between two tokens of a stream."""
+    tokens_per_s: Number = 0.0
+    """Tokens per second of all streams together."""
+    n: int | None = None
+    """Number of times between tokens."""
+    bandwidth_share: Number | None = None
+    """Share of the read bandwidth that one stream uses; null for several."""
+    weight_bytes: int | None = None
+    """Bytes of the weights that are read for each token."""
+    cache_bytes_per_token: Number | None = None
+    """Bytes of the keys and values of one token."""
+    peak_memory_bytes: int | None = None
+    """Peak memory of the engine's process."""
+
+
+class ProposedSpeed(Document):
+    """The speed with proposed tokens under one load."""
+
+    prompt_tokens: int | None = None
+    """Tokens of each prompt, from evaluation rows."""
+    streams: int = 1
+    """Prompts that were asked at once."""
+    tokens: int | None = None
+    """Tokens of each answer."""
+    tokens_per_s: Number = 0.0
+    """Tokens per second of all streams, with proposals."""
+    tokens_per_s_alone: Number | None = None
+    """The same for the same prompts, without proposals."""
+    proposed: int = 0
+    """Tokens that were proposed in this measurement."""
+    accepted: int = 0
+    """Proposed tokens that were accepted."""
+    tokens_per_step: Number = 0.0
+    """Tokens / passes of the model."""
+    n: int | None = None
+    """Number of answers."""
+    peak_memory_bytes: int | None = None
+    """Peak memory of the process, with proposals."""
+
+
+class Speculation(Document):
+    """What tokens that are proposed to an engine do."""
+
+    draft: str | None = None
+    """Build that proposes tokens; null: the text itself does (prompt look-up)."""
+    tokens: int = 0
+    """Tokens that are proposed at once."""
+    compared: Tokens = Tokens()
+    """Greedy answers with proposals compared with answers without."""
+    proposed: int = 0
+    """Tokens that were proposed for those answers."""
+    accepted: int = 0
+    """Proposed tokens that the model would have chosen itself."""
+    tokens_per_step: Number = 0.0
+    """Tokens of those answers / passes of the model."""
+    speeds: tuple[ProposedSpeed, ...] = ()
+    """Speeds with proposals, one for each load."""
+
+
+class Answer(Document):
+    """An engine that answers prompts."""
+
+    engine: str = ""
+    """An engine that answers prompts."""
+    mode: str = ""
+    """`paged`: many requests at once; `stateful`: one after the other."""
+    precision: str = ""
+    """Precision of its build."""
+    float_precision: str = ""
+    """Precision of the layers that are not quantized."""
+    cache_precision: str = ""
+    """Precision of keys and values in the cache."""
+    metrics: Metrics = {}
+    """Every metric, from the logits of blocks that go through the cache."""
+    prompt_tokens: Number | None = None
+    """Tokens of the prompts that were compared; the median, where they differ."""
+    questions: bool | None = None
+    """Whether the prompts were questions, and not the starts of rows."""
+    quality: Quality | None = None
+    """For text-to-text: BLEU and chrF of the greedy answers; null for other tasks."""
+    agreement: Agreement = Agreement()
+    """Greedy answers compared with torch."""
+    cache_cost: CacheCost | None = None
+    """What its cache costs; null where the cache is in `float_precision`."""
+    speeds: tuple[Speed, ...] = ()
+    """Its speeds, one for each load."""
+    speculation: Speculation | None = None
+    """What proposed tokens do; null where none are."""

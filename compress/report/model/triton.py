@@ -1,0 +1,182 @@
+"""The models in Triton in report.json: what the running server answers, how fast, and the settings that were searched."""
+
+from __future__ import annotations
+
+from compress.report.model.answers import Percentiles, Tokens
+from compress.report.model.figures import Metrics
+from foundation.artifacts.document import Document, Figures, Number
+
+
+class Load(Document):
+    """The latency of a model at one number of concurrent requests."""
+
+    concurrency: int | None = None
+    """Number of concurrent requests."""
+    p50_ms: Number | None = None
+    """Median, over gRPC, milliseconds."""
+    p90_ms: Number | None = None
+    """90th percentile."""
+    p99_ms: Number | None = None
+    """99th percentile."""
+    first_token_ms: Percentiles = Percentiles()
+    """For language models: time to the first token."""
+    token_ms: Percentiles = Percentiles()
+    """For language models: time per token."""
+    tokens_per_s: Number = 0.0
+    """For language models: tokens per second of all answers together."""
+    throughput_per_s: Number | None = None
+    """Rows per second."""
+    n: int | None = None
+    """Number of requests."""
+    prompt_tokens: int | None = None
+    """For language models: tokens of a prompt."""
+    answer_tokens: int | None = None
+    """For language models: tokens of an answer."""
+    engine_tokens_per_s: Number | None = None
+    """For language models: the same of the engine alone, in a process of its own, with as many prompts at once."""
+    engine_share: Number | None = None
+    """For language models: tokens per second of the server / tokens per second of the engine."""
+
+
+class Limit(Document):
+    """The latency of requests at a shape that `goals.max_latency_ms` limits."""
+
+    batch: int | None = None
+    """Rows of a request."""
+    sequence: int | None = None
+    """Its length in tokens; null for images."""
+    p50_ms: Number | None = None
+    """Median latency of such requests, one under way."""
+    p90_ms: Number | None = None
+    """90th percentile."""
+    p99_ms: Number | None = None
+    """99th percentile; null below 200 requests."""
+    n: int | None = None
+    """Requests."""
+    reason: str | None = None
+    """Only where it was not measured: why."""
+
+
+class TritonModel(Document):
+    """A model of the repository."""
+
+    model: str | None = None
+    """Name of a model in the repository."""
+    variant: str | None = None
+    """The variant that it serves."""
+    precision: str | None = None
+    """Precision of the build."""
+    engine: str | None = None
+    """Engine behind it."""
+    mode: str | None = None
+    """Mode of the engine."""
+    float_precision: str | None = None
+    """Precision of its layers that are not quantized."""
+    metrics: Metrics = {}
+    """Every metric, from the predictions of the running server."""
+    n: int | None = None
+    """Number of evaluated rows."""
+    predictions: str | None = None
+    """File of the predictions, in the artifact of the stage."""
+    disagreements: int | None = None
+    """Predictions that differ from the engine's."""
+    median_abs: Number | None = None
+    """Median difference of a logit between server and engine."""
+    max_abs: Number | None = None
+    """Largest difference."""
+    tokens: Tokens | None = None
+    """For language models: the server's answers compared with the engine's."""
+    texts: int | None = None
+    """For language models: prompts that were sent as text and as messages, and were read and answered as Transformers reads them."""
+    peak_memory_bytes: int | None = None
+    """Peak memory of the server and the processes of the model, added up; null where one of them had ended."""
+    latency: tuple[Load, ...] = ()
+    """Load tests."""
+    limits: tuple[Limit, ...] = ()
+    """Latencies that `goals.max_latency_ms` limits at the server."""
+    reason: str | None = None
+    """Why a model was not evaluated."""
+
+
+class Settings(Document):
+    """Settings of a served model."""
+
+    instances: int | None = None
+    """Processes or instances of the model."""
+    threads: int | None = None
+    """Threads of each."""
+    max_batch_size: int | None = None
+    """Largest batch that the server makes."""
+    max_queue_delay_us: int = 0
+    """How long it waits for a batch, microseconds."""
+
+
+class Trial(Settings):
+    """Settings that were tried."""
+
+    own: bool | None = None
+    """Whether these are the settings of the recipe."""
+    rows_per_s: Number | None = None
+    """Rows per second of the best load within the limit."""
+    p99_ms: Number | None = None
+    """Its p99, milliseconds; null where no load was within the limit."""
+    concurrency: int | None = None
+    """Its concurrent requests."""
+    rounds: int | None = None
+    """How often they were measured."""
+    loads: tuple[Figures, ...] = ()
+    """Every load that was measured."""
+
+
+class Bounds(Document):
+    """A ratio and its 95 % interval."""
+
+    value: Number | None = None
+    """Rate of the proposed settings over the rate of the recipe's; null: no bound."""
+    low: Number | None = None
+    """Lower end of its 95 % interval."""
+    high: Number | None = None
+    """Upper end of its 95 % interval; null: no bound."""
+
+
+class Confirmation(Document):
+    """Proposed settings and settings of the recipe, measured again in turns."""
+
+    proposed: Settings = Settings()
+    """The settings that won the search, measured again next to the settings of the recipe."""
+    repeats: int | None = None
+    """How often both were measured again, in turns."""
+    rows_per_s: tuple[Number, ...] = ()
+    """Rows per second of the proposed settings in each repeat; 0: none in time."""
+    own_rows_per_s: tuple[Number, ...] = ()
+    """Rows per second of the settings of the recipe in each repeat."""
+    ratio: Bounds = Bounds()
+    """How much faster the proposed settings are."""
+    taken: bool | None = None
+    """Whether they are served: the lower end is above 1."""
+
+
+class Tuned(Document):
+    """The search over the settings of the served model."""
+
+    model: str | None = None
+    """The model whose settings were searched."""
+    best: Settings | None = None
+    """The settings that are served."""
+    limit_p99_ms: Number | None = None
+    """Largest p99 of a load that counts, milliseconds."""
+    confirmation: Confirmation | None = None
+    """What confirmed them; null where the settings of the recipe won."""
+    trials: tuple[Trial, ...] = ()
+    """Settings that were tried, first the settings that are served."""
+
+
+class Triton(Document):
+    """What Triton serves."""
+
+    models: tuple[TritonModel, ...] = ()
+    """The models of the repository."""
+    tuned: Tuned | None = None
+    """The search over settings; absent without `triton_repo.tune`."""
+    reason: str | None = None
+    """Only where there are no models: why."""

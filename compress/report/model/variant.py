@@ -1,0 +1,283 @@
+"""A variant in report.json: its sizes, its accuracy and latency in every backend, and how its engines differ from torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from compress.report.model.answers import Answer, Tokens
+from compress.report.model.figures import Accuracy, Backend, Drop, Metrics
+from foundation.artifacts.document import Document, Figures, Number
+
+Form = Annotated[str, "FORM"]
+
+
+class TimedAccuracy(Document):
+    """The primary metric of a timed configuration."""
+
+    value: Number | None = None
+    """Primary metric of exactly this configuration."""
+    low: Number | None = None
+    """Lower end of its 95 % interval; absent where only the value is known."""
+    high: Number | None = None
+    """Upper end of its 95 % interval; absent likewise."""
+    n: int | None = None
+    """Rows of that evaluation."""
+
+
+class Latency(Document):
+    """The latency of one variant in one configuration of an engine, at one shape."""
+
+    engine: str | None = None
+    """Engine that was timed."""
+    mode: str | None = None
+    """`static` or `dynamic` shapes; `eager` or `compiled` for torch."""
+    precision: str | None = None
+    """Precision of the build."""
+    device: str | None = None
+    """`cpu` or `cuda`, as the engine reports it."""
+    provider: str | None = None
+    """What ran the graph there, such as `CPUExecutionProvider`, as the engine reports it."""
+    float_precision: str | None = None
+    """Precision of the float layers of an int8 build."""
+    threads: int | None = None
+    """Threads of the engine."""
+    batch: int | None = None
+    """Batch size."""
+    sequence: int | None = None
+    """Sequence length in tokens; null for images."""
+    p50_ms: Number | None = None
+    """Median of the samples, milliseconds."""
+    p90_ms: Number | None = None
+    """90th percentile, milliseconds."""
+    p99_ms: Number | None = None
+    """99th percentile; null below 200 samples."""
+    throughput_per_s: Number | None = None
+    """Rows per second: batch * n / sum of the samples."""
+    n: int | None = None
+    """Number of samples."""
+    quantiles_ms: tuple[Number | None, ...] = ()
+    """Quantiles of the samples at 0, 5, ... 100 %, milliseconds."""
+    peak_memory_bytes: int | None = None
+    """Peak memory of the engine's process."""
+    turns_ms: tuple[Number | None, ...] = ()
+    """Median of each turn; null for a turn without one. Ratios are formed within a turn."""
+    interval_ms: tuple[Number, ...] | None = None
+    """95 % interval of the median, by Student's t over the turns; of the one turn's order statistics where there is only one."""
+    between_turns: Number | None = None
+    """Standard deviation of the turns' medians, relative; null for one turn."""
+    within_turns: Number | None = None
+    """Interquartile range within turns, relative to their medians."""
+    disturbed: Number | None = None
+    """Share of the samples taken during which threads waited for a core; null if the kernel does not tell."""
+    estimated: bool | None = None
+    """Whether times follow from processor time, as too few samples were undisturbed."""
+    busy: bool | None = None
+    """Whether other work spoiled the figure: goals that depend on it are not judged."""
+    reason: str | None = None
+    """Only where there is no time: why."""
+    accuracy: TimedAccuracy | None = None
+    """The primary metric of exactly this configuration, if it was evaluated."""
+
+    @property
+    def shape(self) -> tuple[int, int | None]:
+        """Batch and sequence length."""
+        return self.batch or 1, self.sequence
+
+
+class Layer(Document):
+    """A matrix product of the graph of an engine."""
+
+    name: str | None = None
+    """Name of a GEMM in the engine's graph."""
+    kind: str | None = None
+    """`weight`, or `attention` for a product of two activations."""
+    macs: int | None = None
+    """Its multiply-accumulates."""
+    precision: str | None = None
+    """Precision that the engine reports."""
+
+
+class Attention(Document):
+    """How many attentions of an engine run as one kernel."""
+
+    precision: str | None = None
+    """Precision of its build."""
+    engine: str | None = None
+    """An engine that reports how its attentions run; the others are not listed."""
+    capability: str | None = None
+    """Compute capability that it was built or proved for, such as `89`."""
+    float_precision: str | None = None
+    """Precision of the layers that are not quantized."""
+    fused: int | None = None
+    """Attentions that run as one kernel, by the list of its layers."""
+    required: int | None = None
+    """Attentions without which the build would have failed; the others are not promised."""
+    of: int | None = None
+    """Attentions of the model."""
+    reason: str | None = None
+    """Why not all of them have to be fused; null where they have to."""
+
+
+class StoredVectors(Document):
+    """The vectors of a variant as codes in an index."""
+
+    value: Number | None = None
+    """Primary metric of the vectors as `int8` or `binary` codes."""
+    difference: Number | None = None
+    """What it lost against the float vectors of the baseline in torch."""
+    low: Number | None = None
+    """Lower end of its 95 % interval."""
+    high: Number | None = None
+    """Upper end."""
+    n: int | None = None
+    """Number of queries or pairs."""
+    groups: int | None = None
+    """Groups of rows that the interval is drawn over."""
+    top10_overlap: Number | None = None
+    """As `top10_overlap` of the vectors themselves, of the codes."""
+    bytes: int | None = None
+    """Bytes of a stored vector."""
+    scale: Number | None = None
+    """What an int8 code is multiplied by; null for bits."""
+
+
+class Vectors(Document):
+    """The vectors of a variant in one backend."""
+
+    cosine: Number | None = None
+    """For tasks with vectors: mean cosine with the vectors of the baseline in torch."""
+    lowest_cosine: Number | None = None
+    """Lowest of them; both null for vectors of another width."""
+    top10_overlap: Number | None = None
+    """Share of the 10 nearest other texts, documents of a query, or captions and images, on which both agree."""
+    n: int | None = None
+    """Number of texts."""
+    stored: dict[Form, StoredVectors] = {}
+    """The vectors as an index stores them: FORM is `int8` or `binary`."""
+
+
+class LayerParity(Document):
+    """The integers of one int8 layer, in the engine and in torch."""
+
+    layer: str | None = None
+    """Name of the layer."""
+    codes: int | None = None
+    """Compared integer codes."""
+    different: int | None = None
+    """Codes that differ."""
+    allowed: int | None = None
+    """Differing codes that rounding explains."""
+    sums: int | None = None
+    """Compared integer sums."""
+    wrong_sums: int | None = None
+    """Sums that differ; none may."""
+
+
+class Parity(Document):
+    """How far an engine is from torch."""
+
+    engine: str | None = None
+    """Engine that was compared with torch."""
+    mode: str | None = None
+    """Its mode."""
+    layers: tuple[LayerParity, ...] = ()
+    """The int8 layers, in the order of the model."""
+    disagreements: int | None = None
+    """Predictions that differ from torch, on selection rows."""
+    limit: int | None = None
+    """Largest allowed number of them."""
+    median_abs: Number | None = None
+    """Median difference of a logit (of the nll of a token, for text-generation)."""
+    median_limit: Number | None = None
+    """Largest allowed median difference."""
+    max_abs: Number | None = None
+    """Largest difference; reported, not judged."""
+    n: int | None = None
+    """Predictions compared, on selection rows."""
+    passed: bool | None = None
+    """Whether the engine agrees with torch within these limits."""
+    amplified: int | None = None
+    """Where the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held to its
+    distance from float activations."""
+    differs: str | None = None
+    """Quantity of the differences: `logit` or `nll`."""
+    tokens: Tokens | None = None
+    """For engines that answer prompts: greedy tokens compared with torch."""
+
+
+class Divided(Document):
+    """A model that `export.tensor_parallel` divided over devices."""
+
+    ranks: int | None = None
+    """Number of devices."""
+    folder: str | None = None
+    """Folder of the divided model, in the artifact of the export."""
+    bytes: tuple[int, ...] = ()
+    """Bytes of weights on each rank."""
+    rows: int | None = None
+    """Selection rows whose answers were compared with the undivided model."""
+    equal: bool | None = None
+    """Whether all answers are equal to the last bit."""
+    disagreements: int | None = None
+    """Predictions that differ."""
+    median_abs: Number | None = None
+    """Median difference of a logit."""
+    max_abs: Number | None = None
+    """Largest difference of a logit."""
+
+
+class Variant(Document):
+    """One checkpoint of the run."""
+
+    id: str = "unnamed"
+    """`baseline`, or the id of the stage that made this checkpoint."""
+    stages: tuple[str, ...] = ()
+    """Ids of the stages that led to it, itself last."""
+    parameters: int | None = None
+    """Number of parameters."""
+    macs: int | None = None
+    """Multiply-accumulates of one row of `data.max_length` tokens, or of one image."""
+    engine: str | None = None
+    """The first engine that was built for it, which sizes and shares are of; null if none was."""
+    size_bytes: int | None = None
+    """Deployed size: the files that the first engine loads, without the tokenizer."""
+    checkpoint_bytes: int | None = None
+    """Size of the checkpoint."""
+    precision: str | None = None
+    """Precision of its main build, such as `fp32` or `int8`; null if none was built."""
+    int8_share: Number | None = None
+    """Share of the multiply-accumulates of weight GEMMs that the first engine runs in int8."""
+    int8_share_all: Number | None = None
+    """The same, including both products of attention."""
+    int4_share: Number | None = None
+    """Share of the multiply-accumulates of weight GEMMs that read int4 weights there."""
+    integer_weights: Number | None = None
+    """Share of the weights (matrices and tables) that the files of the first engine hold as integers; null where unknown."""
+    int8_share_reason: str | None = None
+    """Why one of these shares is null."""
+    int8_layers: tuple[Layer, ...] = ()
+    """Matrix products of the first engine."""
+    attention: tuple[Attention, ...] = ()
+    """How attentions run in engines that report it."""
+    metrics: dict[Backend, Metrics] = {}
+    """Every metric in every backend."""
+    accuracy: dict[Backend, Accuracy] = {}
+    """The primary metric in every backend of the run."""
+    drops: dict[Backend, Drop] = {}
+    """What every backend lost against the baseline in torch."""
+    latency: tuple[Latency, ...] = ()
+    """Measured latencies; the recommended mode of a shape comes first."""
+    vectors: dict[Backend, Vectors] | None = None
+    """For tasks with vectors: how near they are to the vectors of the baseline in torch; null for other tasks."""
+    parity: Parity | None = None
+    """How far its main engine is from torch; null where none was compared."""
+    divided: Divided | None = None
+    """Of a variant that `export.tensor_parallel` divided; null for others."""
+    answers: tuple[Answer, ...] = ()
+    """Its engines that answer prompts."""
+    quantization: Figures | None = None
+    """Figures of the stage `quantize`: settings, scales and noise of each layer; null for other variants."""
+    pruning: Figures | None = None
+    """Figures of the stage `prune`: sizes before and after, sensitivity, latency table; null for others."""
+    sparsity: Figures | None = None
+    """Figures of the stage `sparsify`: zeros of each layer; null for others."""
