@@ -6,9 +6,8 @@ written); 2 wrong input (one line for each problem); 1 internal error.
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +21,9 @@ from foundation.machine.parallel import is_launched, joined
 from foundation.machine.waits import bounded_spin
 from triton_repo.load.settings import Load
 from triton_repo.ports import FIXED
+
+if TYPE_CHECKING:
+    from compress.report.model.contents import Contents
 
 app = typer.Typer(
     name="compress",
@@ -135,7 +137,7 @@ def run(
 
         with joined() as team:
             outcome = run_recipe(checked, out, start=start, force=force, progress=progress, team=team)
-        return _conclude(outcome.folder, outcome.report) if team.is_first else 0
+        return _conclude(outcome.folder, outcome.contents) if team.is_first else 0
 
     finish(work, verbose)
 
@@ -256,7 +258,7 @@ def bench(
         from foundation.core.progress import ConsoleProgress
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
-        return _conclude(outcome.folder, outcome.report)
+        return _conclude(outcome.folder, outcome.contents)
 
     def load_test() -> None:
         from compress.commands.load_test import Rows, load_test
@@ -481,7 +483,7 @@ def _read(recipe: Path, settings: list[str] | None) -> Any:
     return load_recipe(recipe, settings or [])
 
 
-def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
+def _conclude(folder: Path, contents: "Contents") -> int:
     """Prints what the run came to, from the contents of `report.json`; returns the exit status."""
     from compress.report.goals import missed, unjudged_busy
     from compress.report.summary import summary

@@ -126,7 +126,7 @@ def search(recipe: Recipe, out: str | Path | None = None, *, volume: Volume = "n
     from compress.search.search import search as search_recipe
     from foundation.core.progress import ConsoleProgress
 
-    return dict(search_recipe(recipe, _path(out), progress=ConsoleProgress(volume)).contents)
+    return search_recipe(recipe, _path(out), progress=ConsoleProgress(volume)).contents.written()
 
 
 def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:

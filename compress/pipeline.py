@@ -9,10 +9,9 @@ before use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from compress.forecast import Outlook
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
+from compress.report.model.contents import Contents
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.opened import opened
@@ -65,13 +65,18 @@ class Outcome:
 
     folder: Path
     """The run folder, with `report.html` and `report.json`."""
-    report: Mapping[str, Any]
+    contents: Contents
     """The contents of `report.json`."""
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The contents as plain data."""
+        return self.contents.written()
 
     @property
     def missed(self) -> list[str]:
         """The goals that were missed."""
-        return goals.missed(self.report)
+        return goals.missed(self.contents)
 
 
 def run(
@@ -128,7 +133,7 @@ def run(
             results[str(step.id)] = (made, cached, seconds)
             _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
-        contents: dict[str, Any] = {}
+        contents = Contents()
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = _reported(folder, context, progress)
@@ -155,7 +160,7 @@ def _watched(
     return made, cached, seconds
 
 
-def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> dict[str, Any]:
+def _reported(folder: Path, context: Context, progress: ConsoleProgress) -> Contents:
     """Writes what follows the last step; returns the contents of `report.json`."""
     progress.log("report: figures, intervals and flipped rows")
     with progress.alive("report"):
@@ -187,7 +192,7 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     return run(recipe, folder, again=LATENCY, progress=progress)
 
 
-def finish(folder: Path, context: Context, progress: ConsoleProgress) -> dict[str, Any]:
+def finish(folder: Path, context: Context, progress: ConsoleProgress) -> Contents:
     """Writes the repository link, flips, golden rows, sizes of the splits, chain and report from the artifacts; warns of what the figures
     show, and returns the contents of `report.json`."""
     finished = open_run(folder)
@@ -199,7 +204,7 @@ def finish(folder: Path, context: Context, progress: ConsoleProgress) -> dict[st
     contents = report.write(folder, progress.warnings)
     for warning in contents.warnings[len(progress.warnings) :]:
         progress.warn(warning)
-    return contents.written()
+    return contents
 
 
 def _check_start(start: str | None, steps: list[Stage]) -> None:

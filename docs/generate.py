@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,8 @@ def search_page() -> str:
 selection rows; those of `front[].evaluation` are of the evaluation split.
 
 `[]` stands for the entries of a list, `OBJECTIVE` for `metric`, `latency`, `size` or `throughput`, `RUNG` for the name of a step, `GOAL`
-for a goal, `KNOB` for the path of a setting, `PACKAGE` for a library. A figure that was not measured is null; it is never 0. The JSON schema
-is [`search.schema.json`](../search.schema.json).
+for a goal, `KNOB` for the path of a setting, `PACKAGE` for a library. A figure that was not measured is null; it is never 0. The JSON
+schema is [`search.schema.json`](../search.schema.json).
 
 {body}"""
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from cli import app
-from compress.report.goals import judge
 from tests.compress.report.test_goals import make_report
+from tests.plain_reports import contents, judge
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -162,7 +162,7 @@ def test_a_run_ends_in_its_figures_its_missed_goals_and_the_path_of_the_report(
     def run(recipe: Recipe, *arguments: Any, **options: Any) -> Outcome:
         asked.append(recipe)
         report = make_report()
-        return Outcome(Path("runs/x"), {**report, "goals": judge({"max_drop": limit}, report)})
+        return Outcome(Path("runs/x"), contents({**report, "goals": judge({"max_drop": limit}, report)}))
 
     monkeypatch.setattr("compress.pipeline.run", run)
     found, out, _ = compress("run", "quickstart", "--set", "seed=7")

@@ -63,7 +63,7 @@ def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = pri
     Raises:
         InputError: The folder is not being served, or a model was not rolled over: it then still answers as before.
     """
-    missed = deployment.missed_goals(new) if deployment.is_deployment(new) else missed_goals(Report.load(opened(new).folder).data)
+    missed = deployment.missed_goals(new) if deployment.is_deployment(new) else missed_goals(Report.load(opened(new).folder).contents)
     for line in missed:
         log(f"warning: {new}: {line}")
     request = {"run": str(new.resolve()), "model": model}

@@ -54,7 +54,7 @@ def deploy(folder: Path, out: Path, log: Callable[[str], None] = print, everythi
     from compress.report.summary import missed_goals
     from compress.run.opened import opened
 
-    missed = missed_goals(Report.load(opened(folder).folder).data)
+    missed = missed_goals(Report.load(opened(folder).folder).contents)
     for line in missed:
         log(f"warning: {line}")
     return deployment.deploy(folder, out, log, everything=everything, missed=missed)

@@ -17,6 +17,7 @@ import numpy as np
 
 from compress.report import evaluations
 from compress.report.document import Report
+from compress.report.model.contents import Contents
 from compress.report.report import UNCHECKED, forgeries, write
 from compress.run.opened import opened
 from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
@@ -71,7 +72,7 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
     return problems
 
 
-def rebuild(folder: Path) -> dict[str, Any]:
+def rebuild(folder: Path) -> Contents:
     """Writes the report of a run again, while nothing else writes to the run; returns the contents of `report.json`.
 
     Raises:
@@ -79,7 +80,7 @@ def rebuild(folder: Path) -> dict[str, Any]:
     """
     opened(folder)  # a folder that is no run is not locked, and so not created
     with locked(folder), blaming_damage(folder):
-        return write(folder).written()
+        return write(folder)
 
 
 def _kept(file: Path) -> dict[str, Any]:

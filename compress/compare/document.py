@@ -16,6 +16,7 @@ from compress.compare.pairs import pairs
 from compress.compare.sides import Side, check_out, read_sides
 from compress.compare.timing import NOT_IN_TURNS, configurations
 from compress.report import goals
+from compress.report.model.figures import Accuracy
 from foundation.artifacts.artifact import write_json, write_text
 from foundation.core.step_names import EVALUATION
 from foundation.measure.fastest import NAMES
@@ -23,7 +24,7 @@ from foundation.measure.fastest import NAMES
 FILE, PAGE = "compare.json", "compare.html"
 
 
-def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, dict[str, Any]]:
+def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, Comparison]:
     """Writes the comparison of finished runs.
 
     Args:
@@ -39,10 +40,10 @@ def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, dic
     sides = read_sides(folders)
     out = out or Path("comparisons") / "-".join(side.given.resolve().name for side in sides)[:100]
     check_out(out, sides)
-    contents = Comparison.model_validate(collect(sides)).written()
+    contents = Comparison.model_validate(collect(sides))
     html = page.render(contents, sides)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / FILE, contents)
+    write_json(out / FILE, contents.written())
     write_text(out / PAGE, html)
     return out, contents
 
@@ -53,7 +54,7 @@ def collect(sides: Sequence[Side]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "task": first.run.recipe["model"]["task"],
-        "metric": {"name": first.metric_name, "higher_is_better": first.report["metric"].get("higher_is_better") is not False},
+        "metric": {"name": first.metric_name, "higher_is_better": first.report.metric.higher_is_better is not False},
         "runs": [_run(side) for side in sides],
         "pairs": pairs(sides),
         "configurations": configurations(sides),
@@ -67,28 +68,28 @@ def collect(sides: Sequence[Side]) -> dict[str, Any]:
 def _run(side: Side) -> dict[str, Any]:
     report, baseline = side.report, side.run.baseline
     backend, cost, faster = side.served_backend, goals.drop(side.report), goals.speedup(side.report)
-    cell = goals.served_accuracy(report).get(backend or "") or {}
+    cell = goals.served_accuracy(report).get(backend or "", Accuracy())
     return {
         "key": side.key,
-        "name": report.get("name"),
+        "name": report.name,
         "folder": str(side.given),
-        "created": report.get("created"),
-        "anchor": (report.get("integrity") or {}).get("anchor"),
+        "created": report.created,
+        "anchor": report.integrity.anchor,
         "metric": side.metric_name,
         "baseline": {"variant": baseline, "checkpoint": side.run.artifacts[baseline].digest},
         "rows": {
             "n": side.run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("n"),
-            "sha256": (report.get("evaluation_rows") or {}).get("sha256"),
+            "sha256": report.evaluation_rows.sha256,
         },
-        "served": {name: report["served"].get(name) for name in NAMES} if report.get("served") else None,
-        "accuracy": {"backend": backend, **{key: cell.get(key) for key in ("value", "low", "high", "n", "in_train")}},
+        "served": None if report.served is None else {name: getattr(report.served, name) for name in NAMES},
+        "accuracy": {"backend": backend, **{key: getattr(cell, key) for key in ("value", "low", "high", "n", "in_train")}},
         "drop": {key: getattr(cost, key) for key in ("value", "low", "high", "reason")},
         "speedup": {key: getattr(faster, key) for key in ("value", "low", "high", "at", "busy", "reason")},
         "size_bytes": goals.served_size(report),
-        "goals": [dict(goal) for goal in report["goals"]],
+        "goals": [goal.written() for goal in report.goals],
         "machine": machines.machine(report),
         "defaulted": recipes.defaulted(side.run.recipe),
-        "warnings": list(report["warnings"]),
+        "warnings": list(report.warnings),
     }
 
 
@@ -96,11 +97,11 @@ def _ledger(sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
     """Yields the primary metric of every variant in every backend of every run, or why it was not measured."""
     keys = ("value", "low", "high", "n", "groups", "in_train", "interval_reason", "reason")
     for side in sides:
-        for variant in side.report["variants"]:
-            for backend, cell in variant["accuracy"].items():
+        for variant in side.report.variants:
+            for backend, cell in variant.accuracy.items():
                 yield {
                     "run": side.key,
-                    "variant": variant.get("id"),
+                    "variant": variant.id,
                     "backend": backend,
-                    **{key: (cell or {}).get(key) for key in keys},
+                    **{key: getattr(cell, key) for key in keys},
                 }

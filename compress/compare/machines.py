@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from compress.compare.model import Fact
 from compress.compare.sides import Side
-from compress.report.view import Report
+from compress.report.model.contents import Contents
 
 UNIMPORTANT = ("memory_bytes",)
 """What differs from start to start of the same machine, and no time depends on."""
@@ -27,18 +28,18 @@ def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
     return [{"name": name, "values": values} for name, values in rows.items() if any(one != values[first] for one in values.values())]
 
 
-def machine(report: Report) -> dict[str, Any]:
+def machine(report: Contents) -> dict[str, Any]:
     """Returns what times of a report depend on, by name."""
-    found = {name: value for name, value in report["environment"].items() if name not in (*UNIMPORTANT, "versions")}
-    timed = [row for variant in report["variants"] for row in variant["latency"] if row.get("p50_ms")]
-    threads = sorted({row["threads"] for row in timed if row.get("threads") is not None})
-    found |= {"device": report["target"].get("device"), "threads": threads or None, "compress": report.get("compress")}
-    return found | {f"versions.{name}": value for name, value in (report["environment"].get("versions") or {}).items()}
+    found = {name: value for name, value in report.environment.written().items() if name not in (*UNIMPORTANT, "versions")}
+    timed = [row.threads for variant in report.variants for row in variant.latency if row.p50_ms]
+    threads = sorted({one for one in timed if one is not None})
+    found |= {"device": report.target.device, "threads": threads or None, "compress": report.compress}
+    return found | {f"versions.{name}": value for name, value in report.environment.versions.items()}
 
 
-def in_words(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def in_words(rows: Sequence[Fact]) -> str | None:
     """Returns what differs as part of a sentence: hardware by name, libraries counted; None where nothing does."""
-    named = [NAMED.get(row["name"], str(row["name"]).replace("_", " ")) for row in rows if not row["name"].startswith("versions.")]
+    named = [NAMED.get(row.name, str(row.name).replace("_", " ")) for row in rows if not row.name.startswith("versions.")]
     libraries = len(rows) - len(named)
     if libraries:
         named.append("the version of one library" if libraries == 1 else f"the versions of {libraries} libraries")

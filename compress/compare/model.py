@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.report.model.contents import Goal
+from compress.report.model.contents import Configuration, Goal
 from foundation.artifacts.document import Document, Figures, Number
 
 SCHEMA = 1
@@ -38,21 +38,6 @@ class Rows(Document):
     """Evaluated rows (tokens where text is generated)."""
     sha256: str | None = None
     """`evaluation_rows.sha256` of its report.json; null in runs of earlier versions."""
-
-
-class Served(Document):
-    """What a run serves."""
-
-    variant: str = ""
-    """Id of the variant that it serves."""
-    precision: str = ""
-    """Its precision."""
-    float_precision: str = ""
-    """Precision of its layers that are not quantized."""
-    engine: str = ""
-    """Its engine."""
-    mode: str = ""
-    """The mode of its engine."""
 
 
 class Judged(Document):
@@ -121,7 +106,7 @@ class Compared(Document):
     """Its baseline."""
     rows: Rows = Rows()
     """Its evaluated rows."""
-    served: Served | None = None
+    served: Configuration | None = None
     """What it serves; null where no engine was built."""
     accuracy: Judged = Judged()
     """The primary metric of what it serves."""
@@ -133,7 +118,7 @@ class Compared(Document):
     """Bytes that the engine of what is served loads; null where none was built."""
     goals: tuple[Goal, ...] = ()
     """Its judged goals, as `goals[]` of report.json."""
-    machine: Figures = {}
+    machine: Figures = Field(default_factory=dict)
     """What its times depend on: `environment` of report.json, `device`, `threads`, `compress`, `versions.PACKAGE`."""
     defaulted: tuple[str, ...] = ()
     """Keys that its stored recipe does not have: defaults of this version stand for them in `recipe`."""
@@ -271,7 +256,7 @@ class Setting(Document):
 
     path: str = ""
     """A key of the recipe whose value is not the same in all runs; a stage is named by its id."""
-    values: ByRun = {}
+    values: ByRun = Field(default_factory=dict)
     """Its value by the letter of the run, defaults filled in; a run without the key is not listed."""
 
 
@@ -280,7 +265,7 @@ class Fact(Document):
 
     name: str = ""
     """What differs between the machines, such as `cpu`, `threads` or `versions.torch`."""
-    values: ByRun = {}
+    values: ByRun = Field(default_factory=dict)
     """Its value by the letter of the run; null where a run does not say."""
 
 

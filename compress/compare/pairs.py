@@ -22,6 +22,7 @@ from foundation.artifacts.run_folder import JUDGE, blaming_damage
 from foundation.core.engines import REFERENCE
 from foundation.core.step_names import EVALUATION
 from foundation.measure.answers import load_groups, load_predictions
+from foundation.measure.fastest import NAMES
 from foundation.measure.metrics import Metric
 
 USUAL = "evaluation"
@@ -48,7 +49,7 @@ def pairs(sides: Sequence[Side]) -> list[dict[str, Any]]:
     name and backend in the first run.
 
     Returns:
-        One map for each pair, see `compress.compare.model.Pair`. A pair of runs whose rows or metrics are not the same has one entry, with the
+        One map for each pair, see `Pair`. A pair of runs whose rows or metrics are not the same has one entry, with the
         reason.
     """
     found = []
@@ -84,15 +85,15 @@ def cannot_pair(first: Side, second: Side) -> str | None:
 
 def served(side: Side) -> Model | None:
     """Returns what a run serves, in the last backend that evaluated it; None where nothing was."""
-    backend, told = side.served_backend, side.report.get("served")
+    backend, one = side.served_backend, side.report.served
     if backend is None:
         return None
-    variant = str(goals.served_variant(side.report)["id"])
+    variant = goals.served_variant(side.report).id
     if backend == REFERENCE:
         return Model(side, variant, backend, side.run.predictions(variant))
-    if told:
+    if one is not None:
         with blaming_damage(side.run.folder):
-            return Model(side, variant, backend, predictions_of(side.run, told)[backend])
+            return Model(side, variant, backend, predictions_of(side.run, {name: getattr(one, name) for name in NAMES})[backend])
     return next((model for model in models(side) if (model.variant, model.backend) == (variant, backend)), None)
 
 

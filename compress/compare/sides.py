@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
 
 from compress.report import evaluations, goals
 from compress.report.document import Report
-from compress.report.page import complete
-from compress.report.view import Report as Contents
+from compress.report.model.contents import Contents
 from compress.run.opened import opened
 from foundation.artifacts.run_folder import LOCK_FILE, Run
 from foundation.core.errors import InputError
@@ -31,19 +28,13 @@ class Side:
     given: Path
     """Its folder, as it was given."""
     run: Run
-    data: Contents
+    report: Contents
     """The contents of its report.json."""
-
-    @cached_property
-    def report(self) -> Contents:
-        """Its report, with empty lists and maps in place of missing ones."""
-        found: Contents = complete(self.data)
-        return found
 
     @property
     def metric_name(self) -> str:
         """Name of its primary metric."""
-        return str(self.report["metric"]["name"])
+        return self.report.metric.name
 
     @property
     def metric(self) -> Metric | None:
@@ -72,7 +63,7 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
     for key, folder in zip(ascii_uppercase, folders, strict=False):
         try:
             run = opened(folder)
-            sides.append(Side(key, folder, run, Report.load(run.folder).data))
+            sides.append(Side(key, folder, run, Report.load(run.folder).contents))
         except InputError as error:
             problems += error.problems
     problems += _twice(sides)
@@ -104,11 +95,7 @@ def _twice(sides: Sequence[Side]) -> list[str]:
             if side.given.resolve() == earlier.given.resolve():
                 lines.append(f"compare: {side.given}: this run is given twice; give each run once")
                 break
-            if (anchor := _anchor(side)) is not None and anchor == _anchor(earlier):
+            if (anchor := side.report.integrity.anchor) is not None and anchor == earlier.report.integrity.anchor:
                 lines.append(f"compare: {side.given}: a copy of {earlier.given}, with the same files; give each run once")
                 break
     return lines
-
-
-def _anchor(side: Side) -> Any:
-    return (side.data.get("integrity") or {}).get("anchor")

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from compress.compare import machines
 from compress.compare.document import PAGE
+from compress.compare.model import Comparison
 from compress.compare.page import change_in_words
 from compress.report import phrases
+from compress.report.model.figures import Accuracy
 from compress.report.summary import plain_text
 
 
-def summary(folder: Path, contents: Mapping[str, Any]) -> list[str]:
+def summary(folder: Path, contents: Comparison) -> list[str]:
     """Returns one line for each run and for each pair of runs, one each for what differs in recipes and machines, and the path of the page.
 
     Args:
         folder: Where the comparison was written.
         contents: The contents of `compare.json`.
     """
-    metric = contents["metric"]["name"]
+    metric = contents.metric.name
     lines = []
-    for run in contents["runs"]:
-        cell, faster = run["accuracy"], run["speedup"]["value"]
+    for run in contents.runs:
+        cell, faster = run.accuracy, run.speedup.value
         speed = "not timed" if faster is None else f"{phrases.ratio(faster)} the speed of its own torch"
-        size = "no engine" if run["size_bytes"] is None else phrases.size(run["size_bytes"])
-        value = phrases.figure(cell["value"], run["metric"])
-        lines.append(f"{run['key']} {run['folder']}: {run['metric']} {value} (n = {phrases.rows(cell)}), {speed}, {size}")
-    for pair in contents["pairs"]:
-        if pair["kind"] == "served":
+        size = "no engine" if run.size_bytes is None else phrases.size(run.size_bytes)
+        value, n = phrases.figure(cell.value, run.metric), phrases.rows(Accuracy.model_validate(cell.written()))
+        lines.append(f"{run.key} {run.folder}: {run.metric} {value} (n = {n}), {speed}, {size}")
+    for pair in contents.pairs:
+        if pair.kind == "served":
             lines.append(change_in_words(pair, metric))
-    lines.append(f"recipe: {_count(len(contents['recipe']), 'key')} differ" if contents["recipe"] else "recipe: the same")
-    if (words := machines.in_words(contents["machine"])) is not None:
+    lines.append(f"recipe: {_count(len(contents.recipe), 'key')} differ" if contents.recipe else "recipe: the same")
+    if (words := machines.in_words(contents.machine)) is not None:
         lines.append(f"machine: differs in {words}")
     lines.append("times of different runs were not measured in turns")
     return [*(plain_text(line) for line in lines), f"page: {folder / PAGE}"]

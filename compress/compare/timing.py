@@ -13,8 +13,8 @@ from typing import Any
 from compress.compare.sides import Side
 from compress.report import goals
 from compress.report.charts import scatter
+from compress.report.model.contents import Contents
 from compress.report.sections import accuracy
-from compress.report.view import Report
 from foundation.core.engines import REFERENCE
 from foundation.measure.fastest import NAMES
 from foundation.measure.turns import ratio
@@ -57,7 +57,7 @@ def front(shown: Sequence[scatter.Point], sides: Sequence[Side]) -> list[scatter
 
 def is_higher_better(sides: Sequence[Side]) -> bool:
     """Whether a higher value of the primary metric is better."""
-    return sides[0].report["metric"].get("higher_is_better") is not False
+    return sides[0].report.metric.higher_is_better is not False
 
 
 def one_metric(sides: Sequence[Side]) -> bool:
@@ -67,15 +67,15 @@ def one_metric(sides: Sequence[Side]) -> bool:
 
 def _of_run(side: Side, shape: goals.Shape, number: int) -> Iterator[tuple[dict[str, Any], scatter.Point]]:
     for variant, row, cell in accuracy.configurations_of(side.report, shape):
-        slow = goals.reference_cells(side.report, row.get("device")).get(shape)
+        slow = goals.reference_cells(side.report, row.device).get(shape)
         point = accuracy.point_of(side.report, variant, row, cell)
         entry = {
             "run": side.key,
-            "variant": variant.get("id"),
-            **{key: row.get(key) for key in (*NAMES[1:], "device", "threads", "batch", "sequence", *TIMES)},
-            "speedup": ratio(slow, row).value if slow else None,
-            "busy": bool(row.get("busy") or (slow or {}).get("busy")),
-            **{key: cell.get(key) for key in ("value", "low", "high", "n")},
+            "variant": variant.id,
+            **{key: getattr(row, key) for key in (*NAMES[1:], "device", "threads", "batch", "sequence", *TIMES)},
+            "speedup": ratio(slow.times, row.times).value if slow else None,
+            "busy": bool(row.busy or (slow is not None and slow.busy)),
+            **{key: getattr(cell, key) for key in ("value", "low", "high", "n")},
             "role": point.role,
         }
         yield entry, _of_series(point, side.key, number)
@@ -87,8 +87,7 @@ def _of_series(point: scatter.Point, key: str, number: int) -> scatter.Point:
     return replace(point, series=number, label=f"{key}: {point.label}", short=short, title=f"{key}: {point.title}")
 
 
-def references(report: Report) -> dict[goals.Shape, float]:
+def references(report: Contents) -> dict[goals.Shape, float | None]:
     """Returns the median time of the baseline in torch, fp32, by shape, ms: what the speed-ups of a run are against."""
-    rows = [row for row in goals.baseline(report).get("latency") or () if row.get("engine") == REFERENCE and row.get("p50_ms")]
-    devices = {row.get("device") for row in rows}
-    return {shape: row["p50_ms"] for device in devices for shape, row in goals.reference_cells(report, device).items()}
+    devices = {row.device for row in goals.baseline(report).latency if row.engine == REFERENCE and row.p50_ms}
+    return {shape: row.p50_ms for device in devices for shape, row in goals.reference_cells(report, device).items()}

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
+from compress.report.model.contents import Contents
+from compress.report.model.figures import Accuracy
 from compress.report.served import predictions_of
 from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import Run
@@ -115,28 +117,22 @@ def _majority(reference: Evaluation, names: list[str]) -> dict[str, Any] | None:
     return {"name": names[int(found.argmax())], "share": float(found.max() / found.sum())}
 
 
-def no_better(report: Mapping[str, Any]) -> str | None:
-    """Returns a warning that names every variant that is no better than a model that knows nothing (`metric.chance`); None without one.
-
-    Args:
-        report: The contents of `report.json`.
-    """
-    metric, chance = report["metric"]["name"], report["metric"].get("chance")
-    if chance is None:
-        return None
+def no_better(report: Contents) -> str | None:
+    """Returns a warning that names every variant that is no better than a model that knows nothing (`metric.chance`); None without one."""
+    metric, chance = report.metric.name, report.metric.chance
     known = known_metric(metric)
-    if known is None:
+    if chance is None or known is None:
         return None
     found = []
-    for variant in report["variants"]:
-        value = (variant["accuracy"].get(REFERENCE) or {}).get("value")
+    for variant in report.variants:
+        value = variant.accuracy.get(REFERENCE, Accuracy()).value
         if value is not None and (value <= chance if known.higher_is_better else value >= chance):
-            found.append(f"{variant['id']} {phrases.figure(value, metric)}")
+            found.append(f"{variant.id} {phrases.figure(value, metric)}")
     if not found:
         return None
     cause = "train longer, check labels and columns, or judge another metric"
-    majority = (report.get("classes") or {}).get("majority")
-    always = f"always the most frequent class, {majority['name']}, or an answer" if majority else "an answer"
+    majority = None if report.classes is None else report.classes.majority
+    always = f"always the most frequent class, {majority.name}, or an answer" if majority else "an answer"
     return (
         f"no better than a model that knows nothing: {metric} of {', '.join(found)} in torch, against {phrases.figure(chance, metric)} for "
         f"{always} that does not depend on the row: {cause}"

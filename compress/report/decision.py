@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from compress.report import goals
-from compress.report.goals import Figure, Row, Shape
+from compress.report.goals import Figure, Shape
+from compress.report.model.contents import Contents, Goal, Ranked, Served
+from compress.report.model.figures import Accuracy, Drop, Metrics
+from compress.report.model.variant import Latency, Variant
 from foundation.core.engines import REFERENCE
-from foundation.measure.fastest import NAMES
 from foundation.measure.metrics import METRICS
 
 NOTABLE = 2.0
@@ -43,11 +44,10 @@ class Change:
 class Decision:
     """What a run serves, and the figures of it."""
 
-    names: Mapping[str, str]
-    """Variant, precision, float_precision, engine and mode of what is served; empty in reports that do not say, where it is the last
-    variant in the first engine."""
-    variant: Row
-    """The variant that is served, as in report.json; empty where the run has none."""
+    served: Served | None
+    """What is served; None in reports that do not say, where it is the last variant in the first engine."""
+    variant: Variant
+    """The variant that is served; an empty one where the run has none."""
     is_baseline: bool
     """Whether that is the variant that all others are compared with."""
     engine: str | None
@@ -55,39 +55,39 @@ class Decision:
     """The metric that is judged."""
     hop: str | None
     """Backend of `after`; None where what is served was not evaluated."""
-    before: Row
-    """The metric of the baseline in torch: `value`, `low`, `high`, `n`, as far as they are known."""
-    after: Row
-    """The metric of what is served at the hop, with the same keys."""
-    accuracy: Mapping[str, Row]
+    before: Accuracy
+    """The metric of the baseline in torch."""
+    after: Accuracy
+    """The metric of what is served at the hop."""
+    accuracy: Mapping[str, Accuracy]
     """The metric of exactly what is served by backend."""
-    drops: Mapping[str, Row]
-    """What it lost in each of these: keys as in `variants[].drops`."""
+    drops: Mapping[str, Drop]
+    """What it lost in each of these."""
     cost: Figure
     """What the metric lost; positive is a loss."""
     others: tuple[Change, ...]
     """The other metrics of the task, as far as both ends are known."""
     speedup: Figure
     """Over the baseline in torch, at the worst shape."""
-    rows: Mapping[Shape, Row]
+    rows: Mapping[Shape, Latency]
     """Latency rows of what is served, by shape; the objects of the report itself."""
     size_bytes: int | None
     """What its engine loads."""
     baseline_bytes: int | None
     """The same of the baseline in the first engine of the target."""
-    goals: tuple[Row, ...]
+    goals: tuple[Goal, ...]
     """The goals, as in report.json."""
-    findings: tuple[Row, ...]
+    findings: tuple[Goal, ...]
     """What is judged although no goal asks for it."""
     reason: str | None
     """Why this is served, in one line; None in reports that do not say."""
-    ranking: tuple[Row, ...]
+    ranking: tuple[Ranked, ...]
     """The configurations that competed, what is served first; empty where they did not."""
 
     @property
     def missed(self) -> tuple[str, ...]:
         """The goals that were judged and missed."""
-        return tuple(str(goal["goal"]) for goal in self.goals if goal.get("met") is False)
+        return tuple(str(goal.goal) for goal in self.goals if goal.met is False)
 
     @property
     def size_ratio(self) -> float | None:
@@ -100,67 +100,61 @@ class Decision:
         lost = [change for change in self.others if change.lost >= SMALLEST and change.lost > NOTABLE * (self.cost.value or 0)]
         return max(lost, key=lambda change: change.lost, default=None)
 
-    def serves(self, row: Row) -> bool:
+    def serves(self, row: Latency) -> bool:
         """Whether a latency row of the report is one of what is served."""
         return any(row is one for one in self.rows.values())
 
 
-def decision_of(report: Mapping[str, Any]) -> Decision:
-    """Returns the decision of a run.
-
-    Args:
-        report: The contents of `report.json`, of any version of schema 1; every part may be missing.
-    """
-    block, variant, first = report.get("served") or {}, goals.served_variant(report), goals.baseline(report)
+def decision_of(report: Contents) -> Decision:
+    """Returns the decision of a run."""
+    block, variant, first = report.served, goals.served_variant(report), goals.baseline(report)
     hop, accuracy = goals.last_backend(report), goals.served_accuracy(report)
-    judged, ranking = tuple(report.get("goals") or ()), tuple(block.get("ranking") or ())
-    drops = {**(variant.get("drops") or {}), **(block.get("drops") or {})}
+    ranking = () if block is None else block.ranking
     return Decision(
-        names={key: str(block[key]) for key in NAMES} if block else {},
+        served=block,
         variant=variant,
-        is_baseline=bool(variant) and variant is first,
+        is_baseline=variant is not goals.NOTHING and variant is first,
         engine=goals.served_engine(report),
-        metric=(report.get("metric") or {}).get("name"),
+        metric=report.metric.name,
         hop=hop,
-        before=(first.get("accuracy") or {}).get(REFERENCE) or {},
-        after=accuracy.get(hop or "") or {},
-        accuracy={name: cell for name, cell in accuracy.items() if cell},
-        drops={name: cell for name, cell in drops.items() if name in accuracy},
+        before=goals.before(report),
+        after=accuracy.get(hop or "", Accuracy()),
+        accuracy=accuracy,
+        drops={name: cell for name, cell in goals.served_drops(report).items() if name in accuracy},
         cost=goals.drop(report),
         others=_others(report, hop),
         speedup=goals.speedup(report),
         rows=goals.served_cells(report),
         size_bytes=goals.served_size(report),
-        baseline_bytes=first.get("size_bytes"),
-        goals=judged,
-        findings=tuple(report.get("findings") or ()),
-        reason=_reason(block.get("reason"), ranking, judged) if block else None,
+        baseline_bytes=first.size_bytes,
+        goals=report.goals,
+        findings=report.findings,
+        reason=None if block is None else _reason(block.reason, ranking, report.goals),
         ranking=ranking,
     )
 
 
-def _others(report: Mapping[str, Any], hop: str | None) -> tuple[Change, ...]:
+def _others(report: Contents, hop: str | None) -> tuple[Change, ...]:
     """Returns the losses in the other metrics, of the served configuration if the report has its metrics."""
-    block, judged = report.get("served") or {}, (report.get("metric") or {}).get("name")
-    before = _named((goals.baseline(report).get("metrics") or {}).get(REFERENCE))
-    own = (block.get("metrics") or {}) if block else goals.served_variant(report).get("metrics") or {}
-    after = _named(own.get(hop or ""))
-    names = [name for name in before if name in after and name in METRICS and name != judged]
+    before = _named(goals.baseline(report).metrics.get(REFERENCE, {}))
+    own = goals.served_variant(report).metrics if report.served is None else report.served.metrics
+    after = _named(own.get(hop or "", {}))
+    names = [name for name in before if name in after and name in METRICS and name != report.metric.name]
     return tuple(Change(name, before[name], after[name], METRICS[name].drop(before[name], after[name])) for name in names if before[name])
 
 
-def _named(figures: Any) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if isinstance(value, float)} if isinstance(figures, Mapping) else {}
+def _named(figures: Metrics) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if isinstance(value, float)}
 
 
-def _reason(told: str | None, ranking: tuple[Row, ...], judged: tuple[Row, ...]) -> str | None:
+def _reason(told: str | None, ranking: tuple[Ranked, ...], judged: tuple[Goal, ...]) -> str | None:
     """Returns why this is served. Configurations are ranked by their engines; what was judged later, such as behind the server, counts."""
-    missed = list(dict.fromkeys(str(goal["goal"]) for goal in judged if goal.get("met") is False))
+    missed = list(dict.fromkeys(str(goal.goal) for goal in judged if goal.met is False))
     if not ranking:
         return told
-    own = [str(name) for name in ranking[0].get("missed") or ()]
+    own = ranking[0].missed
     later = [name for name in missed if name not in own]
-    fine = sum(not one.get("missed") for one in ranking)
+    fine = sum(not one.missed for one in ranking)
     if own:
         told = f"no configuration meets every goal; this one misses {', '.join(own)}, and none that is faster misses fewer"
         return told + (f"; the run also misses {', '.join(later)}" if later else "")
@@ -170,16 +164,15 @@ def _reason(told: str | None, ranking: tuple[Row, ...], judged: tuple[Row, ...])
         return among + of
     if later:
         return f"{among} that meet the goals in their engines{of}; the run misses {', '.join(later)}"
-    if any(goal.get("met") is None for goal in judged):
+    if any(goal.met is None for goal in judged):
         return f"{among} that miss no goal{of}"
     return f"{among} that meet the goals{of}" if of else f"{among}, which all meet the goals"
 
 
-def _which(ranking: tuple[Row, ...]) -> str:
+def _which(ranking: tuple[Ranked, ...]) -> str:
     """Returns how the first configuration was chosen from those that miss as few goals."""
-    rivals = [one for one in ranking if len(one.get("missed") or ()) == len(ranking[0].get("missed") or ())]
-    times = [float(one["time_ms"]) for one in rivals if one.get("time_ms")]
-    mine = ranking[0].get("time_ms")
+    times = [one.time_ms for one in ranking if len(one.missed) == len(ranking[0].missed) and one.time_ms]
+    mine = ranking[0].time_ms
     if not times or not mine or mine <= min(times):
         return "the fastest"
     return f"as fast as the fastest within {100 * (mine / min(times) - 1):.1f} %, and the smallest or simplest of such: one"

@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from compress.report import phrases
-from compress.report.decision import Decision, decision_of
-from compress.report.summary import plain_text, summary
 from foundation.core.errors import InputError
 from foundation.core.files import local, read_plain
 from foundation.core.shown import pasted, reason, shown
 
-SCHEMA = 1
-"""The supported version of `report.json`."""
+if TYPE_CHECKING:  # pydantic, which the Python API is imported without
+    from compress.report.decision import Decision
+    from compress.report.model.contents import Contents
+    from compress.report.model.variant import Variant as Entry
+    from foundation.artifacts.document import Document
+
 FILE = "report.json"
 
 
@@ -156,6 +157,10 @@ class Report:
         Raises:
             InputError: There is no report, or it does not have schema 1.
         """
+        from pydantic import ValidationError
+
+        from compress.report.model.contents import SCHEMA
+
         file = local(path, "report")
         file = file / FILE if file.is_dir() else file
         try:
@@ -171,27 +176,40 @@ class Report:
         given = data.get("schema") if isinstance(data, dict) else None
         if given != SCHEMA:
             raise InputError(f"{file}: schema {shown(given)} given; {SCHEMA} is allowed; give a {FILE} written by this version")
-        return cls(data, file.parent)
+        report = cls(data, file.parent)
+        try:
+            _ = report.contents
+        except ValidationError as error:
+            again = pasted("compress", "report", file.parent)
+            raise InputError(f"{file}: damaged ({reason(error)}); write it again with `{again}`") from error
+        return report
+
+    @cached_property
+    def contents(self) -> Contents:
+        """All of it with attributes; `data` is the same as plain data."""
+        from compress.report.model.contents import Contents
+
+        return Contents.model_validate(self.data)
 
     @property
     def name(self) -> str:
         """Name of the recipe."""
-        return str(self.data["name"])
+        return str(self.contents.name)
 
     @property
     def task(self) -> str:
         """Task of the model."""
-        return str(self.data["task"])
+        return str(self.contents.task)
 
     @property
     def metric(self) -> str:
         """Name of the primary metric, such as accuracy or perplexity."""
-        return str(self.data["metric"]["name"])
+        return self.contents.metric.name
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher value of the metric is better."""
-        return bool(self.data["metric"]["higher_is_better"])
+        return bool(self.contents.metric.higher_is_better)
 
     @property
     def html(self) -> Path:
@@ -201,17 +219,17 @@ class Report:
     @cached_property
     def variants(self) -> Mapping[str, Variant]:
         """Every checkpoint by id, in the order of the run."""
-        return {str(entry["id"]): _variant(entry) for entry in self.data["variants"]}
+        return {entry.id: _variant(entry) for entry in self.contents.variants}
 
     @property
     def baseline(self) -> Variant:
         """The variant that all others are compared with."""
-        return self.variants[str(self.data["baseline"])]
+        return self.variants[str(self.contents.baseline)]
 
     @property
     def last(self) -> Variant:
         """The last variant of the run; goals are judged on what is served, see `decision`."""
-        return self.variants[str(self.data["variants"][-1]["id"])]
+        return self.variants[self.contents.variants[-1].id]
 
     @property
     def latency(self) -> tuple[Latency, ...]:
@@ -221,7 +239,9 @@ class Report:
     @cached_property
     def decision(self) -> Decision:
         """What is served, and every figure that it is judged on."""
-        return decision_of(self.data)
+        from compress.report.decision import decision_of
+
+        return decision_of(self.contents)
 
     @property
     def drop(self) -> float | None:
@@ -236,7 +256,7 @@ class Report:
     @property
     def goals(self) -> tuple[Goal, ...]:
         """The judged goals of the recipe."""
-        return tuple(_known(Goal, entry) for entry in self.data["goals"])
+        return tuple(_known(Goal, entry) for entry in self.contents.goals)
 
     @property
     def missed(self) -> tuple[Goal, ...]:
@@ -246,13 +266,18 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings of the run."""
-        return tuple(self.data["warnings"])
+        return self.contents.warnings
 
     def __repr__(self) -> str:
         """The summary of the run and the table of accuracies, as plain text."""
-        return "\n".join([f"{self.name}: {self.task}", *summary(self.data, self.folder), "", *self._table()])
+        from compress.report.summary import summary
+
+        return "\n".join([f"{self.name}: {self.task}", *summary(self.contents, self.folder), "", *self._table()])
 
     def _table(self) -> Iterator[str]:
+        from compress.report import phrases
+        from compress.report.summary import plain_text
+
         yield f"{'variant':<20}{'backend':<14}{self.metric:<14}{'95 % interval':<20}n"
         for variant in self.variants.values():
             for cell in variant.accuracy.values():
@@ -262,14 +287,13 @@ class Report:
                 yield f"{variant.id:<20}{cell.backend:<14}{value:<14}{tail}"
 
 
-def _variant(entry: Mapping[str, Any]) -> Variant:
-    name = str(entry["id"])
-    accuracy = {backend: _known(Accuracy, cell, variant=name, backend=backend) for backend, cell in entry["accuracy"].items()}
-    latency = tuple(_known(Latency, row, variant=name) for row in entry["latency"])
-    return _known(Variant, entry, stages=tuple(entry["stages"]), accuracy=accuracy, latency=latency)
+def _variant(entry: Entry) -> Variant:
+    accuracy = {backend: _known(Accuracy, cell, variant=entry.id, backend=backend) for backend, cell in entry.accuracy.items()}
+    latency = tuple(_known(Latency, row, variant=entry.id) for row in entry.latency)
+    return _known(Variant, entry, accuracy=accuracy, latency=latency)
 
 
-def _known(kind: type[_Row], entry: Mapping[str, Any], **more: Any) -> _Row:
-    """Returns an instance of `kind` from the keys of `entry` that are fields of it, and from `more`."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{key: value for key, value in entry.items() if key in names} | more)
+def _known(kind: type[_Row], entry: Document, **more: Any) -> _Row:
+    """Returns an instance of `kind` from the fields of `entry` that it has too, and from `more`."""
+    names = [field.name for field in fields(kind) if field.name not in more]
+    return kind(**{name: getattr(entry, name) for name in names}, **more)

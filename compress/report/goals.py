@@ -28,6 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compress.report.model.answers import Quality
+from compress.report.model.contents import Contents, Goal
+from compress.report.model.figures import Accuracy, Drop
+from compress.report.model.triton import Limit
+from compress.report.model.variant import Latency, Variant
 from foundation.core.engines import REFERENCE
 from foundation.machine.environment import NATIVE_INT8
 from foundation.measure.judged import known_metric
@@ -37,8 +42,9 @@ from foundation.schemes.table import of_precision
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
 
-Row = Mapping[str, Any]
 Shape = tuple[int, int | None]
+NOTHING = Variant()
+"""The variant of a report without variants."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Figure:
     """Whether other work on the machine spoiled the measurement."""
 
 
-def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judge(goals: Mapping[str, Any] | None, report: Contents) -> list[Goal]:
     """Judges the goals of a recipe.
 
     Args:
@@ -82,70 +88,64 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
     ]
     if goals.get("int8_faster") is True:
         judged += _int8_faster(report)
-    return [goal for goal in judged if goal["limit"] is not None]
+    return [goal for goal in judged if goal.limit is not None]
 
 
-def findings(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def findings(goals: Mapping[str, Any] | None, report: Contents) -> list[Goal]:
     """Returns what the report shows in the form of goals although the recipe sets none: `int8_faster`, where the recipe does not say."""
     return _int8_faster(report) if (goals or {}).get("int8_faster") is None else []
 
 
-def _int8_faster(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _int8_faster(report: Contents) -> list[Goal]:
     if not is_int8(last_variant(report)):
         return []
     return [_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit)]
 
 
-def missed(report: Mapping[str, Any]) -> list[str]:
+def missed(report: Contents) -> list[str]:
     """Returns the goals that were judged and not met."""
-    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
+    return [str(goal.goal) for goal in report.goals if goal.met is False]
 
 
-def unjudged_busy(report: Mapping[str, Any]) -> list[str]:
+def unjudged_busy(report: Contents) -> list[str]:
     """Returns the goals that were not judged because the machine was busy."""
-    return [str(goal["goal"]) for goal in report["goals"] if goal.get("busy")]
+    return [str(goal.goal) for goal in report.goals if goal.busy]
 
 
-def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the last variant of the run; empty if there is none."""
-    variants = report.get("variants") or [{}]
-    return variants[-1] or {}
+def last_variant(report: Contents) -> Variant:
+    """Returns the last variant of the run; an empty one if there is none."""
+    return report.variants[-1] if report.variants else NOTHING
 
 
-def served_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
+def served_variant(report: Contents) -> Variant:
     """Returns the variant that is served; the last one in reports that do not say."""
-    name = (report.get("served") or {}).get("variant")
-    return next(
-        (variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), last_variant(report)
-    )
+    name = None if report.served is None else report.served.variant
+    return next((variant for variant in report.variants if variant.id == name), last_variant(report))
 
 
-def baseline(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the variant that all others are compared with; empty if there is none."""
-    name = report.get("baseline")
-    return next((variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), {})
+def baseline(report: Contents) -> Variant:
+    """Returns the variant that all others are compared with; an empty one if there is none."""
+    return next((variant for variant in report.variants if variant.id == report.baseline), NOTHING)
 
 
-def served_engine(report: Mapping[str, Any]) -> str | None:
+def served_engine(report: Contents) -> str | None:
     """Returns the engine that goals are judged on; in reports that do not say what is served the first of the target, else the first
     measured one other than torch."""
-    if report.get("served"):
-        return str(report["served"]["engine"])
-    listed = (report.get("target") or {}).get("engines") or ()
-    measured = [str(row["engine"]) for row in last_variant(report).get("latency") or () if row.get("engine")]
-    return next(iter([*listed, *(engine for engine in measured if engine != REFERENCE), *measured]), None)
+    if report.served is not None:
+        return report.served.engine
+    measured = [row.engine for row in last_variant(report).latency if row.engine]
+    return next(iter([*report.target.engines, *(engine for engine in measured if engine != REFERENCE), *measured]), None)
 
 
-def is_quantized(variant: Mapping[str, Any]) -> bool:
+def is_quantized(variant: Variant) -> bool:
     """Whether a variant went through a quantize stage."""
-    rows = variant.get("latency") or ()
-    named = "quantize" in (variant.get("stages") or ()) or bool(variant.get("quantization"))
-    return named or any(row.get("precision") not in (*FLOATS, None) for row in rows)
+    named = "quantize" in variant.stages or bool(variant.quantization)
+    return named or any(row.precision not in (*FLOATS, None) for row in variant.latency)
 
 
-def is_int8(variant: Mapping[str, Any]) -> bool:
+def is_int8(variant: Variant) -> bool:
     """Whether a variant was quantized to int8: not to numbers that are multiplied in float, and not to FP8."""
-    return is_quantized(variant) and all(_counts_int8(str(row.get("precision"))) for row in variant.get("latency") or ())
+    return is_quantized(variant) and all(_counts_int8(str(row.precision)) for row in variant.latency)
 
 
 def _counts_int8(precision: str) -> bool:
@@ -154,60 +154,67 @@ def _counts_int8(precision: str) -> bool:
     return row is None or (row.numbers == "int8" and row.activations != "float")
 
 
-def last_backend(report: Mapping[str, Any]) -> str | None:
+def last_backend(report: Contents) -> str | None:
     """Returns the last backend that evaluated the served model: triton, else its engine, else another, else torch."""
-    cells = served_accuracy(report)
-    measured = [backend for backend, cell in cells.items() if (cell or {}).get("value") is not None]
+    measured = [backend for backend, cell in served_accuracy(report).items() if cell.value is not None]
     engines = [backend for backend in measured if backend not in ("triton", REFERENCE)]
     return next((backend for backend in ["triton", served_engine(report), *engines, REFERENCE] if backend in measured), None)
 
 
-def served_accuracy(report: Mapping[str, Any]) -> Mapping[str, Any]:
+def served_accuracy(report: Contents) -> Mapping[str, Accuracy]:
     """Returns the primary metric of the served model by backend; in its engines it is measured on exactly what is served."""
-    cells, own = served_variant(report).get("accuracy") or {}, (report.get("served") or {}).get("accuracy")
+    cells, own = served_variant(report).accuracy, None if report.served is None else report.served.accuracy
     return cells if own is None else {**{name: cell for name, cell in cells.items() if name == REFERENCE}, **own}
 
 
-def drop(report: Mapping[str, Any]) -> Figure:
+def served_drops(report: Contents) -> Mapping[str, Drop]:
+    """Returns what the served model lost by backend; in its engines it is the loss of exactly what is served."""
+    return {**served_variant(report).drops, **({} if report.served is None else report.served.drops)}
+
+
+def before(report: Contents) -> Accuracy:
+    """Returns the primary metric of the baseline in torch."""
+    return baseline(report).accuracy.get(REFERENCE, Accuracy())
+
+
+def drop(report: Contents) -> Figure:
     """Returns the loss in the primary metric over the whole run; positive is a loss."""
-    before = ((baseline(report).get("accuracy") or {}).get(REFERENCE)) or {}
-    backend = last_backend(report)
-    if before.get("value") is None:
-        return Figure(reason=f"the baseline was not evaluated in torch{_because(before.get('reason'))}")
+    first, backend = before(report), last_backend(report)
+    if first.value is None:
+        return Figure(reason=f"the baseline was not evaluated in torch{_because(first.reason)}")
     if backend is None:
         return Figure(reason="the served model was not evaluated in any backend")
-    drops = {**(served_variant(report).get("drops") or {}), **((report.get("served") or {}).get("drops") or {})}
-    after, paired = served_accuracy(report)[backend], drops.get(backend) or {}
-    if before.get("n") != after.get("n"):
-        counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
+    after, paired = served_accuracy(report)[backend], served_drops(report).get(backend, Drop())
+    if first.n != after.n:
+        counts = ["an unknown number of" if cell.n is None else cell.n for cell in (first, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {backend} on {counts[1]}")
-    metric = report.get("metric") or {}
-    known = known_metric(metric.get("name"))
+    assert after.value is not None, "the last backend has a value"
+    known = known_metric(report.metric.name)
     if known is not None:
-        lost = known.drop(before["value"], after["value"])
+        lost = known.drop(first.value, after.value)
     else:
-        lost = (-1 if metric.get("higher_is_better") is False else 1) * (before["value"] - after["value"])
-    return Figure(lost, at=backend, low=paired.get("low"), high=paired.get("high"))
+        lost = (-1 if report.metric.higher_is_better is False else 1) * (first.value - after.value)
+    return Figure(lost, at=backend, low=paired.low, high=paired.high)
 
 
-def chance_drop(report: Mapping[str, Any]) -> tuple[float | None, str]:
+def chance_drop(report: Contents) -> tuple[float | None, str]:
     """Returns what a model that knows nothing loses against the baseline in the primary metric, and both figures in words; None in reports
     that do not say."""
-    before, metric = ((baseline(report).get("accuracy") or {}).get(REFERENCE) or {}).get("value"), report.get("metric") or {}
-    known = known_metric(metric.get("name"))
-    if before is None or metric.get("chance") is None or known is None:
+    value, metric = before(report).value, report.metric
+    known = known_metric(metric.name)
+    if value is None or metric.chance is None or known is None:
         return None, ""
-    told = f"a model that knows nothing gets {metric['name']} {metric['chance']:.4g}, the baseline {before:.4g}"
-    return known.drop(before, metric["chance"]), told
+    told = f"a model that knows nothing gets {metric.name} {metric.chance:.4g}, the baseline {value:.4g}"
+    return known.drop(value, metric.chance), told
 
 
-def chance_bleu(report: Mapping[str, Any]) -> tuple[float | None, str]:
+def chance_bleu(report: Contents) -> tuple[float | None, str]:
     """Returns what answers that do not depend on their source lose in BLEU against the baseline, and both figures in words."""
-    worth = _answered(report).get("quality") or {}
-    if worth.get("bleu_chance") is None:
+    worth = _answered(report)[1]
+    if worth is None or worth.bleu_chance is None:
         return None, ""
-    told = f"answers that do not depend on their source get BLEU {worth['bleu_chance']:.2f}, the baseline {worth['bleu_before']:.2f}"
-    return worth["bleu_before"] - worth["bleu_chance"], told
+    told = f"answers that do not depend on their source get BLEU {worth.bleu_chance:.2f}, the baseline {worth.bleu_before:.2f}"
+    return worth.bleu_before - worth.bleu_chance, told
 
 
 def is_relative(metric: str | None) -> bool:
@@ -216,34 +223,34 @@ def is_relative(metric: str | None) -> bool:
     return known is not None and known.relative
 
 
-def speedup(report: Mapping[str, Any]) -> Figure:
+def speedup(report: Contents) -> Figure:
     """Returns the speed-up of the served model at the worst shape, against the baseline in torch, fp32, eager, on the same device."""
     engine = served_engine(report)
     fast = served_cells(report)
     if not fast:
         return Figure(reason=_unmeasured(report, engine))
-    device = next(iter(fast.values())).get("device")
+    device = next(iter(fast.values())).device
     slow = reference_cells(report, device)
     if not slow:
         return Figure(reason="the baseline was not timed in torch (fp32, eager) on this device")
     missing = sorted(fast.keys() ^ slow.keys(), key=str)
     if missing:
         return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and torch (baseline)")
-    ratios = {shape: ratio(slow[shape], fast[shape]) for shape in fast}
+    ratios = {shape: ratio(slow[shape].times, fast[shape].times) for shape in fast}
     worst = min(ratios, key=lambda shape: ratios[shape].value)
     found = ratios[worst]
     figure = Figure(found.value, at=f"{engine}, {shape_name(worst)}", low=found.low, high=found.high)
     return _steady(figure, *slow.values(), *fast.values())
 
 
-def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
+def latency(report: Contents, goal: Mapping[str, Any]) -> Figure:
     """Returns one latency percentile of the served model.
 
     Args:
         report: The report.
         goal: `percentile` (50, 90 or 99), `batch`, `sequence` (None for images).
     """
-    shape, key = (goal["batch"], goal.get("sequence")), f"p{goal['percentile']}_ms"
+    shape = goal["batch"], goal.get("sequence")
     cells, engine = served_cells(report), served_engine(report)
     where = f"{engine}, p{goal['percentile']}, {shape_name(shape)}"
     if not cells:
@@ -251,118 +258,120 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
     if shape not in cells:
         measured = ", ".join(shape_name(known) for known in sorted(cells, key=_work))
         return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
-    if cells[shape].get(key) is None:
+    value = _percentile(cells[shape], goal["percentile"])
+    if value is None:
         return Figure(at=where, reason=_too_few(cells[shape], goal))
-    low, high = (cells[shape].get("interval_ms") or (None, None)) if goal["percentile"] == 50 else (None, None)
-    return _steady(Figure(cells[shape][key], at=where, low=low, high=high), cells[shape])
+    low, high = (cells[shape].interval_ms or (None, None)) if goal["percentile"] == 50 else (None, None)
+    return _steady(Figure(value, at=where, low=low, high=high), cells[shape])
 
 
-def server_latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
+def _percentile(row: Latency | Limit, percentile: int) -> float | None:
+    return {50: row.p50_ms, 90: row.p90_ms, 99: row.p99_ms}[percentile]
+
+
+def server_latency(report: Contents, goal: Mapping[str, Any]) -> Figure:
     """Returns one latency percentile of requests to the served model in Triton; arguments as above."""
-    shape, key = (goal["batch"], goal.get("sequence")), f"p{goal['percentile']}_ms"
+    shape = goal["batch"], goal.get("sequence")
     where = f"triton, p{goal['percentile']}, {shape_name(shape)}"
-    told, models = report.get("served") or {}, (report.get("triton") or {}).get("models") or ()
-    same = [model for model in models if all(model.get(name) == told.get(name) for name in ("variant", "precision", "engine", "mode"))]
-    rows = [row for model in same for row in model.get("limits") or () if (row["batch"], row["sequence"]) == shape]
+    one = report.served
+    wanted = None if one is None else (one.variant, one.precision, one.engine, one.mode)
+    same = [model for model in report.triton.models if (model.variant, model.precision, model.engine, model.mode) == wanted]
+    rows = [row for model in same for row in model.limits if (row.batch, row.sequence) == shape]
     if not rows:
         return Figure(at=where, reason="no server was timed at this shape")
-    if rows[0].get(key) is None:
-        return Figure(at=where, reason=rows[0].get("reason") or _too_few(rows[0], goal))
-    return Figure(rows[0][key], at=where)
+    value = _percentile(rows[0], goal["percentile"])
+    if value is None:
+        return Figure(at=where, reason=rows[0].reason or _too_few(rows[0], goal))
+    return Figure(value, at=where)
 
 
-def _too_few(row: Row, goal: Mapping[str, Any]) -> str:
-    return f"{row.get('n') or 'the'} samples are too few for a p{goal['percentile']}"
+def _too_few(row: Latency | Limit, goal: Mapping[str, Any]) -> str:
+    return f"{row.n or 'the'} samples are too few for a p{goal['percentile']}"
 
 
-def _latency_goal(report: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
+def _latency_goal(report: Contents, goal: Mapping[str, Any]) -> Goal:
     """Judges a limit on latency where it says; both figures stand beside the verdict."""
     found = {"engine": latency(report, goal), "server": server_latency(report, goal)}
     chosen = str(goal.get("at") or "engine")
-    return {
-        **_at_most("max_latency_ms", goal["value"], found[chosen]),
-        "judged_at": chosen,
-        **{f"{name}_ms": figure.value for name, figure in found.items()},
-    }
+    judged = _at_most("max_latency_ms", goal["value"], found[chosen])
+    return judged.with_(judged_at=chosen, engine_ms=found["engine"].value, server_ms=found["server"].value)
 
 
-def size_mb(report: Mapping[str, Any]) -> Figure:
+def size_mb(report: Contents) -> Figure:
     """Returns the deployed size, the files that the engine of the served model loads, in 10^6 bytes."""
     size, engine = served_size(report), served_engine(report)
     return Figure(size / 1e6, at=engine) if size is not None else Figure(reason=f"no files were built for {engine or 'any engine'}")
 
 
-def served_size(report: Mapping[str, Any]) -> int | None:
+def served_size(report: Contents) -> int | None:
     """Returns the bytes that the engine of the served model loads; None where none was built."""
-    found: int | None = (report.get("served") or served_variant(report)).get("size_bytes")
-    return found
+    return served_variant(report).size_bytes if report.served is None else report.served.size_bytes
 
 
-def throughput(report: Mapping[str, Any]) -> Figure:
+def throughput(report: Contents) -> Figure:
     """Returns the rows per second of the served model at its best shape."""
-    rates = {shape: row["throughput_per_s"] for shape, row in served_cells(report).items() if row.get("throughput_per_s") is not None}
+    rates = {shape: row.throughput_per_s for shape, row in served_cells(report).items() if row.throughput_per_s is not None}
     if not rates:
         return Figure(reason=_unmeasured(report, served_engine(report)))
     best = max(rates, key=lambda shape: rates[shape])
     return _steady(Figure(rates[best], at=f"{served_engine(report)}, {shape_name(best)}"), *served_cells(report).values())
 
 
-def bleu_drop(report: Mapping[str, Any]) -> Figure:
+def bleu_drop(report: Contents) -> Figure:
     """Returns what the last variant loses in BLEU against the float baseline, in points, in the first engine that answers."""
-    found = _answered(report)
-    if not found:
+    engine, worth = _answered(report)
+    if worth is None:
         return Figure(reason="no engine answered the evaluation sources")
-    worth = found["quality"]
-    low, high = worth["bleu_change"] or (None, None)
-    value = worth["bleu_before"] - worth["bleu"]
-    return Figure(value, at=found["engine"], low=None if high is None else -high, high=None if low is None else -low)
+    low, high = worth.bleu_change or (None, None)
+    value = worth.bleu_before - worth.bleu
+    return Figure(value, at=engine, low=None if high is None else -high, high=None if low is None else -low)
 
 
-def _answered(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the first engine of the last variant whose answers were compared with references; empty where none was."""
-    return next((engine for engine in last_variant(report).get("answers") or () if engine.get("quality")), {})
+def _answered(report: Contents) -> tuple[str | None, Quality | None]:
+    """Returns the first engine of the last variant whose answers were compared with references, and its figures; None where none was."""
+    answers = last_variant(report).answers
+    return next(((engine.engine, engine.quality) for engine in answers if engine.quality is not None), (None, None))
 
 
-def int8_gain(report: Mapping[str, Any]) -> Figure:
+def int8_gain(report: Contents) -> Figure:
     """Returns how many times faster the fastest int8 engine is than the fastest float one, at the largest batch and sequence."""
     last = last_variant(report)
-    engines = {str(row.get("engine")) for row in last.get("latency") or ()} - {REFERENCE}
-    int8 = [row for engine in engines for row in _measured(last, engine) if row.get("precision") not in (*FLOATS, None)]
+    engines = {str(row.engine) for row in last.latency} - {REFERENCE}
+    int8 = [row for engine in engines for row in _measured(last, engine) if row.precision not in (*FLOATS, None)]
     if not int8:
         return Figure(reason=_unmeasured(report, served_engine(report)))
-    shape = max(map(_shape, int8), key=_work)
-    behind = [variant for variant in report["variants"] if not is_quantized(variant) and variant["id"] in last.get("stages", ())]
-    floating: Mapping[str, Any] = behind[-1] if behind else {}
-    rivals = [row for row in floating.get("latency") or () if row.get("p50_ms") and (row.get("engine") in engines or _on_gpu(row))]
-    same = [row for row in rivals if _shape(row) == shape]
+    shape = max((row.shape for row in int8), key=_work)
+    behind = [variant for variant in report.variants if not is_quantized(variant) and variant.id in last.stages]
+    floating = behind[-1] if behind else NOTHING
+    rivals = [row for row in floating.latency if row.p50_ms and (row.engine in engines or _on_gpu(row))]
+    same = [row for row in rivals if row.shape == shape]
     if not same:
         return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
-    best, rival = (min(rows, key=lambda row: float(row["p50_ms"])) for rows in ([row for row in int8 if _shape(row) == shape], same))
-    gain = ratio(rival, best)
-    where = f"{best['engine']}, {shape_name(shape)}, against {rival['precision']}"
-    where += "" if rival["engine"] == best["engine"] else f" in {rival['engine']}"
-    where += " compiled" if rival.get("mode") == "compiled" else ""
-    reason = None if gain.value > 1 else _blame(last, (report.get("environment") or {}).get("cpu_features"))
+    best, rival = (min(rows, key=lambda row: row.p50_ms or 0.0) for rows in ([row for row in int8 if row.shape == shape], same))
+    gain = ratio(rival.times, best.times)
+    where = f"{best.engine}, {shape_name(shape)}, against {rival.precision}"
+    where += "" if rival.engine == best.engine else f" in {rival.engine}"
+    where += " compiled" if rival.mode == "compiled" else ""
+    reason = None if gain.value > 1 else _blame(last, report.environment.cpu_features)
     return _steady(Figure(gain.value, at=where, low=gain.low, high=gain.high, reason=reason), rival, best)
 
 
-def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
+def served_cells(report: Contents) -> dict[Shape, Latency]:
     """Returns the latency rows of the served model by shape; in reports that do not say what is served, of the last variant in the first
     engine, quantized if it has such rows."""
-    rows, told = _measured(served_variant(report), served_engine(report)), report.get("served")
-    if told:
-        keys = ("precision", "float_precision", "mode")
-        return _first_by_shape([row for row in rows if all(row.get(key) == told[key] for key in keys)])
-    precision = next((row.get("precision") for row in rows if row.get("precision") not in FLOATS), None)
-    precision = precision or (rows[0].get("precision") if rows else None)
-    return _first_by_shape([row for row in rows if row.get("precision") == precision])
+    rows, one = _measured(served_variant(report), served_engine(report)), report.served
+    if one is not None:
+        wanted = (one.precision, one.float_precision, one.mode)
+        return _first_by_shape([row for row in rows if (row.precision, row.float_precision, row.mode) == wanted])
+    precision = next((row.precision for row in rows if row.precision not in FLOATS), None)
+    precision = precision or (rows[0].precision if rows else None)
+    return _first_by_shape([row for row in rows if row.precision == precision])
 
 
-def reference_cells(report: Mapping[str, Any], device: str | None) -> dict[Shape, Row]:
+def reference_cells(report: Contents, device: str | None) -> dict[Shape, Latency]:
     """Returns the latency rows that speed-ups refer to, by shape: baseline in torch, fp32, eager, same device."""
     rows = _measured(baseline(report), REFERENCE)
-    kind = ("fp32", "eager", device)
-    return _first_by_shape([row for row in rows if (row.get("precision"), row.get("mode"), row.get("device")) == kind])
+    return _first_by_shape([row for row in rows if (row.precision, row.mode, row.device) == ("fp32", "eager", device)])
 
 
 def shape_name(shape: Shape) -> str:
@@ -371,51 +380,47 @@ def shape_name(shape: Shape) -> str:
     return f"batch {batch}" if sequence is None else f"batch {batch} x {sequence} tokens"
 
 
-def _measured(variant: Mapping[str, Any], engine: str | None) -> list[Row]:
-    return [row for row in variant.get("latency") or () if row.get("engine") == engine and row.get("p50_ms")]
+def _measured(variant: Variant, engine: str | None) -> list[Latency]:
+    return [row for row in variant.latency if row.engine == engine and row.p50_ms]
 
 
-def _on_gpu(row: Row) -> bool:
+def _on_gpu(row: Latency) -> bool:
     """Whether torch ran on a GPU, where it has fused kernels for halves; on a CPU it is no rival of the engines."""
-    return row.get("engine") == REFERENCE and row.get("device") == "cuda"
+    return row.engine == REFERENCE and row.device == "cuda"
 
 
-def _first_by_shape(rows: list[Row]) -> dict[Shape, Row]:
+def _first_by_shape(rows: list[Latency]) -> dict[Shape, Latency]:
     # the recommended mode of a shape comes first
-    return {_shape(row): row for row in reversed(rows)}
-
-
-def _shape(row: Row) -> Shape:
-    return row.get("batch") or 1, row.get("sequence")
+    return {row.shape: row for row in reversed(rows)}
 
 
 def _work(shape: Shape) -> tuple[int, int]:
     return shape[0] * (shape[1] or 1), shape[0]
 
 
-def _unmeasured(report: Mapping[str, Any], engine: str | None) -> str:
+def _unmeasured(report: Contents, engine: str | None) -> str:
     if engine is None:
         return "no engine was timed"
-    cell = (last_variant(report).get("accuracy") or {}).get(engine) or {}
-    return f"{engine} was not timed{_because(cell.get('reason'))}"
+    cell = last_variant(report).accuracy.get(engine, Accuracy())
+    return f"{engine} was not timed{_because(cell.reason)}"
 
 
 def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 
-def _blame(variant: Mapping[str, Any], cpu_features: Sequence[str] | None) -> str:
+def _blame(variant: Variant, cpu_features: Sequence[str] | None) -> str:
     """Explains why int8 is not faster: a processor without int8 dot products, and the layers that ran in float by their share of MACs."""
     lacking = cpu_features is not None and NATIVE_INT8.isdisjoint(cpu_features)
     machine = "; this processor has neither VNNI nor AMX, so int8 GEMMs cost as much as float GEMMs" if lacking else ""
-    layers = [layer for layer in variant.get("int8_layers") or () if layer.get("macs")]
-    total = sum(layer["macs"] for layer in layers)
-    slow = sorted((layer for layer in layers if layer.get("precision") in FLOATS), key=lambda layer: -layer["macs"])
+    layers = [(layer, layer.macs) for layer in variant.int8_layers if layer.macs]
+    total = sum(macs for _, macs in layers)
+    slow = sorted(((layer, macs) for layer, macs in layers if layer.precision in FLOATS), key=lambda pair: -pair[1])
     if not layers:
         return f"not faster than float; the engine does not report which layers ran in int8{machine}"
     if not slow:
         return f"not faster than float although every layer ran in int8{machine}"
-    named = ", ".join(f"{layer['name']} ({100 * layer['macs'] / total:.1f} % of MACs)" for layer in slow[:5])
+    named = ", ".join(f"{layer.name} ({100 * macs / total:.1f} % of MACs)" for layer, macs in slow[:5])
     return f"not faster than float{machine}; layers that ran in float: {named}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
 
 
@@ -426,28 +431,27 @@ def _telling(figure: Figure, limit: float | None, least: float | None, told: str
     return replace(figure, judged=False, reason=f"{told}: it would meet the goal too")
 
 
-def _steady(figure: Figure, *rows: Row) -> Figure:
+def _steady(figure: Figure, *rows: Latency) -> Figure:
     """Returns a figure that is not judged where one of the latency rows that it depends on is `busy`."""
-    spoiled = [row for row in rows if row.get("busy")]
+    spoiled = [row for row in rows if row.busy]
     if not spoiled:
         return figure
-    shares = [float(row["disturbed"]) for row in spoiled if row.get("disturbed") is not None]
+    shares = [row.disturbed for row in spoiled if row.disturbed is not None]
     seen = f"threads waited for a core in {100 * max(shares):.0f} % of the samples" if any(shares) else "turns differed too much"
-    first = min(spoiled, key=lambda row: _work(_shape(row)))
-    reason = f"machine busy: {seen} of {first.get('engine')} at {shape_name(_shape(first))}; `compress bench RUN` measures again"
+    first = min(spoiled, key=lambda row: _work(row.shape))
+    reason = f"machine busy: {seen} of {first.engine} at {shape_name(first.shape)}; `compress bench RUN` measures again"
     return replace(figure, judged=False, busy=True, reason=reason)
 
 
-def _at_most(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
+def _at_most(goal: str, limit: float | None, figure: Figure) -> Goal:
     return _judged(goal, limit, figure, lambda value, bound: value <= bound + ROUNDING)
 
 
-def _at_least(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
+def _at_least(goal: str, limit: float | None, figure: Figure) -> Goal:
     return _judged(goal, limit, figure, lambda value, bound: value >= bound - ROUNDING)
 
 
-def _judged(goal: str, limit: float | None, figure: Figure, holds: Callable[[float, float], bool]) -> dict[str, Any]:
+def _judged(goal: str, limit: float | None, figure: Figure, holds: Callable[[float, float], bool]) -> Goal:
     met = None if figure.value is None or limit is None or not figure.judged else bool(holds(figure.value, limit))
     known = {key: getattr(figure, key) for key in ("at", "low", "high", "reason") if getattr(figure, key) is not None}
-    busy = {"busy": True} if figure.busy else {}
-    return {"goal": goal, "limit": limit, "value": figure.value, "met": met, **known, **busy}
+    return Goal(goal=goal, limit=limit, value=figure.value, met=met, **known, **({"busy": True} if figure.busy else {}))

@@ -6,11 +6,13 @@ Every formatting function accepts None and returns `not measured`. A docstring s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from compress.report import goals
 from compress.report.decision import Change, Decision
+from compress.report.model.contents import Configuration, Goal
+from compress.report.model.figures import Accuracy
+from compress.report.model.variant import Variant
 from foundation.core.engines import ENGINES
 from foundation.measure.judged import SEPARATOR, known_metric
 
@@ -53,12 +55,11 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
 
-def rows(cell: Mapping[str, Any]) -> str:
+def rows(cell: Accuracy) -> str:
     """Returns how many rows a figure is of: `800`, `800 in 4 groups` where these are too few for an interval, `800, 12 of the rows trained
     on`."""
-    n, groups, trained = (cell.get(key) for key in ("n", "groups", "in_train"))
-    drawn = f" in {groups} groups" if groups is not None and cell.get("low") is None else ""
-    return f"{'unknown' if n is None else n}{drawn}" + (f", {trained} of the rows trained on" if trained else "")
+    drawn = f" in {cell.groups} groups" if cell.groups is not None and cell.low is None else ""
+    return f"{'unknown' if cell.n is None else cell.n}{drawn}" + (f", {cell.in_train} of the rows trained on" if cell.in_train else "")
 
 
 def is_error(metric: str | None) -> bool:
@@ -174,9 +175,9 @@ def _magnitude(value: float) -> int:
     return int(f"{value:.2e}".partition("e")[2]) if value else 0
 
 
-def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
+def goal_name(goal: Goal, metric: str | None) -> str:
     """Returns a goal as a phrase: the figure and its limit."""
-    name, limit = goal.get("goal"), goal.get("limit")
+    name, limit = goal.goal, goal.limit
     if name is None or limit is None:
         return f"{name or 'unnamed goal'}, without a limit"
     bounds: dict[str, Callable[[], str]] = {
@@ -191,15 +192,15 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
     return bounds[name]() if name in bounds else f"{name}: {limit}"
 
 
-def _judged_at(goal: Mapping[str, Any]) -> str:
-    return f", judged in the {goal['judged_at']}" if goal.get("judged_at") else ""
+def _judged_at(goal: Goal) -> str:
+    return f", judged in the {goal.judged_at}" if goal.judged_at else ""
 
 
-def both_latencies(goal: Mapping[str, Any]) -> str | None:
+def both_latencies(goal: Goal) -> str | None:
     """Returns the figures of a limit on latency in the engine and through the server; None for other goals, and in older reports."""
-    if "judged_at" not in goal:
+    if goal.judged_at is None:
         return None
-    known = {name: goal.get(f"{name}_ms") for name in ("engine", "server")}
+    known = {"engine": goal.engine_ms, "server": goal.server_ms}
     return ", ".join(f"{name} {NOT_MEASURED if value is None else f'{milliseconds(value)} ms'}" for name, value in known.items())
 
 
@@ -210,9 +211,9 @@ def _drop_name(limit: float, metric: str | None) -> str:
     return f"{name} {'increase' if is_error(metric) else 'drop'} of at most {_points(limit, metric)}"
 
 
-def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
+def goal_value(goal: Goal, metric: str | None) -> str:
     """Returns the measured value of a goal in the unit of its limit."""
-    name, value = goal.get("goal"), goal.get("value")
+    name, value = goal.goal, goal.value
     if value is None:
         return NOT_MEASURED
     if name == "max_drop":
@@ -237,11 +238,11 @@ def verdict(decision: Decision) -> list[tuple[str, bool]]:
         The parts of the sentence, each with whether it is printed bold.
     """
     served = decision.variant
-    if not served:
+    if served is goals.NOTHING:
         return [("Nothing was measured: the run holds no variant.", False)]
-    what = f"The {'quantized ' if goals.is_quantized(served) else ''}model of stage {served.get('id')}"
+    what = f"The {'quantized ' if goals.is_quantized(served) else ''}model of stage {served.id}"
     if goals.is_int8(served):
-        what = f"The int8 model of stage {served.get('id')}"
+        what = f"The int8 model of stage {served.id}"
     if decision.is_baseline:
         what = "The baseline"
     speed, smaller_words = _speed_words(decision.speedup.value, engine_name(decision.engine)), _size_words(decision.size_ratio)
@@ -291,25 +292,20 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
     return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
 
 
-def built_in(variant: Mapping[str, Any]) -> str:
+def built_in(variant: Variant) -> str:
     """Returns in which engine and precision the sizes and shares of a variant are; empty where it was not exported."""
-    if not variant.get("engine"):
-        return ""
-    return f"{variant.get('precision') or 'unknown precision'} on {engine_name(variant['engine'])}"
+    return f"{variant.precision or 'unknown precision'} on {engine_name(variant.engine)}" if variant.engine else ""
 
 
-def configuration(names: Mapping[str, Any]) -> str:
-    """Returns one configuration in words: "quantize, int8 (float layers bf16) on OpenVINO, static"; empty for none."""
-    if not names:
-        return ""
-    rest = names["float_precision"]
-    floats = "" if rest == names["precision"] else f" (float layers {rest})"
-    return f"{names['variant']}, {names['precision']}{floats} on {engine_name(names['engine'])}, {names['mode']}"
+def configuration(one: Configuration) -> str:
+    """Returns one configuration in words: "quantize, int8 (float layers bf16) on OpenVINO, static"."""
+    floats = "" if one.float_precision == one.precision else f" (float layers {one.float_precision})"
+    return f"{one.variant}, {one.precision}{floats} on {engine_name(one.engine)}, {one.mode}"
 
 
-def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
+def goals_sentence(judged: Sequence[Goal]) -> str:
     """Returns how many goals were met, missed or not judged."""
-    met, missed = (sum(goal.get("met") is state for goal in judged) for state in (True, False))
+    met, missed = (sum(goal.met is state for goal in judged) for state in (True, False))
     if not judged:
         return "No goals were set"
     if met == len(judged):

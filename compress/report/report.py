@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from compress.report import evaluations, goals, intervals
 from compress.report.answers import answers, bandwidth
@@ -63,7 +64,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> Contents:
     if problems:
         raise InputError(*problems, f"{folder}: no report is written from damaged files; `compress run` makes what is damaged again")
     report = collect(run, _kept_warnings(folder) if warnings is None else list(warnings))
-    html = page.render(report.written())
+    html = page.render(report)
     digest = hashlib.sha256(html.encode("utf-8")).hexdigest()
     report = report.with_(integrity=report.integrity.with_(page_sha256=digest))
     artifact.write_json(folder / FILE, report.written())
@@ -76,17 +77,15 @@ def forgeries(run: Run) -> list[str]:
     cure = f"`{pasted('compress', 'report', run.folder)}` writes it again"
     try:
         found = artifact.read_json(run.folder / FILE)
-        told = {key: value for key, value in found.items() if key not in UNCHECKED}
-        warnings, digest = list(found.get("warnings", [])), (found.get("integrity") or {}).get("page_sha256")
-    except artifact.DamagedArtifact as error:
-        return [f"{error}; {cure}"]
-    except (AttributeError, TypeError) as error:
+        told = Contents.model_validate(found)
+    except (artifact.DamagedArtifact, ValidationError) as error:
         return [f"{run.folder / FILE}: damaged ({reason(error)}); {cure}"]
-    true = collect(run, warnings).written()
-    told["integrity"] = {key: value for key, value in (told.get("integrity") or {}).items() if key != "page_sha256"}
-    wrong = [key for key in true if key not in UNCHECKED and told.get(key) != true[key]]
+    true = collect(run, list(told.warnings)).written()
+    kept = {**told.written(), "integrity": told.integrity.with_(page_sha256=None).written()}
+    kept["integrity"].pop("page_sha256", None)
+    wrong = [key for key in true if key not in UNCHECKED and kept.get(key) != true[key]]
     lines = [f"{run.folder / FILE}: {', '.join(wrong)}: not what the files of the run say; {cure}"] if wrong else []
-    if not (run.folder / PAGE).is_file() or artifact.file_digest(run.folder / PAGE) != digest:
+    if not (run.folder / PAGE).is_file() or artifact.file_digest(run.folder / PAGE) != told.integrity.page_sha256:
         lines.append(f"{run.folder / PAGE}: not the page that was written with {FILE}; {cure}")
     return lines
 
@@ -124,22 +123,23 @@ def collect(run: Run, warnings: list[str]) -> Contents:
     report |= classes(run, evaluated[0], report["served"])
     flipped = excerpt(run.folder / FLIPS, (report["served"] or {}).get("variant"))
     report |= {} if flipped is None else {"flipped_rows": flipped}
-    found = no_better(report)
-    report["warnings"] = warnings if found is None or found in warnings else [*warnings, found]
-    return Contents.model_validate(settled(report, run.recipe["goals"]))
+    contents = Contents.model_validate(report)
+    found = no_better(contents)
+    contents = contents if found is None or found in warnings else contents.with_(warnings=(*warnings, found))
+    return settled(contents, run.recipe["goals"])
 
 
-def settled(report: dict[str, Any], limits: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Judges the goals of a recipe on a report, and says why this is served; returns the report.
+def settled(report: Contents, limits: Mapping[str, Any] | None) -> Contents:
+    """Judges the goals of a recipe on a report, and adds why this is served.
 
     Args:
-        report: All of report.json but `goals`, `findings` and `served.reason`; changed in place.
+        report: All of report.json but `goals`, `findings` and `served.reason`.
         limits: `goals` of the recipe.
     """
-    report["goals"], report["findings"] = goals.judge(limits, report), goals.findings(limits, report)
-    if report["served"] is not None:
-        report["served"]["reason"] = decision_of(report).reason  # which the goals are part of
-    return report
+    report = report.with_(goals=tuple(goals.judge(limits, report)), findings=tuple(goals.findings(limits, report)))
+    if report.served is None:
+        return report
+    return report.with_(served=report.served.with_(reason=decision_of(report).reason))  # which the goals are part of
 
 
 def _written(run: Run) -> dict[str, Any]:
@@ -311,8 +311,8 @@ def _commands(run: Run) -> list[str]:
 
 def _kept_warnings(folder: Path) -> list[str]:
     try:
-        return [str(warning) for warning in artifact.read_json(folder / "report.json")["warnings"]]
-    except (artifact.DamagedArtifact, KeyError, TypeError):  # written again now
+        return list(Contents.model_validate(artifact.read_json(folder / FILE)).warnings)
+    except (artifact.DamagedArtifact, ValidationError):  # written again now
         return []
 
 

@@ -5,23 +5,23 @@ The text is ASCII, so that it prints on any console. A figure that was not measu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from compress.report import phrases
 from compress.report.decision import Decision, decision_of
+from compress.report.model.contents import Contents, Goal
 
 WIDTH = 12
 """Width of the name column, characters."""
 _ASCII = str.maketrans({phrases.SPACE: " ", phrases.MINUS: "-", phrases.TIMES: "x", "\u2013": "-", "\u2060": None})
 
 
-def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
+def summary(report: Contents, folder: Path) -> list[str]:
     """Returns the outcome of a run.
 
     Args:
-        report: The contents of `report.json`.
+        report: The report of the run.
         folder: The run folder.
 
     Returns:
@@ -36,20 +36,19 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
         *([] if other is None else [_line(other.metric, phrases.moved(other))]),
         _line("speed", _speed(decision)),
         _line("size", _size(decision)),
-        *([_line("served", f"{phrases.configuration(decision.names)}: {decision.reason}")] if decision.names else []),
+        *([_line("served", f"{phrases.configuration(decision.served)}: {decision.reason}")] if decision.served else []),
     ]
-    judged = list(decision.goals)
+    judged = decision.goals
     if judged:
         lines.append(_line("goals", phrases.goals_sentence(judged).lower()))
     lines += [_line("", text) for text in _open_goals(judged, metric)]
-    lines += [_line("finding", _unmet(found, metric)) for found in decision.findings if found.get("met") is False]
+    lines += [_line("finding", _unmet(found, metric)) for found in decision.findings if found.met is False]
     return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
 
 
-def missed_goals(report: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each goal that a run missed, from the contents of its `report.json`; each starts with the word missed."""
-    lines = _open_goals(list(report.get("goals") or ()), (report.get("metric") or {}).get("name"))
-    return [plain_text(line) for line in lines if line.startswith("missed")]
+def missed_goals(report: Contents) -> list[str]:
+    """Returns a line for each goal that a run missed; each starts with the word missed."""
+    return [plain_text(line) for line in _open_goals(report.goals, report.metric.name) if line.startswith("missed")]
 
 
 def plain_text(text: str) -> str:
@@ -67,7 +66,7 @@ def _accuracy(decision: Decision) -> str:
         return f"not measured: {cost.reason}"
     spread = phrases.change_interval(cost.low, cost.high, metric)
     return (
-        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in"
+        f"{phrases.figure(before.value, metric)} in torch -> {phrases.figure(after.value, metric)} in"
         f" {phrases.engine_name(decision.hop)} (n = {phrases.rows(after)}; change {phrases.change(cost.value, metric)}"
         f"{f', 95 % interval {spread}' if spread else ''})"
     )
@@ -92,20 +91,16 @@ def _size(decision: Decision) -> str:
     return f"{phrases.size(decision.baseline_bytes)} -> {size} deployed ({words})"
 
 
-def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator[str]:
+def _open_goals(judged: Sequence[Goal], metric: str | None) -> Iterator[str]:
     for goal in judged:
-        if goal.get("met") is True:
-            continue
-        name, reason = phrases.goal_name(goal, metric), goal.get("reason")
-        if goal.get("met") is None:
-            yield f"not judged: {name}: {reason or phrases.NO_REASON}"
-            continue
-        yield f"missed: {_unmet(goal, metric)}"
+        if goal.met is None:
+            yield f"not judged: {phrases.goal_name(goal, metric)}: {goal.reason or phrases.NO_REASON}"
+        elif not goal.met:
+            yield f"missed: {_unmet(goal, metric)}"
 
 
-def _unmet(goal: Mapping[str, Any], metric: str | None) -> str:
+def _unmet(goal: Goal, metric: str | None) -> str:
     """Returns what was measured of a goal or finding that does not hold, and why."""
-    where, reason = f" ({phrases.place(goal.get('at'))})" if goal.get("at") else "", goal.get("reason")
-    both = phrases.both_latencies(goal)
+    where, both = f" ({phrases.place(goal.at)})" if goal.at else "", phrases.both_latencies(goal)
     measured = f"measured {phrases.goal_value(goal, metric)}{where}{f'; {both}' if both else ''}"
-    return f"{phrases.goal_name(goal, metric)}; {measured}{f'; {reason}' if reason else ''}"
+    return f"{phrases.goal_name(goal, metric)}; {measured}{f'; {goal.reason}' if goal.reason else ''}"

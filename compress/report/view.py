@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from compress.report.phrases import NOT_MEASURED
 
-Report = Mapping[str, Any]
 View = dict[str, Any]
 
 

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from compress.report import goals as judged
+from compress.report.model.contents import Contents
+from compress.report.model.figures import Accuracy
 from compress.search import page
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.model import SCHEMA, Search
 from compress.search.points import Front, name_of, recipe_file, why_recommended
-from compress.search.rungs.full import OF_A_KIND, figures_of
+from compress.search.rungs.full import OF_A_KIND, figures_of, names_of
 from compress.search.setup import FRONT, Setup
 from compress.search.space import Knob, num_combinations
 from compress.search.study import Study
@@ -25,14 +27,14 @@ from foundation.core.search import Range
 from foundation.machine import environment
 
 FILE, PAGE = "search.json", "search.html"
-Reports = Mapping[int, Mapping[str, Any]]
+Reports = Mapping[int, Contents]
 """The report of each point of the front on the evaluation split."""
 
 
-def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, Any]:
+def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> Search:
     """Writes `search.json` and `search.html`; returns the contents of the former."""
-    contents = Search.model_validate(collect(setup, study, before, found, reports)).written()
-    write_json(setup.folder / FILE, contents)
+    contents = Search.model_validate(collect(setup, study, before, found, reports))
+    write_json(setup.folder / FILE, contents.written())
     write_text(setup.folder / PAGE, page.render(contents))
     return contents
 
@@ -93,10 +95,10 @@ def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _point(one: Candidate, setup: Setup, report: Mapping[str, Any]) -> dict[str, Any]:
+def _point(one: Candidate, setup: Setup, report: Contents) -> dict[str, Any]:
     """Returns a point of the front: its figures on selection rows, and on the evaluation split with intervals."""
     figures, cost = figures_of(report), judged.drop(report)
-    cell = judged.served_accuracy(report).get(judged.last_backend(report) or "") or {}
+    cell = judged.served_accuracy(report).get(judged.last_backend(report) or "", Accuracy())
     return {
         "number": one.number,
         "name": name_of(one, setup),
@@ -106,11 +108,11 @@ def _point(one: Candidate, setup: Setup, report: Mapping[str, Any]) -> dict[str,
         "selection": one.records["full"]["results"],
         "evaluation": {
             **{name: value for name, value in figures.items() if name != "metric"},
-            "metric": {key: cell.get(key) for key in ("value", "low", "high", "n")},
+            "metric": {key: getattr(cell, key) for key in ("value", "low", "high", "n")},
             "drop": {"value": cost.value, "low": cost.low, "high": cost.high},
             "speedup": judged.speedup(report).value,
         },
-        "served": {key: (report.get("served") or {}).get(key) for key in ("variant", "precision", "float_precision", "engine", "mode")},
-        "goals": report["goals"],
+        "served": names_of(report),
+        "goals": [goal.written() for goal in report.goals],
         "missed": [name for name in judged.missed(report) if name not in OF_A_KIND],
     }

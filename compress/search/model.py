@@ -131,11 +131,11 @@ class Record(Document):
     """Of untrained and short: the primary metric without training, or after short training, on selection rows, in torch."""
     told: bool | None = None
     """Of untrained: whether that is near enough to the baseline to compare candidates by it."""
-    results: Objectives = {}
+    results: Objectives = Field(default_factory=dict)
     """Of full: the figures of `candidates[].results`, also figures that are no objective."""
     phase: Number | None = None
     """Of full: how many times slower the machine was than when the baseline ran."""
-    excess: dict[Annotated[str, "GOAL"], Number] = {}
+    excess: dict[Annotated[str, "GOAL"], Number] = Field(default_factory=dict)
     """Of full: how far it is beyond the limit of a goal; at most 0 where it meets it."""
     missed: tuple[str, ...] = ()
     """Of full: goals that it misses, `int8_faster` left out."""
@@ -167,7 +167,7 @@ class Candidate(Document):
     """Its wave: candidates of one are drawn together and compared with each other."""
     own: bool = False
     """Whether it has the values of the recipe itself."""
-    values: Knobs = {}
+    values: Knobs = Field(default_factory=dict)
     """Value of each knob by its path."""
     state: str = ""
     """finished; dropped; or open, where the budget was used up before it was decided."""
@@ -175,11 +175,11 @@ class Candidate(Document):
     """Whether it is on the front."""
     dropped: Dropped | None = None
     """Where it was dropped; null where it was not."""
-    rungs: dict[Annotated[str, "RUNG"], Record] = {}
+    rungs: dict[Annotated[str, "RUNG"], Record] = Field(default_factory=dict)
     """What the steps that it came to recorded."""
     results: Objectives | None = None
-    """`metric`, `latency` (ms), `size` (bytes) and `throughput` (rows per second) of what it would serve, on selection rows, at the speed of
-    the machine when the baseline ran; null where it has not finished."""
+    """`metric`, `latency` (ms), `size` (bytes) and `throughput` (rows per second) of what it would serve, on selection rows, at the speed
+    of the machine when the baseline ran; null where it has not finished."""
     missed: tuple[str, ...] = ()
     """Goals that it misses; empty where it has not finished."""
     feasible: bool | None = None
@@ -238,13 +238,13 @@ class Point(Document):
     """Number of its candidate."""
     name: str = ""
     """Its name, of recipe and run."""
-    values: Knobs = {}
+    values: Knobs = Field(default_factory=dict)
     """Value of each knob by its path."""
     recipe: str = ""
     """Its recipe, relative to the search folder: `compress run` takes it."""
     run: str = ""
     """Its run on the evaluation split, relative to the search folder."""
-    selection: Objectives = {}
+    selection: Objectives = Field(default_factory=dict)
     """Its objectives on selection rows, as in `candidates[].results`."""
     evaluation: Evaluated = Evaluated()
     """Its figures on the evaluation split."""
@@ -285,7 +285,7 @@ class Search(Document):
     """The primary metric."""
     objectives: tuple[str, ...] = ()
     """`search.objectives`: what the front is made of."""
-    goals: Figures = {}
+    goals: Figures = Field(default_factory=dict)
     """`goals` of the recipe, those that are set or have a default."""
     budget: Budget = Budget()
     """`search.budget`."""
@@ -305,7 +305,7 @@ class Search(Document):
     """The baseline."""
     candidates: tuple[Candidate, ...] = ()
     """Every candidate, and why it was dropped."""
-    importances: dict[Annotated[str, "OBJECTIVE"], Figures | None] = {}
+    importances: dict[Annotated[str, "OBJECTIVE"], Figures | None] = Field(default_factory=dict)
     """By knob: the share of the variance of an objective that it explains (fANOVA); null for fewer than four finished candidates."""
     meets_goals: bool = False
     """Whether the points of the front meet the goals on selection rows; else they are those that come nearest."""

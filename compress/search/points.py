@@ -8,15 +8,15 @@ engines and their times come from this run, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from compress.pipeline import run
 from compress.recipe import Recipe, check
+from compress.report.model.contents import Contents
 from compress.report.report import FILE
 from compress.search.candidate import Candidate
 from compress.search.front import front_of, recommended
@@ -82,12 +82,12 @@ def write_recipe(candidate: Candidate, setup: Setup) -> Recipe:
     return recipe
 
 
-def evaluate(found: Front, setup: Setup) -> dict[int, Mapping[str, Any]]:
+def evaluate(found: Front, setup: Setup) -> dict[int, Contents]:
     """Runs every point of the front on the evaluation split, or finds it run; returns the reports by candidate.
 
     Several processes share the points; each of them returns when all are done.
     """
-    reports: dict[int, Mapping[str, Any]] = {}
+    reports: dict[int, Contents] = {}
     while missing := [one for one in found.candidates if one.number not in reports]:
         before = len(reports)
         for one in missing:
@@ -97,7 +97,7 @@ def evaluate(found: Front, setup: Setup) -> dict[int, Mapping[str, Any]]:
                     setup.progress.log(f"front: {one.name} on the evaluation split ({words(one.values)})")
                     share(folder, setup.folder)
                     run(write_recipe(one, setup), folder, progress=setup.progress_of_run())
-                    reports[one.number] = read_json(folder / FILE)
+                    reports[one.number] = Contents.model_validate(read_json(folder / FILE))
         if len(reports) == before:
             time.sleep(PAUSE_S)
     return reports

@@ -12,16 +12,15 @@ searches/<name>/
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from compress.recipe import Recipe, dump
 from compress.search import document
 from compress.search.baseline import baseline
+from compress.search.model import Search
 from compress.search.points import evaluate, front
 from compress.search.setup import FRONT, TRIALS, Setup
 from compress.search.study import JOURNAL, Study
@@ -47,14 +46,14 @@ class Outcome:
 
     folder: Path
     """The search folder, with `search.html` and `search.json`."""
-    contents: Mapping[str, Any]
+    contents: Search
     """The contents of `search.json`."""
 
     @property
     def missed(self) -> list[str]:
         """The goals that the recommended point misses on the evaluation split; `search` where no candidate has finished."""
-        chosen = self.contents["recommended"]
-        return ["search"] if chosen is None else list(chosen["missed"])
+        chosen = self.contents.recommended
+        return ["search"] if chosen is None else list(chosen.missed)
 
 
 def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress | None = None) -> Outcome:

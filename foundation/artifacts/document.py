@@ -1,7 +1,7 @@
 """What a document of a run is made of: `report.json` and its like, each described by one model.
 
-A field of a model has its type and, below it, its meaning. From these come the reading (attributes), the writing (`written`), the JSON schema
-and the rows of the reference page (`sections`). Keys of a document are only ever added:
+A field of a model has its type and, below it, its meaning. From these come the reading (attributes), the writing (`written`), the JSON
+schema and the rows of the reference page (`sections`). Keys of a document are only ever added:
 
     a key is absent    the field has its default, so that documents of every version can be read, and it is not written again
     a key is null      the same, where the type has no null; null entries of lists and maps are left out likewise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from compress.report.model.figures import Drop, Metrics
 from foundation.artifacts.document import Document, Number
 
@@ -64,7 +66,7 @@ class Agreement(Document):
 class CacheCost(Document):
     """What a cache in less than `float_precision` costs."""
 
-    metrics: Metrics = {}
+    metrics: Metrics = Field(default_factory=dict)
     """Every metric of the same engine with a cache in `float_precision`."""
     change: Drop = Drop()
     """What the primary metric lost by the cache."""
@@ -123,7 +125,7 @@ class ProposedSpeed(Document):
     """Tokens of each answer."""
     tokens_per_s: Number = 0.0
     """Tokens per second of all streams, with proposals."""
-    tokens_per_s_alone: Number | None = None
+    tokens_per_s_alone: Number = 0.0
     """The same for the same prompts, without proposals."""
     proposed: int = 0
     """Tokens that were proposed in this measurement."""
@@ -169,7 +171,7 @@ class Answer(Document):
     """Precision of the layers that are not quantized."""
     cache_precision: str = ""
     """Precision of keys and values in the cache."""
-    metrics: Metrics = {}
+    metrics: Metrics = Field(default_factory=dict)
     """Every metric, from the logits of blocks that go through the cache."""
     prompt_tokens: Number | None = None
     """Tokens of the prompts that were compared; the median, where they differ."""

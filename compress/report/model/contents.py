@@ -30,7 +30,7 @@ class Environment(Document):
     """NVIDIA GPUs."""
     kernel: str | None = None
     """Linux kernel."""
-    versions: dict[Package, str] = {}
+    versions: dict[Package, str] = Field(default_factory=dict)
     """Version of a library that affects the figures."""
 
 
@@ -177,7 +177,7 @@ class Windows(Document):
     stride: int | None = None
     """`data.windows.stride`: tokens that two windows share."""
     aggregate: str | None = None
-    """`data.windows.aggregate`: how the logits of the windows of a row are pooled, mean or max."""
+    """`data.windows.aggregate`: how window logits are pooled: mean or max."""
 
 
 class Configuration(Document):
@@ -215,9 +215,9 @@ class Served(Configuration):
     """What the engine loads, bytes; null where it was not built."""
     accuracy: dict[Backend, Accuracy] | None = None
     """The primary metric of exactly this configuration."""
-    drops: dict[Backend, Drop] = {}
+    drops: dict[Backend, Drop] = Field(default_factory=dict)
     """What it lost against the baseline in torch."""
-    metrics: dict[Backend, Metrics] = {}
+    metrics: dict[Backend, Metrics] = Field(default_factory=dict)
     """Every metric of exactly this configuration."""
     reason: str | None = None
     """Why it is served."""

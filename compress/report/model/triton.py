@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from compress.report.model.answers import Percentiles, Tokens
 from compress.report.model.figures import Metrics
 from foundation.artifacts.document import Document, Figures, Number
@@ -72,7 +74,7 @@ class TritonModel(Document):
     """Mode of the engine."""
     float_precision: str | None = None
     """Precision of its layers that are not quantized."""
-    metrics: Metrics = {}
+    metrics: Metrics = Field(default_factory=dict)
     """Every metric, from the predictions of the running server."""
     n: int | None = None
     """Number of evaluated rows."""
@@ -109,6 +111,11 @@ class Settings(Document):
     """Largest batch that the server makes."""
     max_queue_delay_us: int = 0
     """How long it waits for a batch, microseconds."""
+
+    @property
+    def point(self) -> tuple[int | None, ...]:
+        """The settings alone."""
+        return self.instances, self.threads, self.max_batch_size, self.max_queue_delay_us
 
 
 class Trial(Settings):

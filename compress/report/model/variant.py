@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from compress.report.model.answers import Answer, Tokens
 from compress.report.model.figures import Accuracy, Backend, Drop, Metrics
@@ -83,6 +86,11 @@ class Latency(Document):
         """Batch and sequence length."""
         return self.batch or 1, self.sequence
 
+    @property
+    def times(self) -> Mapping[str, Any]:
+        """What `foundation.measure.turns` compares: the median, and the medians of the turns."""
+        return {"p50_ms": self.p50_ms, "turns_ms": self.turns_ms}
+
 
 class Layer(Document):
     """A matrix product of the graph of an engine."""
@@ -152,7 +160,7 @@ class Vectors(Document):
     """Share of the 10 nearest other texts, documents of a query, or captions and images, on which both agree."""
     n: int | None = None
     """Number of texts."""
-    stored: dict[Form, StoredVectors] = {}
+    stored: dict[Form, StoredVectors] = Field(default_factory=dict)
     """The vectors as an index stores them: FORM is `int8` or `binary`."""
 
 
@@ -259,11 +267,11 @@ class Variant(Document):
     """Matrix products of the first engine."""
     attention: tuple[Attention, ...] = ()
     """How attentions run in engines that report it."""
-    metrics: dict[Backend, Metrics] = {}
+    metrics: dict[Backend, Metrics] = Field(default_factory=dict)
     """Every metric in every backend."""
-    accuracy: dict[Backend, Accuracy] = {}
+    accuracy: dict[Backend, Accuracy] = Field(default_factory=dict)
     """The primary metric in every backend of the run."""
-    drops: dict[Backend, Drop] = {}
+    drops: dict[Backend, Drop] = Field(default_factory=dict)
     """What every backend lost against the baseline in torch."""
     latency: tuple[Latency, ...] = ()
     """Measured latencies; the recommended mode of a shape comes first."""

@@ -9,17 +9,16 @@ from compress.report.view import View
 
 def choice(decision: Decision) -> View | None:
     """Returns what is served, why, and the rows of those that competed, the served one first; None where no engine was built."""
-    if not decision.names:
+    if decision.served is None:
         return None
-    metric = decision.metric
     rows = [
         {
             "name": phrases.configuration(row),
-            "time": phrases.milliseconds(row["time_ms"]),
-            "metric": phrases.figure(row["metric"], metric),
-            "size": phrases.size(row["size_bytes"]),
-            "missed": ", ".join(row["missed"]),
+            "time": phrases.milliseconds(row.time_ms),
+            "metric": phrases.figure(row.metric, decision.metric),
+            "size": phrases.size(row.size_bytes),
+            "missed": ", ".join(row.missed),
         }
         for row in decision.ranking
     ]
-    return {"name": phrases.configuration(decision.names), "reason": decision.reason, "rows": rows}
+    return {"name": phrases.configuration(decision.served), "reason": decision.reason, "rows": rows}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from compress.report.view import Report, View
+from compress.report.model.contents import Contents
+from compress.report.model.variant import Divided
+from compress.report.view import View
 
 
-def divided(report: Report) -> list[View]:
+def divided(report: Contents) -> list[View]:
     """Returns a sentence for each variant that was divided over devices, with its id."""
-    return [{"id": variant.get("id"), "told": _told(variant["divided"])} for variant in report["variants"] if variant.get("divided")]
+    return [{"id": variant.id, "told": _told(variant.divided)} for variant in report.variants if variant.divided]
 
 
-def _told(found: Report) -> str:
-    sizes = found.get("bytes") or [0]
-    same = "the same answers to the last bit" if found.get("equal") else f"answers at most {found.get('max_abs') or 0.0:.2g} apart"
+def _told(found: Divided) -> str:
+    same = "the same answers to the last bit" if found.equal else f"answers at most {found.max_abs or 0.0:.2g} apart"
     return (
-        f"divided over {found.get('ranks')} devices, at most {max(sizes) / 1e6:,.1f} MB of weights on each ({found.get('folder')}); "
-        f"compared with the undivided model on {found.get('rows')} rows: {same}"
+        f"divided over {found.ranks} devices, at most {max(found.bytes, default=0) / 1e6:,.1f} MB of weights on each ({found.folder}); "
+        f"compared with the undivided model on {found.rows} rows: {same}"
     )

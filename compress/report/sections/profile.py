@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from compress.report import phrases
 from compress.report.charts.lines import LineChart, Series, line_chart
+from compress.report.model.contents import Contents
 from compress.report.phrases import NOT_MEASURED
-from compress.report.view import Report, View, or_unmeasured, percent
+from compress.report.view import View, or_unmeasured, percent
+from foundation.artifacts.document import Figures
 
 UNKNOWN = "not known"
 
 
-def profiles(report: Report) -> list[View]:
+def profiles(report: Contents) -> list[View]:
     """Returns the profile of every training, in the order of the stages."""
-    return [_view(str(stage.get("id")), one) for stage in report["stages"] for one in stage.get("profiles") or ()]
+    return [_view(stage.id, one) for stage in report.stages for one in stage.profiles]
 
 
-def _view(stage: str, found: Report) -> View:
+def _view(stage: str, found: Figures) -> View:
     return {
         "name": stage if found.get("label") == stage else f"{stage}: {found.get('label')}",
         "rows": [(key, value) for key, value in _rows(found) if value is not None],
@@ -29,7 +31,7 @@ def _view(stage: str, found: Report) -> View:
     }  # fmt: skip
 
 
-def _rows(found: Report) -> list[tuple[str, str | None]]:
+def _rows(found: Figures) -> list[tuple[str, str | None]]:
     share, speed, processes = found.get("utilisation"), found.get("gemm_flops_per_s"), found.get("processes") or 1
     used = NOT_MEASURED if share is None else f"{percent(share)} %"
     if speed:
@@ -51,6 +53,6 @@ def _share(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{percent(value)} % of the time of a step"
 
 
-def _memory(found: Report) -> LineChart | None:
+def _memory(found: Figures) -> LineChart | None:
     points = [(float(point[0]), float(point[1]) / 1e6) for point in found.get("memory") or () if len(point) > 1]
     return line_chart("MB", "ms", [Series("", "memory", points)]) if points else None

@@ -6,23 +6,23 @@ Each function turns figures of the manifest into strings and positions for the t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from compress.report import phrases
 from compress.report.charts.lines import LineChart, Series, line_chart
 from compress.report.goals import shape_name
+from compress.report.model.contents import Contents
 from compress.report.view import View
+from foundation.artifacts.document import Figures
 
-Figures = Mapping[str, Any]
 NAMES = {"heads": "heads", "ffn": "neurons", "experts": "experts"}
 UNITS = {"macs": "multiply-accumulates of the blocks", "parameters": "parameters of the blocks", "latency": "milliseconds of the blocks"}
 
 
-def pruning(report: Figures) -> list[View]:
+def pruning(report: Contents) -> list[View]:
     """Returns a view for each variant that was pruned."""
-    found = [(variant.get("id"), variant.get("pruning")) for variant in report["variants"]]
-    return [_view(str(name), figures) for name, figures in found if isinstance(figures, Mapping) and figures.get("before")]
+    return [_view(variant.id, variant.pruning) for variant in report.variants if variant.pruning and variant.pruning.get("before")]
 
 
 def _view(name: str, figures: Figures) -> View:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from compress.report import phrases
-from compress.report.view import Report, View, is_scalar, plain
+from compress.report.model.contents import Contents
+from compress.report.view import View, is_scalar, plain
 
 
-def quantization(report: Report) -> list[View]:
+def quantization(report: Contents) -> list[View]:
     """Returns for each quantized variant its settings and, if measured, its layers, the most sensitive first."""
     views = []
-    for variant in report["variants"]:
-        found = variant.get("quantization")
-        if isinstance(found, Mapping):
+    for variant in report.variants:
+        found = variant.quantization
+        if found is not None:
             layers = _sensitivities(found.get("layers"))
             settings = [(key, plain(value)) for key, value in found.items() if key != "layers" and is_scalar(value)]
             scan, tried = found.get("sensitivity") or {}, found.get("attempts")
             views.append(
                 {
-                    "id": variant.get("id"),
+                    "id": variant.id,
                     "settings": settings,
                     "layers": layers,
                     "scan": _scan(scan.get("layers") or []),
@@ -60,7 +60,8 @@ def _attempts(attempts: list[Any]) -> list[View]:
 def _sensitivities(layers: Any) -> list[View]:
     """Returns the signal-to-quantization-noise ratio of each layer, lowest input ratio first; layers without one are skipped."""
     items = layers if isinstance(layers, list) else []
-    known = sorted((item for item in items if item.get("input_sqnr_db") is not None), key=lambda item: float(item["input_sqnr_db"]))
+    measured = [item for item in items if item and item.get("input_sqnr_db") is not None]
+    known = sorted(measured, key=lambda item: float(item["input_sqnr_db"]))
     top = max((item["input_sqnr_db"] for item in known), default=0) or 1
     return [
         {

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from compress.report import phrases
+from compress.report.model.contents import ClassFigures, Contents, Flip
 from compress.report.phrases import engine_name
-from compress.report.view import Report, View
+from compress.report.view import View
 from foundation.core.engines import REFERENCE
 
 FOLDED = 160
@@ -16,19 +17,20 @@ MANY_CLASSES = 24
 """Classes above which the page folds the table."""
 
 
-def splits(report: Report) -> View | None:
+def splits(report: Contents) -> View | None:
     """Returns rows of each split, and what train and evaluation had in common; None in reports that do not say."""
-    shared, sizes = report.get("evaluation_rows") or {}, report.get("data") or ()
+    shared = report.evaluation_rows
     rows = [
         {
-            "name": str(split.get("split")),
-            "rows": _count(split.get("rows")),
-            "truncated": _part(split.get("truncated"), split.get("rows")),
-            "longest": _count(split.get("longest")),
+            "name": str(split.split),
+            "rows": _count(split.rows),
+            "truncated": _part(split.truncated, split.rows),
+            "longest": _count(split.longest),
         }
-        for split in sizes
+        for split in report.data
     ]
-    known = {key: shared[key] for key in ("left_out_of_train", "in_train") if shared.get(key) is not None}
+    found = {"left_out_of_train": shared.left_out_of_train, "in_train": shared.in_train}
+    known = {key: value for key, value in found.items() if value is not None}
     return {"rows": rows, "shared": known} if rows or known else None
 
 
@@ -41,53 +43,56 @@ def _part(part: int | None, whole: int | None) -> str:
     return "" if part is None else f"{part:,} ({phrases.share(part / whole)})" if part and whole else f"{part:,}"
 
 
-def classes(report: Report) -> View | None:
+def classes(report: Contents) -> View | None:
     """Returns a row for each class: precision, recall and F1 of the baseline in torch and of what is served; None without classes."""
-    found = report.get("classes") or {}
+    found = report.classes
+    if found is None or not found.rows:
+        return None
     rows = [
         {
-            "name": str(one.get("name")),
-            "n": _count(one.get("n")),
-            "cells": [_cells(one.get("baseline")), _cells(one.get("served"))] if found.get("backend") else [_cells(one.get("baseline"))],
+            "name": str(one.name),
+            "n": _count(one.n),
+            "cells": [_cells(one.baseline), _cells(one.served)] if found.backend else [_cells(one.baseline)],
         }
-        for one in found.get("rows") or ()
+        for one in found.rows
     ]
-    majority, chance = found.get("majority"), report["metric"].get("chance")
-    always = None if majority is None else {"name": str(majority["name"]), "share": phrases.figure(majority["share"], "accuracy")}
-    heads = [f"baseline, {engine_name(REFERENCE)}", *([f"served, {engine_name(found['backend'])}"] if found.get("backend") else [])]
-    known = {"chance": None if chance is None else phrases.figure(chance, report["metric"]["name"]), "majority": always}
-    return {"rows": rows, "heads": heads, "many": len(rows) > MANY_CLASSES, **known} if rows else None
+    majority, chance = found.majority, report.metric.chance
+    always = None if majority is None else {"name": majority.name, "share": phrases.figure(majority.share, "accuracy")}
+    heads = [f"baseline, {engine_name(REFERENCE)}", *([f"served, {engine_name(found.backend)}"] if found.backend else [])]
+    known = {"chance": None if chance is None else phrases.figure(chance, report.metric.name), "majority": always}
+    return {"rows": rows, "heads": heads, "many": len(rows) > MANY_CLASSES, **known}
 
 
-def _cells(figures: Report | None) -> list[str]:
-    return [_share((figures or {}).get(key)) for key in ("precision", "recall", "f1")]
+def _cells(figures: ClassFigures | None) -> list[str]:
+    figures = figures or ClassFigures()
+    return [_share(figure) for figure in (figures.precision, figures.recall, figures.f1)]
 
 
 def _share(value: float | None) -> str:
     return "" if value is None else phrases.figure(value, "f1")
 
 
-def flipped(report: Report) -> list[View]:
+def flipped(report: Contents) -> list[View]:
     """Returns rows whose answer changed, with their texts; empty in reports without them."""
     return [
         {
-            "row": _count(line.get("row")),
+            "row": _count(line.row),
             "place": _place(line),
-            "step": f"{line.get('variant')}, {_name(line.get('from'))} \u2192 {_name(line.get('to'))}",
-            "before": _text(line.get("before")),
-            "after": _text(line.get("after")),
-            "label": None if line.get("label") is None else _text(line["label"]),
+            "step": f"{line.variant}, {_name(line.from_)} \u2192 {_name(line.to)}",
+            "before": _text(line.before),
+            "after": _text(line.after),
+            "label": None if line.label is None else _text(line.label),
             "verdict": _verdict(line),
-            "text": _text(line.get("input")),
+            "text": _text(line.input),
         }
-        for line in report.get("flipped_rows") or ()
+        for line in report.flipped_rows
     ]
 
 
-def _place(line: Report) -> str:
+def _place(line: Flip) -> str:
     """Returns the word, label or position of a row that the flip is of; empty where it is of the whole row."""
-    of = "" if line.get("of") is None else str(line["of"])
-    return of if line.get("position") is None else f"{of} (place {line['position']})".strip()
+    of = "" if line.of is None else str(line.of)
+    return of if line.position is None else f"{of} (place {line.position})".strip()
 
 
 def _name(backend: Any) -> str:
@@ -95,13 +100,12 @@ def _name(backend: Any) -> str:
     return " ".join([*words[:-1], engine_name(words[-1])])
 
 
-def _verdict(line: Report) -> str:
-    label = line.get("label")
-    right = [label == line.get(key) for key in ("before", "after")]
-    if label is None and "right_before" in line:
-        right = [bool(line["right_before"]), bool(line.get("right_after"))]
-    elif label is None:
-        return ""
+def _verdict(line: Flip) -> str:
+    right = [line.label == answer for answer in (line.before, line.after)]
+    if line.label is None:
+        if line.right_before is None:
+            return ""
+        right = [line.right_before, bool(line.right_after)]
     return "lost" if right[0] else "gained" if right[1] else "wrong before and after"
 
 
@@ -112,19 +116,19 @@ def _text(value: Any) -> View:
     return {"whole": whole, "start": f"{whole[:FOLDED]} ..." if len(whole) > FOLDED else None}
 
 
-def memory(report: Report) -> list[View]:
+def memory(report: Contents) -> list[View]:
     """Returns the peak memory of each engine, the largest of its shapes, and of each served model; empty where none was measured."""
     peaks: dict[str, int] = {}
-    for variant in report["variants"]:
-        for row in variant["latency"]:
-            name = f"{variant.get('id')}, {engine_name(row.get('engine'))} {row.get('precision') or ''} {row.get('mode') or ''}".rstrip()
-            if row.get("peak_memory_bytes"):
-                peaks[name] = max(peaks.get(name, 0), row["peak_memory_bytes"])
+    for variant in report.variants:
+        for row in variant.latency:
+            name = f"{variant.id}, {engine_name(row.engine)} {row.precision or ''} {row.mode or ''}".rstrip()
+            if row.peak_memory_bytes:
+                peaks[name] = max(peaks.get(name, 0), row.peak_memory_bytes)
     found: list[View] = [{"name": name, "where": "engine", "bytes": size} for name, size in peaks.items()]
     found += [
-        {"name": str(model.get("model")), "where": "Triton", "bytes": model["peak_memory_bytes"]}
-        for model in report["triton"].get("models") or ()
-        if model.get("peak_memory_bytes")
+        {"name": str(model.model), "where": "Triton", "bytes": model.peak_memory_bytes}
+        for model in report.triton.models
+        if model.peak_memory_bytes
     ]
     largest = max((one["bytes"] for one in found), default=0) or 1
     return [{**one, "text": phrases.size(one["bytes"]), "width": round(100 * one["bytes"] / largest, 2)} for one in found]

@@ -5,19 +5,17 @@ Each function turns figures of the manifest into strings and positions for the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from compress.report import phrases
+from compress.report.model.contents import Contents
 from compress.report.view import View
+from foundation.artifacts.document import Figures
 
-Figures = Mapping[str, Any]
 
-
-def sparsity(report: Figures) -> list[View]:
+def sparsity(report: Contents) -> list[View]:
     """Returns a view for each sparsified variant."""
-    found = [(variant.get("id"), variant.get("sparsity")) for variant in report["variants"]]
-    return [_view(str(name), figures) for name, figures in found if isinstance(figures, Mapping) and figures.get("layers")]
+    return [_view(variant.id, variant.sparsity) for variant in report.variants if variant.sparsity and variant.sparsity.get("layers")]
 
 
 def _view(name: str, figures: Figures) -> View:

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from compress.report.model.contents import Contents
+from compress.report.model.variant import Latency
 
-from compress.report.view import Report
 
-
-def sentence(report: Report) -> str | None:
+def sentence(report: Contents) -> str | None:
     """Returns how busy the machine was; None in reports of runs that did not watch it."""
-    found: Any = report.get("timings")
-    if not found:
+    found = report.timings
+    if found is None:
         return None
-    machine = found["machine"]
-    others = "an unknown number" if machine["other_cores"] is None else f"{machine['other_cores']:.1f}"
-    parts = [f"Other work took {others} of the {machine['cores']} cores while engines were timed"]
-    if machine.get("stolen"):
-        parts.append(f"other guests of the host {100 * machine['stolen']:.1f} % of the time")
-    if machine.get("throttled_s"):
-        parts.append(f"the limit of the container stopped processes for {machine['throttled_s']:.1f} s")
-    if machine.get("calibration_spread") is not None:
-        parts.append(f"a fixed kernel between engines varied by {100 * machine['calibration_spread']:.0f} %")
-    rows = f"{found['estimated']} of {found['rows']} latencies are estimated from processor time, {found['busy']} are too noisy to judge"
+    machine = found.machine
+    others = "an unknown number" if machine.other_cores is None else f"{machine.other_cores:.1f}"
+    parts = [f"Other work took {others} of the {machine.cores} cores while engines were timed"]
+    if machine.stolen:
+        parts.append(f"other guests of the host {100 * machine.stolen:.1f} % of the time")
+    if machine.throttled_s:
+        parts.append(f"the limit of the container stopped processes for {machine.throttled_s:.1f} s")
+    if machine.calibration_spread is not None:
+        parts.append(f"a fixed kernel between engines varied by {100 * machine.calibration_spread:.0f} %")
+    rows = f"{found.estimated} of {found.rows} latencies are estimated from processor time, {found.busy} are too noisy to judge"
     return f"{', '.join(parts)}. {rows}."
 
 
-def mark(row: Report) -> str | None:
+def mark(row: Latency) -> str | None:
     """Returns what a row of the table is marked with."""
-    if row.get("busy"):
+    if row.busy:
         return "machine busy"
-    if row.get("estimated"):
+    if row.estimated:
         return "estimated"
-    turns = row.get("turns_ms")
-    return "one turn" if turns and len(turns) == 1 else None
+    return "one turn" if len(row.turns_ms) == 1 else None
 
 
-def interval(row: Report) -> str | None:
+def interval(row: Latency) -> str | None:
     """Returns the 95 % interval of the median, for the mouse; None where it is unknown."""
-    ends = row.get("interval_ms")
-    if not ends:
+    if not row.interval_ms:
         return None
-    disturbed = (
-        "" if row.get("disturbed") is None else f"; threads waited for a core in {100 * row['disturbed']:.0f} % of the samples taken"
-    )
-    return f"95 % interval {ends[0]:.4g} to {ends[1]:.4g} ms{disturbed}"
+    disturbed = "" if row.disturbed is None else f"; threads waited for a core in {100 * row.disturbed:.0f} % of the samples taken"
+    return f"95 % interval {row.interval_ms[0]:.4g} to {row.interval_ms[1]:.4g} ms{disturbed}"

@@ -18,12 +18,15 @@ from typing import Any, ClassVar
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.report import goals as judged
+from compress.report.model.contents import Contents, Goal
+from compress.report.model.figures import Accuracy
 from compress.search.baseline import Baseline, float_times
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
 from foundation.artifacts.store import share
 from foundation.core.errors import InputError
+from foundation.measure.fastest import NAMES
 
 OF_A_KIND = ("int8_faster",)
 """Goals that are no property of one candidate: int8 that loses is reported, and float is served."""
@@ -58,47 +61,47 @@ class FullRun:
         assert self._baseline is not None, "the baseline runs first"
         folder = setup.run_folder(candidate, self.NAME)
         share(folder, setup.folder)
-        report = run(self.recipe(candidate, setup), folder, progress=setup.progress_of_run(), judge="selection").report
+        report = run(self.recipe(candidate, setup), folder, progress=setup.progress_of_run(), judge="selection").contents
         phase = phase_of(report, self._baseline)
         figures = corrected(figures_of(report), phase)
         missing = [name for name in setup.search.objectives if figures[name] is None]
         if missing:
             raise InputError(f"{', '.join(missing)} of candidate {candidate.name} was not measured: no engine of the target ran")
         excess = {}
-        for index, goal in enumerate(report["goals"]):
-            if goal["goal"] not in OF_A_KIND and goal["value"] is not None:
-                several = [other["goal"] for other in report["goals"]].count(goal["goal"]) > 1
-                excess[f"{goal['goal']}_{index}" if several else goal["goal"]] = exceeds(goal)
-        missed = [goal["goal"] for goal in report["goals"] if goal["met"] is False and goal["goal"] not in OF_A_KIND]
-        served = {key: (report.get("served") or {}).get(key) for key in ("variant", "precision", "float_precision", "engine", "mode")}
-        return {"results": figures, "phase": phase, "excess": excess, "missed": missed, "served": served}
+        names = [goal.goal for goal in report.goals]
+        for index, goal in enumerate(report.goals):
+            if goal.goal not in OF_A_KIND and goal.value is not None:
+                excess[f"{goal.goal}_{index}" if names.count(goal.goal) > 1 else str(goal.goal)] = exceeds(goal)
+        missed = [goal.goal for goal in report.goals if goal.met is False and goal.goal not in OF_A_KIND]
+        return {"results": figures, "phase": phase, "excess": excess, "missed": missed, "served": names_of(report)}
 
     def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:
         """Drops nothing: who has come here has finished."""
         return {}
 
 
-def figures_of(report: Mapping[str, Any]) -> dict[str, float | None]:
+def names_of(report: Contents) -> dict[str, str | None]:
+    """Returns what the served configuration is called by; all None where no engine was built."""
+    return {name: None if report.served is None else getattr(report.served, name) for name in NAMES}
+
+
+def figures_of(report: Contents) -> dict[str, float | None]:
     """Returns the objectives of what a report says is served: `metric`, `latency`, `size`, `throughput`; None where not measured."""
-    served = report.get("served") or {}
-    backend = judged.last_backend(report)
-    metric = judged.served_accuracy(report).get(backend or "") or {}
-    ranking = served.get("ranking") or ()
-    cells = judged.served_cells(report)
-    times = [float(row["p50_ms"]) for row in cells.values()]
+    ranking = () if report.served is None else report.served.ranking
+    times = [row.p50_ms for row in judged.served_cells(report).values() if row.p50_ms]
     own = math.exp(sum(map(math.log, times)) / len(times)) if times else None
     return {
-        "metric": metric.get("value"),
-        "latency": ranking[0]["time_ms"] if ranking else own,
+        "metric": judged.served_accuracy(report).get(judged.last_backend(report) or "", Accuracy()).value,
+        "latency": ranking[0].time_ms if ranking else own,
         "size": judged.served_size(report),
         "throughput": judged.throughput(report).value,
     }
 
 
-def phase_of(report: Mapping[str, Any], before: Baseline) -> float:
+def phase_of(report: Contents, before: Baseline) -> float:
     """Returns how many times slower the machine was in a run than in the run of the baseline; 1 where nothing was timed in both."""
-    name = str(report["baseline"])
-    rows = [{**row, "variant": name} for row in judged.baseline(report).get("latency") or ()]
+    name = str(report.baseline)
+    rows = [{**row.written(), "variant": name} for row in judged.baseline(report).latency]
     now = float_times(rows, name)
     ratios = [time / before.first_ms[key] for key, time in now.items() if key in before.first_ms]
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
@@ -110,14 +113,12 @@ def corrected(figures: Mapping[str, float | None], phase: float) -> dict[str, fl
     return {name: None if value is None else value * factors.get(name, 1) for name, value in figures.items()}
 
 
-def exceeds(goal: Mapping[str, Any]) -> float:
+def exceeds(goal: Goal) -> float:
     """Returns by how much a judged goal is exceeded: at most 0 where it is met."""
-    limit, value = float(goal["limit"]), float(goal["value"])
-    if goal["met"] is None:  # a model that knows nothing would meet it; among candidates it still says which loses less
-        return _excess(goal["goal"], limit, value)
-    if goal["met"]:
-        return min(0.0, _excess(goal["goal"], limit, value))
-    return max(EXACT, _excess(goal["goal"], limit, value))
+    name, limit, value = str(goal.goal), float(goal.limit or 0), float(goal.value or 0)
+    if goal.met is None:  # a model that knows nothing would meet it; among candidates it still says which loses less
+        return _excess(name, limit, value)
+    return min(0.0, _excess(name, limit, value)) if goal.met else max(EXACT, _excess(name, limit, value))
 
 
 def _excess(name: str, limit: float, value: float) -> float:

@@ -13,6 +13,7 @@ from compress.report.report import collect
 from foundation.artifacts.run_folder import open_run
 from foundation.core.forms import tags
 from tests.hostile.finished_runs import write_run
+from tests.plain_reports import contents
 
 
 def shares(counted: np.ndarray) -> np.ndarray:
@@ -85,7 +86,7 @@ def report(value: float | None, chance: float | None, metric: str = "accuracy") 
     ],
 )
 def test_a_model_no_better_than_the_majority_class_is_warned_of(value: float, chance: float, metric: str, warned: bool) -> None:
-    found = no_better(report(value, chance, metric))
+    found = no_better(contents(report(value, chance, metric)))
     assert (found is not None) == warned
     if found and metric == "accuracy":
         assert all(part in found for part in ("baseline", f"{100 * value:.2f} %", f"{100 * chance:.2f} %", "yes"))

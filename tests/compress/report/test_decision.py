@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from compress.report import goals, phrases
-from compress.report.decision import Decision, decision_of
-from compress.report.page import SERVED, complete, render
-from compress.report.report import settled
+from compress.report.decision import Decision
+from compress.report.decision import decision_of as of_contents
+from compress.report.page import SERVED
 from compress.report.sections import accuracy
 from compress.report.sections.choice import choice
-from compress.report.summary import plain_text, summary
+from compress.report.summary import plain_text
 from foundation.measure.metrics import METRICS
 from tests.compress.report.test_goals import row
+from tests.plain_reports import contents, decision_of, render, settled, summary
 
 NAMES = ("variant", "precision", "float_precision", "engine", "mode")
 INT8, FLOAT = ("quantize", "int8", "bf16", "openvino", "dynamic"), ("baseline", "bf16", "bf16", "onnxruntime", "static")
@@ -93,15 +94,14 @@ STORIES = {
 
 @pytest.fixture(params=STORIES, name="report")
 def _report(request: pytest.FixtureRequest) -> dict[str, Any]:
-    made: dict[str, Any] = complete(finished(*STORIES[request.param]))
-    return made
+    return finished(*STORIES[request.param])
 
 
 def test_every_place_states_the_same_loss(report: dict[str, Any]) -> None:
     decision, metric = decision_of(report), report["metric"]["name"]
     assert decision.hop == list(report["served"]["accuracy"])[-1]
     before, after, change = (
-        *(phrases.figure(cell["value"], metric) for cell in (decision.before, decision.after)),
+        *(phrases.figure(cell.value, metric) for cell in (decision.before, decision.after)),
         phrases.change(decision.cost.value, metric),
     )
     lines = summary(report, Path("x"))
@@ -111,7 +111,7 @@ def test_every_place_states_the_same_loss(report: dict[str, Any]) -> None:
     amount = str(change).lstrip("+\u2212").split("\u00a0")[0]
     assert amount in sentence
     assert sentence in re.sub("<[^>]+>", "", page).replace("&gt;", ">")
-    row_of_ledger = accuracy.ledger(report, decision)["rows"][-1]
+    row_of_ledger = accuracy.ledger(contents(report), decision)["rows"][-1]
     known = {cell["value"]: cell for cell in row_of_ledger["cells"] if cell["known"]}
     assert row_of_ledger["id"] == SERVED
     assert known[after]["change"] == change
@@ -130,7 +130,8 @@ def test_every_place_states_the_same_size(report: dict[str, Any]) -> None:
     under_size = page[page.index('<section id="size">') :]
     first = under_size[under_size.index("<tbody>") :]
     assert size in first[: first.index("</tr>")]
-    assert phrases.configuration(decision.names) in first[: first.index("</tr>")]
+    assert decision.served is not None
+    assert phrases.configuration(decision.served) in first[: first.index("</tr>")]
     chosen = choice(decision)
     assert chosen is not None
     assert [row["size"] for row in chosen["rows"][:1]] in ([size], [])
@@ -138,23 +139,25 @@ def test_every_place_states_the_same_size(report: dict[str, Any]) -> None:
 
 
 def test_the_chart_and_the_tables_mark_what_is_served_at_every_shape(report: dict[str, Any]) -> None:
-    decision = decision_of(report)
-    plots = accuracy.plots(report, decision)
+    whole = contents(report)
+    decision = of_contents(whole)
+    assert decision.served is not None
+    plots = accuracy.plots(whole, decision)
     assert len(plots) == len(SHAPES)
     for plot, (batch, _) in zip(plots, SHAPES, strict=True):
         for view in ("wide", "narrow"):
             [mark] = [mark for mark in plot[view].marks if mark.point.role == "served"]
-            assert (mark.point.x, mark.point.y) == (1.0 * batch, decision.accuracy[str(decision.engine)]["value"])
+            assert (mark.point.x, mark.point.y) == (1.0 * batch, decision.accuracy[str(decision.engine)].value)
             assert mark.label is not None
-    for table in accuracy.latency(report, decision):
+    for table in accuracy.latency(whole, decision):
         [row_of_table] = [row for row in table["rows"] if row["is_served"]]
-        assert row_of_table["mode"].startswith(str(decision.names["mode"]))
+        assert row_of_table["mode"].startswith(decision.served.mode)
 
 
 def test_the_reason_agrees_with_the_goals(report: dict[str, Any]) -> None:
     decision = decision_of(report)
     missed = [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
-    assert list(decision.missed) == missed == goals.missed(report)
+    assert list(decision.missed) == missed == goals.missed(contents(report))
     assert decision.reason == report["served"]["reason"]
     assert decision.reason is not None
     if decision.ranking:
@@ -181,7 +184,7 @@ def test_a_metric_that_moves_far_more_than_the_judged_one_is_named_beside_it() -
 def test_a_report_that_says_little_has_a_decision_too(report: dict[str, Any]) -> None:
     found = decision_of(report)
     assert isinstance(found, Decision)
-    assert (found.names, found.cost.value, found.size_bytes, found.reason, found.missed) == ({}, None, None, None, ())
+    assert (found.served, found.cost.value, found.size_bytes, found.reason, found.missed) == (None, None, None, None, ())
 
 
 def test_the_page_forms_ratios_of_the_same_turns_as_the_report() -> None:
@@ -194,4 +197,4 @@ def test_the_page_forms_ratios_of_the_same_turns_as_the_report() -> None:
             timed["turns_ms"] = [time, None, 3 * time, time] if lost else [time, 2 * time, 3 * time, time]
     speedup = decision_of(report).speedup
     assert speedup.low == pytest.approx(speedup.value) == pytest.approx(speedup.high)  # the machine was as slow for both in each turn
-    assert decision_of(complete(report)).speedup == speedup
+    assert decision_of(report).speedup == speedup

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from compress.report.flips.excerpt import MOST_CHARACTERS, MOST_ROWS, excerpt
-from compress.report.page import render
 from foundation.artifacts.artifact import DamagedArtifact
 from tests.compress.report.test_page import make_report
 from tests.html_tree import Node, tree
+from tests.plain_reports import render
 
 
 def line(row: int, variant: str = "quantize", to: str = "openvino", **more: Any) -> dict[str, Any]:

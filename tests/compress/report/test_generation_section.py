@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compress.report.sections.generation import generation
+from tests.plain_reports import contents
 
 
 def speed(streams: int, tokens_per_s: float, **changes: Any) -> dict[str, Any]:
@@ -38,11 +39,11 @@ def report(*speeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_without_answers_has_no_section() -> None:
-    assert generation({"variants": [{"id": "baseline", "answers": []}, {"id": "quantize"}]}) is None
+    assert generation(contents({"variants": [{"id": "baseline", "answers": []}, {"id": "quantize"}]})) is None
 
 
 def test_agreement_and_speeds_stand_in_tables_and_charts() -> None:
-    found = generation(report(speed(4, 300.0, bandwidth_share=None), speed(1, 100.0), speed(1, 90.0, prompt_tokens=512)))
+    found = generation(contents(report(speed(4, 300.0, bandwidth_share=None), speed(1, 100.0), speed(1, 90.0, prompt_tokens=512))))
     assert found is not None
     [row] = found["agreement"]
     assert (row["name"], row["engine"]) == ("quantize int8, rest bf16", "OpenVINO GenAI paged, cache int8")
@@ -67,18 +68,18 @@ def test_agreement_and_speeds_stand_in_tables_and_charts() -> None:
 
 
 def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:
-    found = generation(report())
+    found = generation(contents(report()))
     assert found is not None
     assert found["loads"] == []
 
 
 def test_what_a_cache_in_less_than_float_cost_stands_in_a_table_of_its_own() -> None:
     given = report()
-    assert generation(given)["caches"] == []  # type: ignore[index]
+    assert generation(contents(given))["caches"] == []  # type: ignore[index]
     change = {"difference": 0.03, "low": 0.01, "high": 0.05}
     cost = {"metrics": {"perplexity": 30.0}, "change": change, "tokens": {"equal_share": 0.75, "identical": 1, "prompts": 4}}
     given["variants"][1]["answers"][0]["cache_cost"] = cost
-    [row] = generation(given)["caches"]  # type: ignore[index]
+    [row] = generation(contents(given))["caches"]  # type: ignore[index]
     assert (row["name"], row["what"]) == ("quantize int8, rest bf16", "cache int8 beside bf16")
     assert (row["before"], row["after"], row["change"], row["spread"]) == ("30.00", "30.90", "+3.00\xa0%", "+1.00 to +5.00\xa0%")
     assert (row["equal"], row["identical"]) == ("75.0\xa0%", "1 of 4")
@@ -86,7 +87,7 @@ def test_what_a_cache_in_less_than_float_cost_stands_in_a_table_of_its_own() -> 
 
 def test_what_proposed_tokens_did_stands_in_a_table_of_its_own() -> None:
     given = report(speed(1, 100.0))
-    assert generation(given)["proposals"] == []  # type: ignore[index]
+    assert generation(contents(given))["proposals"] == []  # type: ignore[index]
     row = {"tokens_per_s": 150.0, "tokens_per_s_alone": 100.0, "tokens_per_step": 2.5, "proposed": 8, "accepted": 6}
     told = {
         "draft": "draft-fp32",
@@ -97,7 +98,7 @@ def test_what_proposed_tokens_did_stands_in_a_table_of_its_own() -> None:
         "accepted": 0,
     }
     given["variants"][1]["answers"][0]["speculation"] = {**told, "speeds": [{**row, "streams": 4}, {**row, "streams": 1}]}
-    [found] = generation(given)["proposals"]  # type: ignore[index]
+    [found] = generation(contents(given))["proposals"]  # type: ignore[index]
     assert (found["name"], found["what"]) == ("quantize int8, rest bf16", "draft-fp32 proposes 4 tokens")
     assert (found["accepted"], found["step"], found["same"]) == ("0 of 0 (none proposed)", "2.35", "3 of 4")
     assert [one["streams"] for one in found["rows"]] == [1, 4]
@@ -105,4 +106,4 @@ def test_what_proposed_tokens_did_stands_in_a_table_of_its_own() -> None:
     assert (first["accepted"], first["step"]) == ("6 of 8 (75.0\xa0%)", "2.50")
     assert (first["alone"], first["rate"], first["gain"]) == ("100.0", "150.0", "1.50\xd7")
     given["variants"][1]["answers"][0]["speculation"]["draft"] = None
-    assert generation(given)["proposals"][0]["what"] == "the text proposes 4 tokens"  # type: ignore[index]
+    assert generation(contents(given))["proposals"][0]["what"] == "the text proposes 4 tokens"  # type: ignore[index]

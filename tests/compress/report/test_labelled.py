@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from compress.report.glossary import GROUPS, TERMS, term_of
 from compress.report.labelled import labelled
-from compress.report.page import render
 from tests.compress.report.test_generation_section import report as report_of_answers
 from tests.compress.report.test_generation_section import speed
 from tests.compress.report.test_page import make_report
 from tests.html_tree import Node, tree
+from tests.plain_reports import render
 
 START, END = "<!DOCTYPE html><html><head><style>b>i{}</style></head><body>", "</body></html>"
 

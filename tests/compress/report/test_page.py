@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.report import goals, phrases
+from compress.report import decision, phrases
 from compress.report.charts import scatter
-from compress.report.decision import decision_of
-from compress.report.page import complete, render
+from compress.report.model.contents import Goal
 from compress.report.sections import accuracy
+from tests.plain_reports import contents, decision_of, judge, render
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 SECTIONS = ["goals", "tradeoff", "ledger", "latency", "size", "layers", "stages", "surroundings", "recipe"]
@@ -65,8 +65,7 @@ class Page(HTMLParser):
 
 
 def ledger_of(report: dict[str, Any]) -> dict[str, Any]:
-    whole = complete(report)
-    return accuracy.ledger(whole, decision_of(whole))
+    return accuracy.ledger(contents(report), decision_of(report))
 
 
 def cell(value: float, n: int = 872) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def make_report() -> dict[str, Any]:
     report["triton"]["models"][0]["latency"] = [
         {"concurrency": 4, "p50_ms": 7.31, "p90_ms": 8.42, "p99_ms": None, "throughput_per_s": 547.0, "n": 150}
     ]
-    report["goals"] = goals.judge({"max_drop": 0.01, "min_speedup": 9.0, "max_size_mb": 25}, report)
+    report["goals"] = judge({"max_drop": 0.01, "min_speedup": 9.0, "max_size_mb": 25}, report)
     return report
 
 
@@ -225,13 +224,13 @@ def test_the_settings_that_were_tried_are_shown() -> None:
 
 
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
-    report = complete(make_report())
+    report = make_report()
     sentence = "".join(piece for piece, _ in phrases.verdict(decision_of(report))).replace("\u00a0", " ")
     assert sentence == (
         "The int8 model of stage quantize is at least 8.30\u00d7 faster on OpenVINO than the baseline in torch, 3.89\u00d7 smaller, "
         "and loses 0.46 points of accuracy (measured in Triton; 95 % interval of the change \u22121.26 to +0.34)."
     )
-    assert phrases.goals_sentence(report["goals"]) == "1 of 3 goals missed, 2 met"
+    assert phrases.goals_sentence(contents(report).goals) == "1 of 3 goals missed, 2 met"
     text = Page(render(report)).text
     assert "\u2717 missed" in text
 
@@ -240,7 +239,7 @@ def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_miss
 def test_goals_sentence(state: str) -> None:
     judged = {"met": [{"met": True}] * 2, "open": [{"met": None}, {"met": True}], "none": []}[state]
     expected = {"met": "All 2 goals met", "open": "1 met, 1 could not be judged", "none": "No goals were set"}[state]
-    assert phrases.goals_sentence(judged) == expected
+    assert phrases.goals_sentence([Goal(**one) for one in judged]) == expected
 
 
 @pytest.mark.parametrize(
@@ -265,7 +264,7 @@ def test_any_single_null_leaves_a_well_formed_page() -> None:
         inner[path[-1]] = None
         page = Page(render(report))
         assert not re.search(r"\bNone\b", page.text), path
-        assert isinstance(goals.judge({"max_drop": 0.1, "min_speedup": 2}, complete(report)), list)
+        assert isinstance(judge({"max_drop": 0.1, "min_speedup": 2}, report), list)
 
 
 def test_names_cannot_bring_in_markup() -> None:
@@ -418,8 +417,8 @@ def test_a_plot_of_several_series_has_a_front_of_each() -> None:
         (phrases.change(0.0123, "perplexity"), "+1.23\u00a0%"),
         (phrases.change(-0.0123, "perplexity"), "\u22121.23\u00a0%"),
         (phrases.change_interval(-0.0034, 0.0126, "perplexity"), "\u22120.34 to +1.26\u00a0%"),
-        (phrases.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Perplexity increase of at most 2.00\u00a0%"),
-        (phrases.goal_value({"goal": "max_drop", "value": 0.013}, "perplexity"), "+1.30\u00a0%"),
+        (phrases.goal_name(Goal(goal="max_drop", limit=0.02), "perplexity"), "Perplexity increase of at most 2.00\u00a0%"),
+        (phrases.goal_value(Goal(goal="max_drop", value=0.013), "perplexity"), "+1.30\u00a0%"),
         (phrases.duration(59.94), "59.9\u00a0s"),
         (phrases.duration(3599.9), "59\u00a0min 59\u00a0s"),
         (phrases.duration(7199.0), "2\u00a0h 0\u00a0min"),
@@ -431,8 +430,8 @@ def test_figures_in_words(written: str, expected: str) -> None:
 
 
 def test_the_spread_of_samples_is_drawn_relative_to_their_median() -> None:
-    report = complete({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
-    strips = [row["strip"] for row in accuracy.latency(report, decision_of(report))[0]["rows"]]
+    report = contents({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
+    strips = [row["strip"] for row in accuracy.latency(report, decision.decision_of(report))[0]["rows"]]
     assert strips[0] == pytest.approx(strips[1])
     low, left, middle, right, high = (strips[0][key] for key in ("low", "left", "middle", "right", "high"))
     assert low < left < middle < right < high
@@ -464,7 +463,7 @@ def test_a_report_of_perplexity_says_what_is_better(last: float, words: str) -> 
             if found["value"] is not None:
                 variant["accuracy"][backend] = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 43222}
     report["variants"][1]["drops"]["triton"] |= {"difference": last / 20 - 1, "low": last / 20 - 1.01, "high": last / 20 - 0.99}
-    report["goals"] = goals.judge({"max_drop": 0.02}, report)
+    report["goals"] = judge({"max_drop": 0.02}, report)
     page = render(report)
     assert words in page
     assert "Lower is better" in page

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from compress.report import report
-from compress.report.page import render
 from foundation.artifacts import artifact
 from foundation.artifacts.chain import DATA, write_chain
 from foundation.artifacts.run_folder import LOCK_FILE, open_run
 from foundation.core.errors import InputError
 from tests.hostile.finished_runs import write_run
+from tests.plain_reports import render
 
 
 @pytest.fixture

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from compress.report import goals
 from compress.report.document import Report
-from compress.report.summary import summary
 from foundation.core.errors import InputError
 from tests.compress.report.test_goals import make_report
+from tests.plain_reports import findings, judge, summary
 
 FOLDER = Path("runs/tiny")
 
 
 def judged(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     report = make_report(**changes)
-    made = {"goals": goals.judge(config, report), "findings": goals.findings(config, report)}
+    made = {"goals": judge(config, report), "findings": findings(config, report)}
     return {**report, "schema": 1, "name": "tiny", "task": "text-classification", "warnings": ["w"], **made}
 
 
@@ -45,7 +44,7 @@ def test_every_missed_goal_has_a_line_that_says_what_was_measured_where() -> Non
 def test_int8_that_is_not_faster_is_a_finding() -> None:
     report = judged({})
     report["variants"][1]["latency"][1]["p50_ms"] = 80.0
-    report["findings"] = goals.findings({}, report)
+    report["findings"] = findings({}, report)
     lines = summary(report, FOLDER)
     assert not any(line.startswith("goals") for line in lines)
     [finding] = [line for line in lines if line.startswith("finding")]
@@ -55,7 +54,7 @@ def test_int8_that_is_not_faster_is_a_finding() -> None:
 def test_what_was_not_measured_has_its_reason() -> None:
     report = judged({"min_speedup": 2.0, "int8_faster": False})
     report["variants"][-1] |= {"latency": [], "size_bytes": None}
-    report["goals"] = goals.judge({"min_speedup": 2.0, "int8_faster": False}, report)
+    report["goals"] = judge({"min_speedup": 2.0, "int8_faster": False}, report)
     lines = summary(report, FOLDER)
     assert lines[1:3] == ["speed       not measured: openvino was not timed", "size        not measured: no files were built for openvino"]
     assert lines[4] == "            not judged: Speed-up over torch of at least 2.00x: openvino was not timed"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.recipe import Recipe
+from compress.report.model.contents import Goal
 from compress.search import work
 from compress.search.baseline import Baseline, float_times
 from compress.search.candidate import Candidate
@@ -34,6 +35,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.measure.engine_process import EngineError
 from tests.compress.search.tiny import tiny_search
+from tests.plain_reports import contents
 
 FINETUNE: dict[str, Any] = {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}
 PRUNE: dict[str, Any] = {"prune": {"sparsity": 0.3, "granularity": ["ffn"], "multiple_of": 8, "recover": {"epochs": 2}}}
@@ -167,8 +169,9 @@ def test_without_training_only_what_is_near_the_baseline_is_compared(tmp_path: P
     ],
 )
 def test_excess_is_positive_exactly_where_a_goal_is_missed(goal: dict[str, Any], excess: float) -> None:
-    assert exceeds(goal) == pytest.approx(excess, abs=1e-6)
-    assert (exceeds(goal) <= 0) == goal["met"]
+    judged = Goal(**goal)
+    assert exceeds(judged) == pytest.approx(excess, abs=1e-6)
+    assert (exceeds(judged) <= 0) == judged.met
 
 
 def test_a_slow_hour_of_the_machine_is_taken_out_of_the_time() -> None:
@@ -181,14 +184,14 @@ def test_a_slow_hour_of_the_machine_is_taken_out_of_the_time() -> None:
     ]
     assert float_times([{**one, "variant": "baseline"} for one in rows], "baseline") == {("openvino", (1, None)): 3.0}
     report = {"baseline": "baseline", "variants": [{"id": "baseline", "latency": rows}]}
-    assert phase_of(report, BASELINE) == pytest.approx(1.5)
+    assert phase_of(contents(report), BASELINE) == pytest.approx(1.5)
     assert full.corrected({"metric": 0.9, "latency": 3.0, "throughput": 100.0, "size": 5}, 1.5) == {
         "metric": 0.9,
         "latency": pytest.approx(2.0),
         "throughput": pytest.approx(150.0),
         "size": 5,
     }
-    assert phase_of({"baseline": "baseline", "variants": [{"id": "baseline", "latency": []}]}, BASELINE) == 1.0
+    assert phase_of(contents({"baseline": "baseline", "variants": [{"id": "baseline", "latency": []}]}), BASELINE) == 1.0
 
 
 @given(st.dictionaries(st.integers(0, 9), st.tuples(st.floats(0, 100), st.floats(0, 100), st.booleans()), min_size=1))

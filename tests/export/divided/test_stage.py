@@ -15,6 +15,7 @@ from export.parity.parity import ParityError
 from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from tests.export import sentiment
+from tests.plain_reports import contents
 
 
 def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_the_last_variant_is_divided_and_checked(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / found["folder"], 1, 2)
     assert found["bytes"][1] == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert (folder / "tokenizer.json").is_file()
-    (told,) = section({"variants": [{"id": "baseline"}, {"id": "quantize", "divided": found}]})
+    (told,) = section(contents({"variants": [{"id": "baseline"}, {"id": "quantize", "divided": found}]}))
     assert told["id"] == "quantize"
     assert told["told"].endswith("compared with the undivided model on 40 rows: the same answers to the last bit")
 

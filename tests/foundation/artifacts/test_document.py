@@ -25,7 +25,7 @@ class Whole(Document):
     """Name."""
     parts: tuple[Part, ...] = ()
     """Parts."""
-    named: dict[Annotated[str, "BACKEND"], Part] = {}
+    named: dict[Annotated[str, "BACKEND"], Part] = Field(default_factory=dict)
     """Parts by backend."""
     figures: Figures | None = None
     """Figures of a stage."""

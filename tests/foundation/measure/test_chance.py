@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from compress.report import goals
 from foundation.core.forms import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
 from foundation.core.forms.table import form_of
 from foundation.core.tasks import TASKS, Task
 from foundation.measure.chance import chance, constants, nothing_right
 from foundation.measure.metrics import primary
+from tests.plain_reports import judge
 
 ROWS = 60
 
@@ -154,7 +154,7 @@ def verdict(task: Task, case: Case, before: np.ndarray, after: np.ndarray, limit
             {"id": "last", "accuracy": {"torch": {"value": other, "n": 9}}},
         ],
     }
-    return next(goal for goal in goals.judge({"max_drop": limit}, report) if goal["goal"] == "max_drop")
+    return next(goal for goal in judge({"max_drop": limit}, report) if goal["goal"] == "max_drop")
 
 
 def test_every_task_has_a_case() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from compress.report import goals, intervals, phrases
+from compress.report import intervals, phrases
 from foundation.core.errors import InputError
 from foundation.core.goals import Goals
 from foundation.core.tasks import TASKS
@@ -16,6 +16,7 @@ from foundation.measure.answers import save_predictions
 from foundation.measure.chance import chance
 from foundation.measure.fastest import Measured, fastest
 from foundation.measure.judged import judged_of, known_metric, problem_with
+from tests.plain_reports import judge
 
 LABELS = ("good", "bad:worse", "odd")
 TASK = "text-classification"
@@ -88,7 +89,7 @@ def test_drop_interval_and_verdict_are_those_of_the_class() -> None:
             {"id": "b", "accuracy": {"torch": {"value": 0.8, "n": 200}}, "drops": {"torch": found}},
         ],
     }
-    [goal] = goals.judge({"max_drop": 0.1}, report)
+    [goal] = judge({"max_drop": 0.1}, report)
     assert (goal["value"], goal["met"], goal["low"]) == (pytest.approx(0.2), False, found["low"])
     assert phrases.figure(0.8, judged.name) == "80.00\u00a0%"
     assert phrases.headline(judged.name) == "Recall:good"

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.report import page
 from compress.report.model.contents import Contents
 from compress.report.sections.profile import profiles as section
 from foundation.machine.gemm_speed import gemm_speed
 from foundation.training import profile
 from foundation.training.profile import Profiler, busy, communication, memory_timeline, operations, thinned
+from tests.plain_reports import contents, render
 from tests.report_keys import undocumented
 
 
@@ -133,15 +133,15 @@ def test_the_report_shows_them(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "recover-1.json").read_text())
     report = {"stages": [{"id": "prune", "profiles": [found]}, {"id": "model", "profiles": []}]}
     assert not [path for path in undocumented(report, Contents) if "profiles" in path]
-    (view,) = section(report)
+    (view,) = section(contents(report))
     assert view["name"] == "prune: recover 1"
     assert {"Tokens per second", "Model FLOPs utilisation", "Communication", "Peak memory"} <= {key for key, _ in view["rows"]}
-    text = page.render(report)
+    text = render(report)
     assert "Training profiles" in text
     assert "recover-1.trace.json.gz" in text
-    assert "Training profiles" not in page.render({"stages": [{"id": "model", "profiles": []}]})
+    assert "Training profiles" not in render({"stages": [{"id": "model", "profiles": []}]})
     empty = dict.fromkeys(found)
-    assert section({"stages": [{"id": "prune", "profiles": [empty]}]})[0]["operations"] == []
+    assert section(contents({"stages": [{"id": "prune", "profiles": [empty]}]}))[0]["operations"] == []
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from compress.report.page import render
 from compress.report.sections.prune import pruning
+from tests.plain_reports import contents, render
 
 SIZES = {"hidden": 64, "vocabulary": 500, "heads": (4, 4, 4), "key_value_heads": (4, 4, 4), "ffn": (256, 256, 128), "experts": (0, 0, 0)}
 SCAN = [
@@ -70,7 +70,7 @@ def figures(**changes: Any) -> dict[str, Any]:
 
 
 def view(**changes: Any) -> dict[str, Any]:
-    (found,) = pruning({"variants": [{"id": "baseline"}, {"id": "prune", "pruning": figures(**changes)}]})
+    (found,) = pruning(contents({"variants": [{"id": "baseline"}, {"id": "prune", "pruning": figures(**changes)}]}))
     return found
 
 

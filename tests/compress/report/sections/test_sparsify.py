@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress.report.page import render
 from compress.report.sections.prune import pruning
 from compress.report.sections.sparsify import sparsity
+from tests.plain_reports import contents, render
 
 LAYER = {"name": "encoder.layer.0.output.dense", "weights": 200, "zeros": 50, "sparsity": 0.25, "outputs": 3, "inputs": 0}
 GROUPS = {
@@ -24,7 +24,7 @@ def variant(**changes: Any) -> dict[str, Any]:
 
 
 def test_each_layer_says_how_many_zeros_it_has() -> None:
-    (view,) = sparsity(variant())
+    (view,) = sparsity(contents(variant()))
     assert view["layers"] == [
         {"name": "encoder.layer.0.output.dense", "share": "25.0 %", "width": 25.0, "blocks": "", "outputs": 3, "inputs": 0}
     ]
@@ -34,10 +34,10 @@ def test_each_layer_says_how_many_zeros_it_has() -> None:
 
 
 def test_blocks_and_groups_are_told_where_there_are_some() -> None:
-    (view,) = sparsity(variant(groups=GROUPS, layers=[{**LAYER, "blocks": 1250, "zero_blocks": 312}]))
+    (view,) = sparsity(contents(variant(groups=GROUPS, layers=[{**LAYER, "blocks": 1250, "zero_blocks": 312}])))
     assert view["layers"][0]["blocks"] == "312 of 1,250"
     assert ("metric of the groups", "curvature") in view["settings"]
-    (earlier,) = sparsity(variant(groups={name: value for name, value in GROUPS.items() if name != "metric"}))
+    (earlier,) = sparsity(contents(variant(groups={name: value for name, value in GROUPS.items() if name != "metric"})))
     assert "metric of the groups" not in dict(earlier["settings"])
     assert view["quantiles"] == ["0.0 %", "50.0 %", "100.0 %"]
     assert view["groups"] == [{"name": "encoder.layer.0.output.dense", "before": ["0.1", "0.2", "0.3"], "after": ["0.001", "0.02", "0.3"]}]
@@ -52,7 +52,7 @@ def test_loads_are_bars_of_the_busiest_expert() -> None:
         "loads": {"before": [[0.75, 0.25], [0.5, 0.5]], "after": [[1.0]]},
     }
     (view,) = pruning(
-        {"variants": [{"id": "prune", "pruning": {**figures, "after": {**sizes, "heads": (2,), "ffn": (4,), "experts": (1,)}}}]}
+        contents({"variants": [{"id": "prune", "pruning": {**figures, "after": {**sizes, "heads": (2,), "ffn": (4,), "experts": (1,)}}}]})
     )
     assert view["loads"] == [
         {
