@@ -14,8 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from foundation.core.resampling import RESAMPLES
 from foundation.machine.speed import Speed
-from tests import without_clocks
+from tests import few_draws, without_clocks
 from tests.engines_inside import inside
 from tests.traced_once import traced_once
 
@@ -57,6 +58,21 @@ def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iter
             "foundation.machine.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9)
         )
         patch.setattr("foundation.machine.speed.cache_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _intervals_take_few_draws() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        few_draws.draw(patch, few_draws.DRAWS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def all_draws() -> Iterator[None]:
+    """For `pytest.mark.usefixtures`: intervals of a module take as many draws as those of users."""
+    with pytest.MonkeyPatch.context() as patch:
+        few_draws.draw(patch, RESAMPLES)
         yield
 
 

@@ -1,10 +1,8 @@
-"""The first steps of the trainings of shipped recipes, as one process or several take them; run by `test_recipes_in_processes.py`, alone
-and as `recipe_processes.py FOLDER` under torchrun."""
+"""The first steps of the trainings of shipped recipes, as one process or several take them; run by `test_recipes_in_processes.py`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from distill.distill import Distill
 from foundation.core.progress import ConsoleProgress
-from foundation.machine.parallel import Team, joined, leave
+from foundation.machine.parallel import Team, joined
 from foundation.training import teacher_logits, train
 from foundation.training.finetune import Finetune
 
@@ -83,12 +81,9 @@ def trains(stage: Any) -> bool:
     return isinstance(stage, Finetune | Distill) or bool(getattr(stage, "recover", None)) or getattr(stage, "mode", None) == "qat"
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    where = Path(sys.argv[1])
-    asked = json.loads((where / "asked.json").read_text())
+def together(path: Path, settings: list[str], where: Path) -> None:
+    """What several processes do; writes `several.json`."""
     with joined() as processes:
-        steps = {name: steps_of(Path(path), settings, where / "several" / name, processes) for name, (path, settings) in asked.items()}
+        steps = steps_of(path, settings, where / "several", processes)
         if processes.is_first:
             (where / "several.json").write_text(json.dumps(steps))
-    leave(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.api import serve
@@ -54,7 +54,6 @@ def naive_windows(text: str, stride: int) -> list[list[int]]:
         start += room - stride
 
 
-@settings(deadline=None, max_examples=80)
 @given(texts=st.lists(LONG, min_size=1, max_size=4), stride=st.integers(0, LENGTH - 3))
 def test_windows_are_those_written_out(texts: list[str], stride: int) -> None:
     made = prepared(stride=stride)
@@ -67,7 +66,6 @@ def test_windows_are_those_written_out(texts: list[str], stride: int) -> None:
     assert all(len(indices) == count <= 3 for indices, count in batches)
 
 
-@settings(deadline=None, max_examples=60)
 @given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=6), size=st.integers(1, 5), seed=st.integers(0, 99))
 def test_logits_of_windows_become_those_of_their_texts(counts: list[int], size: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -53,7 +53,9 @@ def recipe() -> Recipe:
 
 @pytest.fixture(scope="module")
 def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=ConsoleProgress("quiet"))
+    with pytest.MonkeyPatch.context() as patch:
+        without_clocks.hurry(patch)  # engines in processes of their own, timed for a moment
+        return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=ConsoleProgress("quiet"))
 
 
 @pytest.fixture
@@ -251,6 +253,7 @@ def test_unknown_start_names_the_steps(recipe: Recipe, tmp_path: Path) -> None:
         run(recipe, tmp_path / "x", start="quantise", progress=ConsoleProgress("quiet"))
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_an_export_that_took_builds_is_no_measure_for_one_that_makes_all(
     recipe: Recipe, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

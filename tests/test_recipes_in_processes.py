@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from compress.recipe import read
 from foundation.machine.parallel import ALONE
-from tests.recipe_processes import MOST, steps_of, trains
-from tests.test_recipes import RECIPES, ROOT, shrunk
+from tests.ranks import in_ranks
+from tests.recipe_processes import MOST, steps_of, together, trains
+from tests.test_recipes import RECIPES, shrunk
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole, pytest.mark.timeout(3600)]
 
@@ -29,19 +27,8 @@ def test_two_processes_take_the_first_steps_of_one(name: str, tmp_path: Path) ->
     for stage in recipe.stages:
         changes = [*(LONG.get(stage.NAME, []) if trains(stage) else []), *FEW.get(stage.NAME, [])]
         settings += [f"stages.{stage.id or stage.NAME}.{change}" for change in changes]
-    (tmp_path / "asked.json").write_text(json.dumps({name: (str(path), settings)}))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    several = subprocess.run(
-        [*launch, str(ROOT / "tests" / "recipe_processes.py"), str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
-    assert several.returncode == 0, several.stderr[-3000:]
-    one, two = steps_of(path, settings, tmp_path / "alone", ALONE), json.loads((tmp_path / "several.json").read_text())[name]
+    in_ranks(2, together, path, settings, tmp_path)
+    one, two = steps_of(path, settings, tmp_path / "alone", ALONE), json.loads((tmp_path / "several.json").read_text())
     assert one.keys() == two.keys()
     for label, steps in one.items():
         assert len(steps) == len(two[label]) <= MOST

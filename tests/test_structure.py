@@ -33,10 +33,18 @@ JIT = "triton.jit"  # a GPU kernel is given no objects: each pointer, size and c
 LONGEST_FUNCTION = 60
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Returns the syntax tree of a file as a list, read once for all tests."""
+    wanted = ast.Import | ast.ImportFrom | ast.Constant | ast.FunctionDef
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, wanted)]
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Returns the modules of ours that a file imports, lazily and for types too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -75,11 +83,7 @@ def test_only_the_kernels_need_the_triton_language() -> None:
 @cache
 def strings(path: Path) -> set[str]:
     """Returns the texts in a file that are not docstrings."""
-    return {
-        node.value
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    return {node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 @pytest.mark.parametrize("name", [*ENGINES, *TASKS, *SCHEMES])
@@ -92,7 +96,7 @@ def test_a_name_stands_in_few_files(name: str) -> None:
 def test_functions_are_short_and_take_few_arguments() -> None:
     wrong = []
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 count = len([name for name in names if name not in ("self", "cls", "ctx")])

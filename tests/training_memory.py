@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,13 @@ KINDS: dict[str, tuple[Task, Any]] = {
     "llama": ("text-generation", LlamaConfig(**SIZES, intermediate_size=352, num_key_value_heads=2, vocab_size=1000)),
     "vit": ("image-classification", ViTConfig(**SIZES, intermediate_size=512, image_size=64, patch_size=8)),
 }
+
+
+def of_layers(config: Any, layers: int) -> Any:
+    """Returns a config with another number of layers."""
+    changed = copy.deepcopy(config)
+    changed.num_hidden_layers = layers
+    return changed
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,11 +1,9 @@
-"""Trainings that one process and several come to the same in; run by `test_processes.py`, alone and as `processes.py FOLDER PART` under
-torchrun."""
+"""Trainings that one process and several come to the same in; run by `test_processes.py`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from foundation.core.forms.next_token import labels_of
 from foundation.core.target import Parallel, Target
 from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
-from foundation.machine.parallel import ALONE, Team, joined, leave
+from foundation.machine.parallel import ALONE, Team, joined
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from foundation.training import adamw8bit, teacher_logits, train
@@ -269,6 +267,7 @@ PLANS: Mapping[str, Plans] = {
         "tensor and offload": (Parallel(tensor=2, strategy="fsdp2", offload=True, checkpointing="selective"), ("answers",)),
     },
 }
+SHORT = 1.2  # epochs of the part `quick`: twelve steps, the last two of a second epoch
 CUT = (
     "int8",
     "int8 low rank",
@@ -438,7 +437,7 @@ def together(folder: Path, part: str) -> None:
                 return {**found, "alike": all(torch.equal(drawn[0], other) for other in drawn)}
 
             for name in cases:
-                results[f"{plan} {name}"] = ran(*CASES[name], name, folder / plan / f"{name}-scratch")
+                results[f"{plan} {name}"] = ran(*case_of(part, name), name, folder / plan / f"{name}-scratch")
             for name in (name for at, of, name in KILLED_IN if (at, of) == (part, plan)):
                 stage, scratch = KILLED[name], folder / plan / f"killed-{name}-scratch"
                 kind = KILLED_ON.get(name, "dropping")
@@ -455,6 +454,14 @@ def together(folder: Path, part: str) -> None:
         results["ranks"] = [float(value) for value in drawn]
         if first.is_first:
             (folder / "results.json").write_text(json.dumps(results))
+
+
+def case_of(part: str, name: str) -> tuple[str, Stage]:
+    """The checkpoint and the stage of a case; those of the part `quick` take twelve steps."""
+    kind, stage = CASES[name]
+    qat = getattr(stage, "qat", None)
+    short = {"epochs": SHORT} if qat is None else {"qat": qat.model_copy(update={"epochs": SHORT})}
+    return kind, stage.model_copy(update=short) if part == "quick" else stage
 
 
 def kinds_of(part: str) -> set[str]:
@@ -487,13 +494,7 @@ def alone(folder: Path, part: str) -> dict[str, Any]:
     """What one process does."""
     names = {name for _, cases in PLANS[part].values() for name in cases}
     return {
-        name: run(folder, kind, stage, folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE)
-        for name, (kind, stage) in CASES.items()
+        name: run(folder, *case_of(part, name), folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE)
+        for name in CASES
         if name in names
     }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    together(Path(sys.argv[1]), sys.argv[2])
-    leave(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.masking import Augment, Masking, masking_of
@@ -23,7 +23,6 @@ def features(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.ones(rows, length, dtype=torch.int64)}
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 8), st.integers(1, 20), st.floats(0.05, 0.95), st.integers(0, 1000), st.integers(0, 30))
 def test_only_copies_change_and_only_to_the_mask(rows: int, length: int, probability: float, seed: int, originals: int) -> None:
     masking = Masking(probability, MASK, SHOWN, seed, originals)

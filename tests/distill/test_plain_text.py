@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.distill import Distill
@@ -97,7 +97,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(str(folder))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.sampled_from([*WORDS, "unlikely", "unliked"]), min_size=1, max_size=30), max_size=12), st.integers(5, 20))
 def test_packing_keeps_every_word_and_the_limit(tokenizer: Any, lines: list[list[str]], max_length: int) -> None:
     pieces = packed([" ".join(line) for line in lines], tokenizer, max_length)
@@ -127,7 +126,6 @@ def bytewise() -> Any:
 LINES = st.lists(st.lists(st.sampled_from([*WORDS, "unlikely", "gre\u00e9t"]), min_size=1, max_size=30), max_size=8)
 
 
-@settings(deadline=None, max_examples=100)
 @given(LINES, st.integers(10, 24))
 def test_pieces_of_bytes_keep_the_limit_too(bytewise: Any, lines: list[list[str]], max_length: int) -> None:
     pieces = packed([" ".join(line) for line in lines], bytewise, max_length)
@@ -138,7 +136,6 @@ def test_pieces_of_bytes_keep_the_limit_too(bytewise: Any, lines: list[list[str]
         assert len(bytewise(f"{one} {other.split()[0]}")["input_ids"]) > max_length - 2
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.text(st.sampled_from("abg \u00e9\u4e16\U0001f600\n\t"), max_size=40), max_size=4), st.integers(4, 9))
 def test_no_character_is_lost_or_said_twice(bytewise: Any, lines: list[str], max_length: int) -> None:
     pieces = packed(lines, bytewise, max_length)

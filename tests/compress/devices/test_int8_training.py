@@ -24,13 +24,13 @@ from foundation.training.train import Batch
 from quantize.choices import Qat
 from quantize.training.planned import int8_layers
 from quantize.training.qat import WithoutDropout
-from tests.training_memory import KINDS, Alive
+from tests.training_memory import KINDS, Alive, of_layers
 
 LENGTH, ROWS = 96, 8
 
 
-def planned(kind: str, settings: Qat, half: bool) -> Needed:
-    task, config = KINDS[kind]
+def planned(kind: str, settings: Qat, half: bool, layers: int = 3) -> Needed:
+    task, config = KINDS[kind][0], of_layers(KINDS[kind][1], layers)
     training = Training(config, task, ROWS, None, LENGTH, teacher=config, soft_weight=settings.soft_weight, keeps_best=False, half=half)
     return needed(dataclasses.replace(training, changes=int8_layers(settings, ())), 1)
 
@@ -43,8 +43,8 @@ def model_of(task: Task, config: Any) -> nn.Module:
 
 
 def measured(kind: str, settings: Qat, half: bool) -> int:
-    """The most bytes of tensors in the second step of a training with a teacher."""
-    task, config = KINDS[kind]
+    """The most bytes of tensors in the second step of a training of two layers with a teacher."""
+    task, config = KINDS[kind][0], of_layers(KINDS[kind][1], 2)
     model, teacher = model_of(task, config), model_of(task, config)
     int8_layers(settings, ())(model)
     features = {name: value.repeat(ROWS, *[1] * (value.ndim - 1)) for name, value in inputs_of(config, task, LENGTH).items()}
@@ -70,14 +70,13 @@ def measured(kind: str, settings: Qat, half: bool) -> int:
     [
         ("bert", {}, True),
         ("llama", {}, False),
-        ("llama", {}, True),
         ("llama", {"soft_weight": 0.5}, False),
         ("llama", {"lora": {"rank": 4}}, True),
     ],
 )
 def test_int8_layers_and_a_teacher_take_what_is_measured(kind: str, given: dict[str, Any], half: bool) -> None:
     settings = Qat(**given)
-    assert planned(kind, settings, half).peak == pytest.approx(measured(kind, settings, half), rel=0.08)
+    assert planned(kind, settings, half, layers=2).peak == pytest.approx(measured(kind, settings, half), rel=0.08)
 
 
 def test_scales_are_trained_too() -> None:

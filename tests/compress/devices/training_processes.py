@@ -1,10 +1,9 @@
-"""What two processes hold of a training, and what the plan says; run by `test_processes.py` as `training_processes.py FILE`."""
+"""What two processes hold of a training, and what the plan says; run by `test_processes.py`."""
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +94,3 @@ def main(out: Path) -> None:
             plans = in_stages(training, first.size) if "pipeline" in section else [needed(training, first.size)] * first.size
             found[name] = (peak_of(kind, parallel, parallel.of(first)), plans[first.rank].peak)
         (out / f"{first.rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

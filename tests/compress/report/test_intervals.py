@@ -9,6 +9,8 @@ from foundation.core import resampling
 from foundation.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
 from foundation.measure.metrics import METRICS, Metric
 
+pytestmark = pytest.mark.usefixtures("all_draws")
+
 
 def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:
     return np.eye(num_classes, dtype=np.float32)[answers]
@@ -37,7 +39,6 @@ def test_wilson_gives_the_published_values(successes: int, n: int, low: float, h
     assert intervals.wilson(successes, n) == pytest.approx((low, high), abs=6e-5)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5000), st.data())
 def test_wilson_agrees_with_scipy_and_holds_the_share(n: int, data: st.DataObject) -> None:
     successes = data.draw(st.integers(0, n))
@@ -185,7 +186,7 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
     assert found["n"] == (labels != IGNORED).sum()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**31))
 def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
     before, after, labels = two_language_models(30, seed)

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report.glossary import GROUPS, TERMS, term_of
@@ -60,7 +60,6 @@ def written(node: Node) -> str:
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), TEXT)
 def test_nothing_of_a_page_is_lost(rows: list[tuple[str, str]], name: str) -> None:
     cells = "".join(f'<tr><th scope="row">{escape(a)}</th><td><b>{escape(b)}</b>{escape(a)}</td></tr>' for a, b in rows)

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report import decision, phrases
@@ -256,7 +256,8 @@ def test_what_was_not_measured_is_said_and_never_blank(report: dict[str, Any]) -
 
 def test_any_single_null_leaves_a_well_formed_page() -> None:
     whole = make_report()
-    for path in paths_of(whole):
+    alike = {tuple(key > 0 if isinstance(key, int) else key for key in path): path for path in paths_of(whole)}  # the first, and another
+    for path in alike.values():
         report = copy.deepcopy(whole)
         inner: Any = report
         for key in path[:-1]:
@@ -320,7 +321,6 @@ def point(x: float, y: float, label: str = "p", role: str = "other") -> scatter.
     return scatter.Point(x, y, y - 0.01, y + 0.01, label, label, "openvino", role)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=20))
 def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) -> None:
     points = [point(x, y) for x, y in pairs]
@@ -334,7 +334,6 @@ def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) ->
             assert beaten == all((candidate.x, candidate.y) != (best.x, best.y) for best in front)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=30), st.sampled_from([360, 1040]), st.booleans())
 def test_everything_drawn_lies_on_the_plot(pairs: list[tuple[float, float]], width: int, higher: bool) -> None:
     drawn = scatter.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True, higher_is_better=higher)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.pipeline import run
@@ -21,7 +21,6 @@ from foundation.measure.answers import load_predictions
 from tests import tiny_embedding
 
 
-@settings(deadline=None)
 @given(st.integers(3, 20), st.integers(2, 6), st.integers(0, 999), st.data())
 def test_directions_are_the_singular_vectors(rows: int, width: int, seed: int, data: st.DataObject) -> None:
     vectors = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)

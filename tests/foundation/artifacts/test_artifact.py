@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.artifacts import artifact
@@ -77,7 +77,6 @@ def test_what_is_replaced_is_not_lost_between_the_renames(killed: bool, tmp_path
     assert (tmp_path / "a" / "x").read_bytes() == b"old"
 
 
-@settings(max_examples=50, deadline=None)
 @given(parents=st.lists(st.integers(0, 7), max_size=8), made=st.integers(0, 8))
 def test_lineage_is_the_way_from_the_first(parents: list[int], made: int) -> None:
     """Against following the parents by hand, in any tree."""
@@ -94,7 +93,6 @@ def test_lineage_is_the_way_from_the_first(parents: list[int], made: int) -> Non
     assert artifact.lineage(expected[-1], artifacts) == expected
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_flipped_byte_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     contents = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c/d"]), st.binary(min_size=1, max_size=40), min_size=1))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +26,6 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
     return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(SHAPES, st.sampled_from(TYPES)), min_size=1, max_size=8), st.sampled_from([1, 50, 10_000]))
 def test_what_is_written_is_read_again(tensors: list[tuple[tuple[int, ...], torch.dtype]], limit: int) -> None:
     given = {f'layer.{i}."é"': random_tensor(shape, dtype, i) for i, (shape, dtype) in enumerate(tensors)}

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
@@ -94,7 +94,6 @@ def test_selection_depends_on_content_only(tmp_path: Path) -> None:
     assert chosen[0] == chosen[1] == chosen[2]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 40), min_size=12, max_size=120),
     st.lists(st.integers(0, 60), max_size=20),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -101,7 +101,6 @@ def test_long_fields(tmp_path: Path) -> None:
         assert read(tmp_path / f"train.{ending}") == rows
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r")), st.sampled_from("01")), min_size=1, max_size=5
@@ -115,7 +114,6 @@ def test_any_csv_and_json_comes_back(tmp_path_factory: pytest.TempPathFactory, r
     assert read(folder / "any.jsonl") == rows
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from(["csv", "tsv", "jsonl", "json", "parquet", "tsv.gz", "parquet.gz"]))
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, data: bytes, ending: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"noise.{ending}"

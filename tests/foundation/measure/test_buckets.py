@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.measure.buckets import CLOSE, candidates, choose, costs_at, measured_at, most_buckets
@@ -21,7 +21,6 @@ def every_choice(max_length, count):
     return [(*chosen, max_length) for chosen in combinations(candidates(max_length)[:-1], count - 1)]
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_the_least_cost_of_all_choices(data):
     max_length = data.draw(st.integers(2, 72))

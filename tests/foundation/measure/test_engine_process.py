@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.measure.engine_process import EngineError, EngineProcess, read_rows, write_rows
@@ -10,7 +10,6 @@ from tests.foundation.scripted_engine import Scripted
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=st.one_of(st.lists(TEXT), st.lists(st.tuples(TEXT, TEXT)), st.lists(st.binary())))
 def test_rows_come_back(rows: list, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("rows") / "rows.safetensors"

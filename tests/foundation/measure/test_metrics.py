@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -31,7 +31,6 @@ def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.
     return ids.map(lambda pairs: (np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])))
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows_of_classes(2))
 def test_two_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> None:
     answers, labels = pair
@@ -41,7 +40,6 @@ def test_two_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> 
     assert figures["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, answers), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows_of_classes(4))
 def test_many_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> None:
     answers, labels = pair
@@ -50,7 +48,6 @@ def test_many_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) ->
     assert figures["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, answers), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(hnp.arrays(np.float32, (12, 2), elements=st.integers(-8, 8).map(lambda i: i / 4)))
 def test_correlations_agree_with_scipy(values: np.ndarray) -> None:
     figures = metrics.metrics("text-regression", values[:, :1], values[:, 1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -37,7 +37,6 @@ def random_codes(seed: int, *shape: int) -> Tensor:
 
 
 @given(st.lists(st.integers(0, 3), max_size=3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 40), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
 def test_products_of_batches_equal_naive_integers(batch: list[int], m: int, n: int, depth: int, seed: int) -> None:
     a, b = random_codes(seed, *batch, m, depth), random_codes(seed + 1, *batch, n, depth)
     product = int8_bmm(a, b)
@@ -99,7 +98,6 @@ def attention(scales: tuple[float, ...]) -> Int8Attention:
     st.booleans(),
     st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
 def test_attention_equals_the_written_out_one(
     batch: int, heads: tuple[int, int], lengths: tuple[int, int], features: int, masked: bool, seed: int
 ) -> None:
@@ -133,7 +131,6 @@ def test_hidden_keys_have_no_weight_whatever_they_hold() -> None:
 
 
 @given(st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
 def test_finer_scales_come_closer(seed: int) -> None:
     a, b = (torch.rand(2, 5, 16, generator=torch.Generator().manual_seed(seed + i)) * 2 - 1 for i in range(2))
     exact = (a.double() @ b.double().mT).float()

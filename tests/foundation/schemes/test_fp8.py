@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -30,7 +30,6 @@ def nearest(x: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(st.floats(-600, 600, width=32), min_size=1, max_size=50))
-@settings(max_examples=100, deadline=None)
 def test_numbers_are_rounded_to_the_nearest(values: list[float]) -> None:
     x = torch.tensor(values)
     assert np.array_equal(to_e4m3(x, ONE).float().numpy(), nearest(x.numpy()))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ def random_codes(seed: int, outputs: int, inputs: int) -> Tensor:
 
 
 @given(st.integers(0, 2**31), st.integers(0, 5), st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
 def test_packed_codes_come_back_two_to_a_byte(seed: int, outputs: int, inputs: int) -> None:
     codes = random_codes(seed, outputs, inputs)
     packed = pack(codes)
@@ -35,7 +34,6 @@ def test_packed_codes_come_back_two_to_a_byte(seed: int, outputs: int, inputs: i
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 20), st.integers(1, 24))
-@settings(max_examples=100, deadline=None)
 def test_the_largest_weight_of_a_group_gets_the_largest_code(seed: int, outputs: int, inputs: int, group_size: int) -> None:
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
     weight[0, : inputs // 2] = 0
@@ -60,7 +58,6 @@ MAGNITUDES = st.sampled_from([1e-30, 1e-6, 1.0, 1e6, 1e37])
     st.sampled_from([-3.0, -0.3, 0.0, 0.3, 3.0]),
     MAGNITUDES,
 )
-@settings(max_examples=200, deadline=None)
 def test_the_whole_range_of_a_group_moves_a_weight_by_half_a_step(
     seed: int, outputs: int, inputs: int, group_size: int, mean: float, magnitude: float
 ) -> None:

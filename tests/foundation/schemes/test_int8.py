@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file, save_file
@@ -45,7 +45,6 @@ def naive_linear(x_NI: Tensor, weight_OI: Tensor, weight_scale_O: Tensor, input_
 
 @pytest.mark.parametrize("kernel", [int8_matmul, int8._int_mm])
 @given(n=st.integers(1, 40), inputs=st.integers(1, 70), outputs=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
 def test_matmul_equals_naive_integers(kernel, n: int, inputs: int, outputs: int, seed: int) -> None:
     a, b = random_codes(seed, n, inputs), random_codes(seed + 1, outputs, inputs)
     product = kernel(a, b)
@@ -82,7 +81,6 @@ def test_strided_codes_multiply_like_contiguous_ones() -> None:
 
 
 @given(hnp.arrays(np.float32, st.integers(0, 50), elements=FLOATS), st.floats(2.0**-63, 2.0**20, width=32))
-@settings(max_examples=100, deadline=None)
 def test_codes_are_those_of_onnx_quantize_linear(x: np.ndarray, scale: float) -> None:
     with np.errstate(over="ignore"):
         expected = np.clip(np.rint(x / np.float32(scale)), -128, 127).astype(np.int8)
@@ -96,7 +94,6 @@ def test_halves_round_to_even_and_codes_saturate() -> None:
 
 @pytest.mark.parametrize("bits", [8, 7])
 @given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=FLOATS))
-@settings(max_examples=100, deadline=None)
 def test_grid_weights_give_their_codes_back(bits: int, weight: np.ndarray) -> None:
     weight_OI, largest = torch.from_numpy(weight), levels(bits)
     scale_O = weight_scale(weight_OI, largest)
@@ -109,7 +106,6 @@ def test_grid_weights_give_their_codes_back(bits: int, weight: np.ndarray) -> No
 
 
 @given(st.integers(-127, 127), st.floats(2.0**-63, 2.0**100, width=32))
-@settings(max_examples=300, deadline=None)
 def test_any_code_survives_any_scale(code: int, scale: float) -> None:
     weight = torch.tensor([float(code)]) * torch.tensor(scale)
     assert torch.round(weight / torch.tensor(scale)).item() == code

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ def convolutions(draw: st.DrawFn) -> nn.Conv1d | nn.Conv2d:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @given(convolutions(), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
 def test_a_convolution_equals_written_out_integers(layer: nn.Conv1d | nn.Conv2d, seed: int) -> None:
     generator, geometry = torch.Generator().manual_seed(seed), Geometry.of(layer)
     x = torch.randint(-128, 128, (2, layer.in_channels, *(5, 6)[: len(layer.kernel_size)]), dtype=torch.int8, generator=generator)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -39,7 +39,6 @@ def answers(layer: nn.Linear, scale: Tensor, rows: Tensor) -> np.ndarray:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 12), st.sampled_from([0.5, 1.0, 3.0]))
-@settings(max_examples=50, deadline=None)
 def test_the_layer_multiplies_the_grid_weights_in_float(seed: int, outputs: int, inputs: int, clipped: float) -> None:
     float_layer, rows = linear(seed, outputs, inputs), random(seed + 2, 3, inputs)
     scales = WeightScales(clipped * weight_scale(float_layer.weight.detach(), 127))

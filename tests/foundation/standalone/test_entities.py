@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
@@ -134,7 +134,6 @@ def chunks(tags: list[str]) -> list[tuple[int, int, str]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SCHEMES)), st.data())
 def test_served_entities_are_those_that_are_scored(scheme: str, data: st.DataObject) -> None:
     names = ("O", *(f"{prefix}-{kind}" for kind in "AB" for prefix in SCHEMES[scheme]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -169,7 +169,6 @@ LONG, SHORTER = texts(60), texts(15)
 
 @pytest.mark.parametrize("name", [*CUT, *WHOLE])
 @given(text=LONG, repeated=st.integers(1, 8), max_length=st.integers(4, 12), prompt=st.sampled_from(["", "query: ", "x"]))
-@settings(max_examples=40, deadline=None)
 def test_a_text_has_the_ids_of_the_whole(name: str, text: str, repeated: int, max_length: int, prompt: str) -> None:
     preprocessor, long_texts = prepared(name, max_length, prompt)
     same(preprocessor, text * repeated, long_texts.shortened(text * repeated))
@@ -177,7 +176,6 @@ def test_a_text_has_the_ids_of_the_whole(name: str, text: str, repeated: int, ma
 
 @pytest.mark.parametrize("name", seldom(CUT, {"qwen", "llama", "cased"}))
 @given(pair=st.tuples(SHORTER, SHORTER), repeated=st.tuples(st.integers(1, 2), st.integers(1, 2)), max_length=st.integers(4, 9))
-@settings(max_examples=25, deadline=None)
 def test_a_pair_has_the_ids_of_the_whole(name: str, pair: tuple[str, str], repeated: tuple[int, int], max_length: int) -> None:
     preprocessor, long_texts = prepared(name, max_length)
     row = (pair[0] * repeated[0], pair[1] * repeated[1])

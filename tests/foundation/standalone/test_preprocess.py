@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -99,7 +99,6 @@ def test_tokens_equal_those_of_transformers(checkpoint: Path, text: Preprocessor
             np.testing.assert_array_equal(features[name], expected, err_msg=name)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_unicode_text_equals_transformers(tmp_path_factory: pytest.TempPathFactory, first: str, second: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "unicode"
@@ -337,7 +336,6 @@ def test_a_sliver_cannot_be_blown_up(tmp_path: Path) -> None:
         reader.encode([png(noise(20_000, 1, 3))])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8), st.sampled_from(["rgb", "alpha"]))
 def test_damaged_bytes_give_an_image_or_a_bad_row(position: int, damage: bytes, name: str) -> None:
     data = bytearray(IMAGES[name])

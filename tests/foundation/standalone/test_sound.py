@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import ASTFeatureExtractor, Wav2Vec2FeatureExtractor
 
@@ -261,7 +261,6 @@ def test_a_flac_stream_need_not_say_how_long_it_is(monkeypatch: pytest.MonkeyPat
         read_sound(bytes(unknown))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 20_000), st.binary(min_size=1, max_size=8), st.sampled_from([WAV, FLAC]))
 def test_damaged_bytes_give_a_sound_or_one_line(position: int, damage: bytes, data: bytes) -> None:
     changed = bytearray(data)

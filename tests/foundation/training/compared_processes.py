@@ -1,8 +1,7 @@
-"""Losses that compare the rows of several processes; run by `test_compared.py` as `compared_processes.py FOLDER`, and alone."""
+"""Losses that compare the rows of several processes; run by `test_compared.py`."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from distill.losses.loss import LossInputs, Setting, Shape
 from distill.losses.relational import Relational
 from foundation.core.forms import text_groups
 from foundation.core.runs import equal
-from foundation.machine.parallel import ALONE, Team, joined, leave
+from foundation.machine.parallel import ALONE, Team, joined
 from foundation.machine.sharding import full, shard
 from foundation.training.dealing import Dealing
 from foundation.training.engine import Engine
@@ -125,10 +124,9 @@ def whole() -> dict[str, Found]:
     return found
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def together(folder: Path) -> None:
+    """What several processes do; writes `found.pt`."""
     with joined() as first:
         every = results(first)
         if first.is_first:
-            torch.save(every, Path(sys.argv[1]) / "found.pt")
-    leave(0)
+            torch.save(every, folder / "found.pt")

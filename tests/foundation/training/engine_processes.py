@@ -1,8 +1,7 @@
-"""Gradients that two processes sum through the engine, and what they should be; run by `test_engine.py` as `engine_processes.py FOLDER`."""
+"""Gradients that two processes sum through the engine, and what they should be; run by `test_engine.py`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.machine.parallel import Team, joined, leave
+from foundation.machine.parallel import Team, joined
 from foundation.machine.sharding import full, shard
 from foundation.training import engine as module
 from foundation.training.choices import Optimizer
@@ -127,9 +126,3 @@ def together(folder: Path) -> None:
         found |= {f"{name} lamb": weights_after(plan(team)) for name, plan in plans.items()}
         if team.is_first:
             torch.save(found, folder / "gradients.pt")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    together(Path(sys.argv[1]))
-    leave(0)

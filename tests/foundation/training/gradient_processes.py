@@ -1,8 +1,7 @@
-"""Gradients that two processes send compressed, and trainings with them; run by `test_gradients.py` as `gradient_processes.py FOLDER`."""
+"""Gradients that two processes send compressed, and trainings with them; run by `test_gradients.py`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.target import Gradients, Parallel
-from foundation.machine.parallel import Team, joined, leave
+from foundation.machine.parallel import Team, joined
 from foundation.training.engine import Engine
 
 SIZE, ROWS, STEPS, RANK = 24, 64, 60, 2
@@ -102,9 +101,3 @@ def together(folder: Path) -> None:
             assert torch.equal(first, second), name
         if team.is_first:
             torch.save(found, folder / "found.pt")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    together(Path(sys.argv[1]))
-    leave(0)

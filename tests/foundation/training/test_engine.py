@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from foundation.machine.parallel import ALONE
-from tests.foundation.training.engine_processes import ROWS, setting, weights_after
+from tests.foundation.training.engine_processes import ROWS, setting, together, weights_after
+from tests.ranks import in_ranks
 
 pytestmark = pytest.mark.whole
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
     """The gradients that two processes come to, by plan and parameter."""
     folder = tmp_path_factory.mktemp("engine")
-    script = str(ROOT / "tests" / "foundation" / "training" / "engine_processes.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    in_ranks(2, together, folder)
     gradients: dict[str, dict[str, Tensor]] = torch.load(folder / "gradients.pt")
     return gradients
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +18,15 @@ from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from foundation.training.gradients import whole_steps
 from tests.foundation import tiny_gpt
-from tests.foundation.training.gradient_processes import RANK, SIZE, STEPS, WAYS, whole
+from tests.foundation.training.gradient_processes import RANK, SIZE, STEPS, WAYS, together, whole
+from tests.ranks import in_ranks
 from tests.told import Told
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     folder = tmp_path_factory.mktemp("gradients")
-    script = str(ROOT / "tests" / "foundation" / "training" / "gradient_processes.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    in_ranks(2, together, folder)
     gradients: dict[str, Tensor] = torch.load(folder / "found.pt")
     return gradients
 

@@ -52,7 +52,7 @@ def trained(model: nn.Module, lora: Lora, x: dict[str, Tensor]) -> dict[str, tup
         }  # type: ignore[return-value]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 40), st.integers(1, 64), st.sampled_from([("*",), ("*.query", "*.value"), ("*.dense",)]))
 def test_adapters_become_part_of_the_weights(tiny_bert: Path, rank: int, alpha: int, layers: tuple[str, ...]) -> None:
     model, before = load(tiny_bert).eval(), load(tiny_bert).state_dict()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report.model.contents import Contents
@@ -30,7 +30,6 @@ def profiler(folder: Path, num_steps: int, **changes: Any) -> Profiler:
     return Profiler(folder, num_steps=num_steps, **{**usual, **changes})
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12))
 def test_overlapping_intervals_count_once(found: list[tuple[int, int]]) -> None:
     ticks = {tick for start, length in found for tick in range(start, start + length)}

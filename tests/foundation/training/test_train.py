@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -338,7 +338,6 @@ def test_the_generators_outside_are_untouched(tiny_bert: Path, sentences: Any, t
     assert (states[2] == np.random.get_state()[1]).all()  # type: ignore[index]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 3), st.integers(1, 5))
 def test_an_epoch_holds_every_row_once(num_rows: int, batch_size: int, epoch: int, window: int) -> None:
     lengths = np.random.default_rng(num_rows).integers(1, 64, num_rows)

@@ -1,15 +1,15 @@
-"""Int8 layers in training that two processes share; run by `test_shares.py` as `share_processes.py FILE` under torchrun."""
+"""Int8 layers in training that two processes share; run by `test_shares.py`."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foundation.machine.parallel import Team, joined, leave
+from foundation.machine.parallel import Team, joined
 from foundation.machine.sharding import full
 from foundation.schemes.int8 import LayerScales, levels, weight_scale
 from foundation.training.layer_share import LayerShare
@@ -89,8 +89,8 @@ def results(case: dict[str, Any], share: Team | None = None) -> dict[str, Tensor
         return {**found, "evaluated": model.eval()(x.detach())}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def together(file: Path) -> None:
+    """What two processes do; writes the file."""
     with joined() as team:
         both = {name: results(case, replace(team, tensor=2)) for name, case in CASES.items()}
         for found in both.values():  # what is whole is the same in both, to the last bit
@@ -98,5 +98,4 @@ if __name__ == "__main__":
                 one, other = team.gather(value.contiguous())
                 assert torch.equal(one, other)
         if team.is_first:
-            torch.save(both, sys.argv[1])
-    leave(0)
+            torch.save(both, file)

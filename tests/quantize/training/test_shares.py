@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-from tests.quantize.training.share_processes import CASES, results
+from tests.quantize.training.share_processes import CASES, results, together
+from tests.ranks import in_ranks
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
     """What two processes come to, by case."""
     file = tmp_path_factory.mktemp("shares") / "results.pt"
-    script = str(ROOT / "tests" / "quantize" / "training" / "share_processes.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, str(file)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    in_ranks(2, together, file)
     found: dict[str, dict[str, Tensor]] = torch.load(file)
     return found
 

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report.intervals import paired, single
@@ -56,7 +56,6 @@ def drawn(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return CORNERS[corners][order], labels_of(owners, images)[order]
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn())
 def test_recall_is_the_mean_over_all_orders_of_equal_cosines(case: tuple[np.ndarray, np.ndarray]) -> None:
     vectors, labels = case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sklearn.metrics
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,7 +17,6 @@ TASK = "multi-label-classification"
 SHAPES = st.tuples(st.integers(1, 30), st.integers(2, 5))  # a single column is no set to scikit-learn
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(0, 10**6), st.floats(0, 1))
 def test_figures_agree_with_sklearn(shape: tuple[int, int], seed: int, share: float) -> None:
     random = np.random.default_rng(seed)
@@ -38,7 +37,6 @@ def test_no_label_found_where_there_is_none_is_right() -> None:
     assert label_sets.micro_f1(nothing, ~nothing) == 0.0
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.float32, st.integers(2, 25), elements=st.integers(-4, 4).map(float)), st.integers(0, 10**6))
 def test_no_threshold_is_better_than_the_best(scores: np.ndarray, seed: int) -> None:
     """Scores come in few values, so that many are equal."""

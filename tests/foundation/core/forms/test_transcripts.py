@@ -9,7 +9,7 @@ from typing import Any
 import jiwer
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.answers.transcripts import NEAR_TIE, Transcripts
@@ -68,7 +68,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-@settings(deadline=None, max_examples=200)
 @given(best=FRAMES)
 def test_a_text_is_read_as_transformers_reads_it(tokenizer: Any, best: list[int]) -> None:
     assert transcript(logits_of(best), LABELS) == greedy(best) == tokenizer.decode(best)
@@ -86,7 +85,6 @@ def test_a_response_reads_the_frames_that_count() -> None:
     assert made["LOGITS"] is whole
 
 
-@settings(deadline=None, max_examples=100)
 @given(best=FRAMES.filter(len))
 def test_what_is_kept_gives_the_same_text_and_the_largest_logits(best: list[int]) -> None:
     best = best[:16]
@@ -110,7 +108,6 @@ def test_frames_that_count_are_those_of_the_sound_or_of_its_bucket() -> None:
         assert prepared().sounds.steps.samples(row, 32) == len(made)
 
 
-@settings(deadline=None, max_examples=60)
 @given(seconds=st.integers(1, 300), rate=st.sampled_from([1000, 8000, 11025, 44100]), form=st.sampled_from(["WAV", "FLAC"]))
 def test_the_header_tells_the_samples(seconds: int, rate: int, form: str) -> None:
     row = encoded(np.random.default_rng(seconds).uniform(-1, 1, seconds).astype(np.float32), rate, form)
@@ -118,7 +115,6 @@ def test_the_header_tells_the_samples(seconds: int, rate: int, form: str) -> Non
     assert steps.samples(row) == len(steps(row))
 
 
-@settings(deadline=None, max_examples=60)
 @given(pairs=st.lists(st.tuples(TEXTS, FRAMES), min_size=1, max_size=5))
 def test_figures_are_those_of_jiwer_on_the_texts(pairs: list[tuple[str, list[int]]]) -> None:
     true, best = [text for text, _ in pairs], [frames[:16] or [0] for _, frames in pairs]
@@ -171,7 +167,6 @@ def test_distances_are_those_of_whole_distributions_where_few_tokens_matter() ->
     assert Transcripts().distances(one, other) == pytest.approx(expected, rel=1e-3)
 
 
-@settings(deadline=None, max_examples=60)
 @given(best=FRAMES)
 def test_texts_of_a_model_become_labels_that_it_agrees_with(best: list[int]) -> None:
     best = best[:16] or [0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report.intervals import paired, single, wilson
@@ -38,7 +38,6 @@ def naive(found: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, list[fl
     return answers
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 12), st.integers(1, 8), st.integers(1, 3), st.data())
 def test_images_are_told_as_loops_tell_them(seed: int, images: int, classes: int, templates: int, data: st.DataObject) -> None:
     found, labels = rows(seed, images, classes, templates, told := data.draw(st.integers(1, classes)))
@@ -96,7 +95,6 @@ def test_labels_are_taken_for_no_others() -> None:
     assert not zero_shot.are_images_and_texts(np.zeros((4, 3), bool))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 50))
 def test_a_choice_of_rows_keeps_the_texts(images: int, texts: int, count: int) -> None:
     labels = zero_shot.labels_of(np.repeat([0, 1], [images, texts]), np.zeros(images + texts))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -128,7 +128,6 @@ def test_a_head_for_every_token_is_work_of_the_last_stage() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 20), st.integers(1, 8))
-@settings(deadline=None)
 def test_no_cut_has_a_smaller_largest_stage(costs: list[int], head: int, count: int) -> None:
     count = min(count, len(costs))
     padded = [*costs[:-1], costs[-1] + head]

@@ -23,9 +23,9 @@ from foundation.models.inputs.tokenizer import END_OF_TEXT, PADDING, TrainTokeni
 from tests.foundation import tiny_gpt
 
 SCRIPT = """
+import sys
 from foundation.models.inputs.tokenizer import train_bpe
-from tests.foundation import tiny_gpt
-print(train_bpe([tiny_gpt.text(400)], 300, pads=False).digest)
+print(train_bpe([sys.stdin.read()], 300, pads=False).digest)
 """
 
 
@@ -40,7 +40,9 @@ def test_no_text_is_unknown(text: str) -> None:
 @pytest.mark.whole
 def test_equal_texts_give_equal_files_in_every_process(tmp_path: Path) -> None:
     trained = train_bpe([tiny_gpt.text(400)], 300, pads=False)
-    again = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    again = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=tiny_gpt.text(400), capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+    )
     assert again.stdout.strip() == trained.digest
     assert train_bpe([tiny_gpt.text(400, seed=1)], 300, pads=False).digest != trained.digest
     assert train_bpe([tiny_gpt.text(400)], 300, pads=True).digest != trained.digest

@@ -100,7 +100,7 @@ def test_a_saved_model_is_that_of_transformers(kind: str, tmp_path: Path) -> Non
     torch.testing.assert_close(logits(again, IDS), logits(model, IDS), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 5), st.data(), st.integers(1, 9), st.booleans())
 def test_any_number_of_experts_and_tokens(experts: int, data: Any, tokens: int, everywhere: bool) -> None:
     chosen = data.draw(st.integers(1, experts))

@@ -5,7 +5,7 @@ python -m pytest tests/foundation/models/layers/test_stored_linear.py
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -22,7 +22,6 @@ def random_of(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(TYPES), st.booleans(), st.booleans(), st.lists(st.booleans(), max_size=3))
 def test_as_a_layer_in_memory(outputs: int, inputs: int, dtype: torch.dtype, bias: bool, turned: bool, factors: list[bool]) -> None:
     stored_OI = random_of(outputs, inputs).to(dtype)

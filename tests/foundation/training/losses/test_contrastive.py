@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
@@ -49,7 +49,6 @@ def naive(vectors: torch.Tensor, labels: torch.Tensor, scale: float, bias: float
     return losses
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=1, max_size=7), st.sampled_from([None, -3.0, 0.5]))
 def test_the_loss_is_that_of_loops(seed: int, classes: list[int], bias: float | None) -> None:
     vectors, labels = drawn(seed, classes)
@@ -60,7 +59,6 @@ def test_the_loss_is_that_of_loops(seed: int, classes: list[int], bias: float | 
         torch.testing.assert_close(found, torch.tensor(naive(vectors, given_labels, 4.0, bias)), atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=1, max_size=7), st.sampled_from([None, -3.0]), st.integers(1, 3))
 def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(
     seed: int, classes: list[int], bias: float | None, processes: int

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.training.losses.sets import SetLoss
@@ -28,7 +28,6 @@ def drawn(case: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch
     )
 
 
-@settings(deadline=None)
 @given(CASES, st.floats(0, 0.9))
 def test_labelled_is_binary_cross_entropy(case: tuple[int, int, int], smoothing: float) -> None:
     logits, _, labels = drawn(case)
@@ -38,7 +37,6 @@ def test_labelled_is_binary_cross_entropy(case: tuple[int, int, int], smoothing:
         assert loss == pytest.approx(sum(expected) / len(expected), rel=1e-4, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(CASES, st.floats(0.5, 5))
 def test_taught_is_the_divergence_of_each_label(case: tuple[int, int, int], temperature: float) -> None:
     logits, target, labels = drawn(case)
@@ -52,7 +50,6 @@ def test_taught_is_the_divergence_of_each_label(case: tuple[int, int, int], temp
         assert loss == pytest.approx(temperature**2 * apart / len(ours), rel=1e-2, abs=1e-4)
 
 
-@settings(deadline=None)
 @given(CASES, st.floats(0.5, 5))
 def test_averaged_is_the_mean_probability(case: tuple[int, int, int], temperature: float) -> None:
     one, other, _ = drawn(case)
