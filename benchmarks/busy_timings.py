@@ -35,6 +35,7 @@ from foundation.machine.load import Watch
 from foundation.measure.latency import Shape, measure
 from foundation.measure.race import Race, Rival
 from foundation.measure.turns import ratio
+from foundation.models.folder import Checkpoint
 
 LOADS = (0.0, 0.5, 1.0, 4.0)
 ROUNDS = ((0.0, 0.5, 1.0), (0.5, 1.0), (0.0, 0.5, 1.0, 4.0), (0.5, 1.0))
@@ -79,7 +80,10 @@ def engines_of(run: Run) -> tuple[list[EngineSpec], list[Shape]]:
     last = next(build for build in builds if build["variant"] == list(run.variants)[-1])
     entry = next(entry for entry in last["engines"] if entry["runnable"])
     baseline = run.artifacts[next(iter(run.variants))].path
-    pair = [torch_spec(baseline, exported.path / builds[0]["folder"], "fp32", target), spec_of(exported.path, last, entry, target)]
+    pair = [
+        torch_spec(Checkpoint(baseline), exported.path / builds[0]["folder"], "fp32", target),
+        spec_of(exported.path, last, entry, target),
+    ]
     known = shapes(run.recipe["model"]["task"], target)
     return pair, [known[0], known[-1]]
 

@@ -32,6 +32,7 @@ from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.decoding import Decoding
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess
+from foundation.models.folder import Checkpoint
 from triton_repo import environment
 from triton_repo.generation.client import load
 from triton_repo.server import TritonServer
@@ -49,7 +50,7 @@ def main() -> None:
     entries = {entry["model"]: entry for entry in read_json(served.path / RESULTS)["models"]}
     entry = entries[arguments.model or next(iter(entries))]
     checkpoint = run.variants[entry["variant"]].path
-    prompts = prompts_of(checkpoint, read_questions(str(arguments.questions)), arguments.tokens, None)
+    prompts = prompts_of(Checkpoint(checkpoint), read_questions(str(arguments.questions)), arguments.tokens, None)
     cells: dict[int, dict[str, list[Any]]] = {streams: {"alone": [], "served": []} for streams in arguments.streams}
     with (
         tempfile.TemporaryDirectory() as folder,

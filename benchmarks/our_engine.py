@@ -20,9 +20,11 @@ def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
     with writing(folder) as temporary:
         processor = Checkpoint(checkpoint).preprocessor(recipe.model.task, recipe.data.max_length, recipe.target)
         processor.save(temporary)
-        convert(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
+        convert(write_graphs(Checkpoint(checkpoint), processor, temporary / "model.onnx", ["openvino"]), temporary)
     entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
-    return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
+    return spec_of(
+        folder, {"precision": precision_of(Checkpoint(checkpoint)), "float_precision": "fp32", "folder": "."}, entry, recipe.target
+    )
 
 
 def answers_of_engine(spec: EngineSpec, data: Data) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor, Row
 
 
@@ -19,7 +20,7 @@ def ordinary_export(checkpoint: Path, folder: Path, out: Path) -> Path:
     """
     from export.graph.onnx import export_float
 
-    return export_float(checkpoint, Preprocessor.load(folder), out, all_tokens=True)
+    return export_float(Checkpoint(checkpoint), Preprocessor.load(folder), out, all_tokens=True)
 
 
 def nncf_int8(onnx: Path, folder: Path, rows: Sequence[Row], out: Path) -> Path:

@@ -33,6 +33,7 @@ from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure
 from foundation.measure.metrics import metrics
 from foundation.models.config import label_names
+from foundation.models.folder import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, 32), (1, 128), (8, 128)]
@@ -110,8 +111,8 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
             "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
         }
     return {
-        "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
-        "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
+        "torch fp32": torch_spec(Checkpoint(baseline), folder, "fp32", recipe.target),
+        "torch bf16": torch_spec(Checkpoint(baseline), folder, "bf16", recipe.target),
         "openvino fp32, dynamic": float_dynamic,
         "openvino fp32, static": float_static,
         "openvino bf16, static": replace(float_static, precision="bf16", float_precision="bf16"),

@@ -38,6 +38,7 @@ from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure
 from foundation.measure.metrics import METRICS
 from foundation.models.config import label_names
+from foundation.models.folder import Checkpoint
 
 CALIBRATION_ROWS = 512
 NNCF = "openvino int8 by NNCF, static"
@@ -102,7 +103,7 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
     name, baseline = next(iter(found.variants.items()))
     build = next(build for build in evaluations.builds(found) if (build["variant"], build["precision"]) == (name, "fp32"))
     folder = exported.path / build["folder"]
-    specs = {TORCH: torch_spec(baseline.path, folder, "fp32", recipe.target)}
+    specs = {TORCH: torch_spec(Checkpoint(baseline.path), folder, "fp32", recipe.target)}
     if nncf:
         entry = next(entry for entry in build["engines"] if (entry["engine"], entry["mode"]) == ("openvino", "static"))
         rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Literal
 
 from export.engines.registry import engine_module
 from export.graph.quantized import precision_of
 from foundation.artifacts.artifact import lineage
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 
 HALVES: Final = ("fp16", "bf16")
@@ -22,7 +22,7 @@ class Build:
     """One checkpoint in one precision."""
 
     variant: str
-    checkpoint: Path
+    checkpoint: Checkpoint
     precision: str
     floating: str
     """The float variant that it was made of; itself where it is float."""
@@ -57,11 +57,11 @@ def planned(context: Context, variants: Literal["ends", "all"], draft: str | Non
         variants: Which variants; see `export.export`.
         draft: One that is built in any case.
     """
-    precisions = {name: precision_of(artifact.path) for name, artifact in context.checkpoints.items()}
+    precisions = {name: precision_of(Checkpoint(artifact.path)) for name, artifact in context.checkpoints.items()}
     made = {name: lineage(name, context.checkpoints) for name in precisions}
     floating = {name: floating_of(line, lambda other: precisions[other] == "fp32") for name, line in made.items()}
     names = list(precisions) if variants == "all" else ends(made, floating, draft)
-    builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
+    builds = {name: Build(name, Checkpoint(context.checkpoints[name].path), precisions[name], floating[name]) for name in names}
     last = replace(builds[floating[names[-1]]], precision="bf16")
     return [*builds.values(), *([last] if computes_bf16(context) else [])]
 

@@ -50,19 +50,19 @@ INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
 
 
-def is_decoder(checkpoint: Path) -> bool:
+def is_decoder(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint generates text."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     return any("ForCausalLM" in name or "LMHead" in name for name in config.get("architectures") or [])
 
 
-def obstacle(checkpoint: Path) -> str | None:
+def obstacle(checkpoint: Checkpoint) -> str | None:
     """Returns in one line why the format cannot hold a quantized decoder; None where it can."""
-    layers, _ = load_quantization(checkpoint)
-    document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+    layers, _ = load_quantization(checkpoint.folder)
+    document = json.loads((checkpoint.folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     if document.get("products") or document.get("residuals"):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
-    if SHAPE_KEY in json.loads((checkpoint / "config.json").read_text(encoding="utf-8")):
+    if SHAPE_KEY in json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8")):
         return "its layers differ in size, as pruning left them, and only foundation.models.checkpoint.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
@@ -81,7 +81,7 @@ def obstacle(checkpoint: Path) -> str | None:
     return None
 
 
-def write(checkpoint: Path, out: Path) -> None:
+def write(checkpoint: Checkpoint, out: Path) -> None:
     """Writes the folder.
 
     Args:
@@ -89,21 +89,19 @@ def write(checkpoint: Path, out: Path) -> None:
         out: Folder to write; made, with its parents.
     """
     assert obstacle(checkpoint) is None, obstacle(checkpoint)
-    layers, floating = load_quantization(checkpoint)
+    layers, floating = load_quantization(checkpoint.folder)
     out.mkdir(parents=True)
     places: dict[str, str] = {}
-    for file in sorted(checkpoint.glob("model*.safetensors")):
+    for file in sorted(checkpoint.folder.glob("model*.safetensors")):
         tensors = converted(load_file(file), layers)
         save_file(tensors, out / file.name, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, file.name)
-    if (checkpoint / INDEX).exists():
+    if (checkpoint.folder / INDEX).exists():
         size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
         write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    write_json(
-        out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(Checkpoint(checkpoint).scheme))}
-    )
-    for file in checkpoint.iterdir():
+    config = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+    write_json(out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(checkpoint.scheme))})
+    for file in checkpoint.folder.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name not in NOT_COPIED:
             shutil.copyfile(file, out / file.name)
 
@@ -175,17 +173,17 @@ def _weight(weight_OI: Tensor, scales: Scales) -> dict[str, Tensor]:
     raise TypeError(f"no such scales: {type(scales).__name__}")
 
 
-def _stored(checkpoint: Path) -> set[str]:
+def _stored(checkpoint: Checkpoint) -> set[str]:
     """Returns the names of all tensors of a checkpoint."""
     found: set[str] = set()
-    for file in checkpoint.glob("model*.safetensors"):
+    for file in checkpoint.folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as tensors:
             found |= set(tensors.offset_keys())
     return found
 
 
-def _modules(checkpoint: Path) -> dict[str, Any]:
+def _modules(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the modules of the stock model by name, without weights."""
     with on_meta_device(), quiet():
-        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         return dict(AutoModelForCausalLM.from_config(config).named_modules())

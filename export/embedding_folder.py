@@ -51,7 +51,7 @@ TOKENIZER, NEW_CLASS, OLD_CLASS = "tokenizer_config.json", "TokenizersBackend", 
 """What Transformers 5 calls a tokenizer of tokenizer.json, and the name that Transformers 4, which the ONNX backend needs, knows too."""
 
 
-def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
+def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
     """Writes the folder.
 
     Args:
@@ -65,15 +65,16 @@ def write_folder(checkpoint: Path, build: Path, out: Path) -> Path:
     Raises:
         InputError: The checkpoint is of another task, the build has neither engine, or `out` exists.
     """
-    config = Checkpoint(checkpoint).config
+    config = checkpoint.config
     if not getattr(config, EMBEDDING_KEY, None):
         tasks = [task for task, row in TASKS.items() if row.embeds and not row.two_towers]
-        raise InputError(f"{checkpoint}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")
+        raise InputError(f"{checkpoint.folder}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")
     if out.exists():
         raise InputError(f"{out} exists; give a folder that does not")
-    missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint / name).is_file()]
+    missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint.folder / name).is_file()]
     if missing:
-        raise InputError(f"{checkpoint}: no {missing[0]}; its layers differ in size, and sentence-transformers asks for a stock config")
+        stock = "its layers differ in size, and sentence-transformers asks for a stock config"
+        raise InputError(f"{checkpoint.folder}: no {missing[0]}; {stock}")
     files = _engine_files(build)
     out.mkdir(parents=True)
     _write_settings(checkpoint, config, out)
@@ -102,8 +103,8 @@ def _engine_files(build: Path) -> dict[str, Path]:
     return found
 
 
-def _write_settings(checkpoint: Path, config: PreTrainedConfig, out: Path) -> None:
-    for file in sorted(checkpoint.iterdir()):
+def _write_settings(checkpoint: Checkpoint, config: PreTrainedConfig, out: Path) -> None:
+    for file in sorted(checkpoint.folder.iterdir()):
         if file.is_file() and file.name not in OWN and not file.name.endswith(WEIGHTS):
             shutil.copyfile(file, out / file.name)
     settings = read_json(out / TOKENIZER, "checkpoint") if (out / TOKENIZER).is_file() else {}

@@ -40,6 +40,7 @@ from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.core.tasks import TASKS
+from foundation.models.folder import Checkpoint
 from foundation.models.library import model_class
 from foundation.stage.stage import Stage
 from foundation.standalone.preprocess import Preprocessor
@@ -207,15 +208,15 @@ class Export(Stage):
         from export.graph.quantized import precision_of
 
         variant, artifact = list(context.checkpoints.items())[-1]
-        fits = precision_of(artifact.path) != "fp32" and is_decoder(artifact.path)
-        reason = obstacle(artifact.path) if fits else f"{variant} is no quantized decoder"
+        fits = precision_of(Checkpoint(artifact.path)) != "fp32" and is_decoder(Checkpoint(artifact.path))
+        reason = obstacle(Checkpoint(artifact.path)) if fits else f"{variant} is no quantized decoder"
         if self.compressed_tensors is True and reason is not None:
             raise InputError(f"{self._key('compressed_tensors')}: {reason}")
         if self.compressed_tensors is False or reason is not None:
             if fits and self.compressed_tensors == "auto":
                 context.progress.warn(f"not written as compressed-tensors: {reason}")
             return None
-        write(artifact.path, out / f"{variant}-{COMPRESSED}")
+        write(Checkpoint(artifact.path), out / f"{variant}-{COMPRESSED}")
         context.progress.log(f"  {variant}-{COMPRESSED}: load it with transformers.AutoModelForCausalLM.from_pretrained")
         return f"{variant}-{COMPRESSED}"
 
@@ -231,10 +232,10 @@ class Export(Stage):
 
         variant, artifact = list(context.checkpoints.items())[-1]
         name = f"{variant}-tensor-parallel-{self.tensor_parallel}"
-        folders = write(artifact.path, out / name, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
+        folders = write(Checkpoint(artifact.path), out / name, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
         rows = gate_rows(context.data)
         rows = rows.take(range(min(DIVIDED_ROWS, len(rows))))
-        found = prove(artifact.path, folders, rows, context.preprocessor(artifact.path), context.task)
+        found = prove(Checkpoint(artifact.path), folders, rows, context.preprocessor(artifact.path), context.task)
         sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
         same = "equal to the last bit" if found["equal"] else f"at most {found['max_abs']:.2g} apart"
         context.progress.log(f"  {name}: {self.tensor_parallel} ranks of {max(sizes) / 1e6:.1f} MB; answers to {found['rows']} rows {same}")

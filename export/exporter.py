@@ -67,7 +67,7 @@ class Exporter:
         self.folder = out / build.name
         self.folder.mkdir()
         self.files = out / replace(build, precision="fp32").name if build.is_half else self.folder
-        self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint)
+        self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint.folder)
         self.preprocessor.save(self.folder)
         self._rounded: dict[Rounding, NDArray[Any]] = {}
 
@@ -212,7 +212,7 @@ class Exporter:
         from foundation.measure.predictions import predict
         from foundation.models.checkpoint import load_float
 
-        return predict(load_float(self.build.checkpoint), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
+        return predict(load_float(self.build.checkpoint.folder), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
 
     def _as_rounded(self, rounding: Rounding) -> NDArray[Any]:
         """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
@@ -221,10 +221,10 @@ class Exporter:
 
         split, expected = self._gate
         checkpoint = self.build.checkpoint
-        if predicts_streamed(checkpoint, self.context.task) or not (rounding.exact or load_tables(checkpoint)):
+        if predicts_streamed(checkpoint.folder, self.context.task) or not (rounding.exact or load_tables(checkpoint.folder)):
             return expected
         if rounding not in self._rounded:
-            model = load_float(checkpoint) if rounding.exact else load(checkpoint)
+            model = load_float(checkpoint.folder) if rounding.exact else load(checkpoint.folder)
             with rounding.rounds(model, checkpoint):
                 self._rounded[rounding] = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
         return self._rounded[rounding]
@@ -239,9 +239,9 @@ class Exporter:
         from foundation.models.checkpoint import load
 
         (split, expected), task, checkpoint = self._gate, self.context.task, self.build.checkpoint
-        if not TASKS[task].generates or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint, task):
+        if not TASKS[task].generates or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint.folder, task):
             return None
-        model = load(checkpoint)
+        model = load(checkpoint.folder)
         with nudged(model):
             answers = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
         compared = compare_predictions(task, expected, answers, split.labels)
@@ -258,9 +258,9 @@ class Exporter:
         from foundation.models.checkpoint import load
 
         checkpoint = self.build.checkpoint
-        if predicts_streamed(checkpoint, self.context.task):
-            return predict_streamed(checkpoint, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
-        return predict(load(checkpoint), self.preprocessor, split.rows, BATCH_SIZE)
+        if predicts_streamed(checkpoint.folder, self.context.task):
+            return predict_streamed(checkpoint.folder, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
+        return predict(load(checkpoint.folder), self.preprocessor, split.rows, BATCH_SIZE)
 
     def _judged(self, entry: dict[str, Any], model: Path) -> dict[str, Any]:
         """Compares one engine with torch on selection rows, and evaluates it if it passes; returns its entry.

@@ -138,7 +138,7 @@ class TowersExporter(Exporter):
         return compared
 
 
-def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
+def checkpoint_of_tower(checkpoint: Checkpoint, tower: str, out: Path) -> Checkpoint:
     """Writes a checkpoint whose quantized layers belong to one tower: links to its files, and its part of the scales.
 
     Args:
@@ -147,19 +147,19 @@ def checkpoint_of_tower(checkpoint: Path, tower: str, out: Path) -> Path:
         out: Empty folder.
 
     Returns:
-        `out`.
+        The one in `out`.
     """
-    for file in checkpoint.iterdir():
+    for file in checkpoint.folder.iterdir():
         if file.name not in (QUANTIZATION_JSON, QUANTIZATION_TENSORS):
             (out / file.name).symlink_to(file.resolve())
-    if Checkpoint(checkpoint).is_quantized:
-        document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+    if checkpoint.is_quantized:
+        document = json.loads((checkpoint.folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
         for key in ("layers", "float_layers"):
             document[key] = {name: value for name, value in document[key].items() if tower_of(name) == tower}
         for key in ("products", "residuals"):
             if key in document:
                 document[key] = [name for name in document[key] if tower_of(name) == tower]
         write_json(out / QUANTIZATION_JSON, document)
-        tensors = load_file(checkpoint / QUANTIZATION_TENSORS)
+        tensors = load_file(checkpoint.folder / QUANTIZATION_TENSORS)
         save_file({name: value for name, value in tensors.items() if tower_of(name) == tower}, out / QUANTIZATION_TENSORS)
-    return out
+    return Checkpoint(out)

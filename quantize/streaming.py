@@ -77,7 +77,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
     """
     if not TASKS[context.task].generates:
         return False
-    large, config = is_large(checkpoint), Checkpoint(checkpoint).config
+    large, config = is_large(Checkpoint(checkpoint)), Checkpoint(checkpoint).config
     deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
     if not (large or deep):
         return False

@@ -105,7 +105,7 @@ def test_an_engine_answers_with_all_windows(tmp_path: Path) -> None:
     saved = Preprocessor.load(tmp_path)
     assert (saved.stride, saved.aggregate) == (STRIDE, "mean")
     rows = long_texts(7)
-    with EngineProcess(torch_spec(sentiment.checkpoint(), tmp_path, "fp32", Target(threads=1))) as engine:
+    with EngineProcess(torch_spec(Checkpoint(sentiment.checkpoint()), tmp_path, "fp32", Target(threads=1))) as engine:
         found = engine.predict(rows, 4)
     np.testing.assert_allclose(found, predict(load(sentiment.checkpoint()), prepared(), rows, 4), atol=1e-4)
 

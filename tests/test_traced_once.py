@@ -14,6 +14,7 @@ from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from export.graph.onnx import _without_masks, export_float
+from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
 from tests.traced_once import really, traced_once
@@ -113,7 +114,9 @@ def test_other_weights_come_to_the_bytes_of_another_trace(family: str, tmp_path:
     monkeypatch.setattr(torch.onnx, "export", counted)
     one, other = (drawn(tmp_path / f"{seed}", tmp_path / "source", seed) for seed in (1, 2))
     with traced_once(tmp_path / "traced"):
-        export_float(one, prepared, tmp_path / "one.onnx")
-        put_in = export_float(other, prepared, tmp_path / "put in.onnx").read_bytes()
+        export_float(Checkpoint(one), prepared, tmp_path / "one.onnx")
+        put_in = export_float(Checkpoint(other), prepared, tmp_path / "put in.onnx").read_bytes()
     assert len(traces) == 1
-    assert export_float(other, prepared, tmp_path / "traced.onnx").read_bytes() == put_in != (tmp_path / "one.onnx").read_bytes()
+    assert (
+        export_float(Checkpoint(other), prepared, tmp_path / "traced.onnx").read_bytes() == put_in != (tmp_path / "one.onnx").read_bytes()
+    )

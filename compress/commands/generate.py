@@ -277,7 +277,8 @@ def choices(run: Run) -> list[Choice]:
             found.append(Choice(made["variant"], made["precision"], entry["engine"], run.variants[made["variant"]].path, spec))
     for variant, artifact in run.variants.items():
         scheme = Checkpoint(artifact.path).scheme
-        spec = torch_spec(artifact.path, artifact.path, "fp32" if scheme is None else "int8", target)  # int8: quantized as it is
+        stored = "fp32" if scheme is None else "int8"  # int8: quantized as it is
+        spec = torch_spec(Checkpoint(artifact.path), artifact.path, stored, target)
         found.append(Choice(variant, "fp32" if scheme is None else SCHEMES[scheme].precision, REFERENCE, artifact.path, spec))
     order = list(run.variants)
     return sorted(found, key=lambda choice: (choice.engine == REFERENCE, order.index(choice.variant)))

@@ -247,7 +247,7 @@ def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     from export.engines.torch import can_compile
 
     folder, baseline, target = exported.path / _builds(exported)[0]["folder"], context.baseline, context.target
-    jobs = [(baseline.id, torch_spec(baseline.path, folder, precision, target)) for precision in ("fp32", "bf16")]
+    jobs = [(baseline.id, torch_spec(Checkpoint(baseline.path), folder, precision, target)) for precision in ("fp32", "bf16")]
     if target.device != "cuda":
         return jobs
     last = list(context.checkpoints)[-1]
@@ -257,7 +257,7 @@ def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
         context.progress.warn("torch compiled is not timed: no C++ compiler is on PATH; install g++, or int8 is held against eager alone")
     for precision in ("fp16", "bf16"):
         for mode in ("eager", *(["compiled"] if compiles else [])):
-            job = rival, torch_spec(context.checkpoints[rival].path, folder, precision, target, mode)
+            job = rival, torch_spec(Checkpoint(context.checkpoints[rival].path), folder, precision, target, mode)
             if (rival, precision, mode) != (baseline.id, "bf16", "eager"):  # timed already
                 jobs.append(job)
     return jobs

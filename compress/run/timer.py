@@ -29,6 +29,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.data.splits import Split
 from foundation.measure.latency import Shape, measure
+from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SCHEMES, is_static_int8
 from foundation.stage.context import Context, TimedPrecision
 
@@ -152,15 +153,15 @@ class Timer:
         from export.graph.quantized import precision_of, write_graphs
 
         context = self.context
-        engine, precision = context.target.engines[0], precision_of(checkpoint)
+        engine, precision = context.target.engines[0], precision_of(Checkpoint(checkpoint))
         prepared = context.preprocessor(checkpoint)
         prepared.save(folder)
         if engine == REFERENCE:
-            return torch_spec(checkpoint, folder, "fp32" if precision == "fp32" else "int8", context.target)
-        model = write_graphs(checkpoint, prepared, folder / MODEL, context.target.engines)
+            return torch_spec(Checkpoint(checkpoint), folder, "fp32" if precision == "fp32" else "int8", context.target)
+        model = write_graphs(Checkpoint(checkpoint), prepared, folder / MODEL, context.target.engines)
         request = BuildRequest(
             engine=engine,
-            checkpoint=checkpoint,
+            checkpoint=Checkpoint(checkpoint),
             model=model,
             root=folder.parent,
             folder=folder,

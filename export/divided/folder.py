@@ -37,6 +37,7 @@ from foundation.models.architecture.shapes import mark, on_meta, with_sizes
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load_float
 from foundation.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import is_stacked, with_separate_experts
 from foundation.models.library import quiet
 from foundation.models.tied import shared_as
@@ -60,7 +61,7 @@ def check_division(config: PreTrainedConfig, ranks: int, key: str, whole_experts
     _refuse(ranks, lambda n: refusal(structure, n, whole_experts), key)
 
 
-def write(checkpoint: Path, out: Path, ranks: int, key: str, whole_experts: bool = False) -> list[Path]:
+def write(checkpoint: Checkpoint, out: Path, ranks: int, key: str, whole_experts: bool = False) -> list[Path]:
     """Writes the folders of all ranks; returns them, in order of rank.
 
     Args:
@@ -73,10 +74,10 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str, whole_experts: bool
     Raises:
         InputError: The model cannot be divided so.
     """
-    types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint, "checkpoint").values()}
+    types = {SHORT_FLOATS.get(kind) for _, kind in headers(checkpoint.folder, "checkpoint").values()}
     dtype = types.pop() if len(types) == 1 else None  # as it is stored: what is not quantized keeps its bytes
-    whole = load_float(checkpoint, dtype or torch.float32)
-    structure, (layers, floating) = Structure.of(whole, key), quantization_of(checkpoint)
+    whole = load_float(checkpoint.folder, dtype or torch.float32)
+    structure, (layers, floating) = Structure.of(whole, key), quantization_of(checkpoint.folder)
     held_of = partial(_held, whole, structure, whole_experts)
     _refuse(ranks, lambda n: refusal(structure, n, whole_experts) or cut_group(layers, held_of(0, n)), key)
     config = with_sizes(whole.config, sizes_on_each(structure.sizes, ranks, whole_experts), key)
@@ -97,9 +98,9 @@ def write(checkpoint: Path, out: Path, ranks: int, key: str, whole_experts: bool
         mark(folder)
         if own:
             save_quantization(folder, own, floating)
-            save_sites(folder, load_sites(checkpoint))
+            save_sites(folder, load_sites(checkpoint.folder))
         write_json(folder / DIVISION, {"schema": 1, "rank": rank, "ranks": ranks, "rows": list(rows), "whole_experts": whole_experts})
-        copy_files(checkpoint, folder, TEXT_FILES + IMAGE_FILES)
+        copy_files(checkpoint.folder, folder, TEXT_FILES + IMAGE_FILES)
     return folders
 
 

@@ -16,12 +16,13 @@ from foundation.data.splits import Split
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load as load_whole
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 
 BATCH_SIZE = 32
 
 
-def prove(checkpoint: Path, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> dict[str, Any]:
+def prove(checkpoint: Checkpoint, folders: Sequence[Path], split: Split, preprocessor: Preprocessor, task: Task) -> dict[str, Any]:
     """Compares what every rank answers with what the undivided model answers.
 
     Args:
@@ -38,7 +39,7 @@ def prove(checkpoint: Path, folders: Sequence[Path], split: Split, preprocessor:
     Raises:
         ParityError: A rank does not agree with the undivided model, within the limits that engines are held to.
     """
-    expected = predict(load_whole(checkpoint), preprocessor, split.rows, BATCH_SIZE)
+    expected = predict(load_whole(checkpoint.folder), preprocessor, split.rows, BATCH_SIZE)
     meeting = Meeting(len(folders))
     models = [load(folder, meeting.of(rank)) for rank, folder in enumerate(folders)]
     answers = meeting.together([lambda model=model: predict(model, preprocessor, split.rows, BATCH_SIZE) for model in models])  # type: ignore[misc]

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foundation.models.folder import Checkpoint
+
 if TYPE_CHECKING:  # the process of an engine reads this file, and needs neither pydantic nor torch for it
     from export.choices import FloatSetting
     from export.engines.spec import BuildRequest, Engine, EngineSpec
@@ -29,7 +31,7 @@ def _as_exported(precision: str, model: Path, folder: Path) -> Path:
     return model
 
 
-def _no_graph(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path) -> None:
+def _no_graph(scheme: SchemeFacts, floating: Path, checkpoint: Checkpoint, model: Path) -> None:
     """Writes nothing: the engine reads `model.onnx`."""
 
 
@@ -78,7 +80,7 @@ class EngineModule:
     """(): whether the graph says which operations run in 16-bit floats (`export.half_graphs`), fp16 or bf16."""
     own_graph: Callable[[str, Path, Path], Path] = _as_exported
     """(precision, model, folder): the graph that the engine is built from, if not `model` then one written to `folder`."""
-    write_graph: Callable[[SchemeFacts, Path, Path, Path], None] = _no_graph
+    write_graph: Callable[[SchemeFacts, Path, Checkpoint, Path], None] = _no_graph
     """(scheme, floating, checkpoint, model): writes the graph of a quantized checkpoint that no other engine reads, next to `model`."""
     all_tokens: Callable[[], bool] = _no
     """(): whether the graph computes the tokens of the last layer that no head reads, too (`export.graph.unread_tokens`)."""

@@ -29,6 +29,7 @@ from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Feature
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
+from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SchemeFacts, of_precision, weight_only
 from foundation.standalone.onnx_decoder import session_options
 
@@ -68,7 +69,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")], properties=properties(request.target.num_threads))
 
 
-def write_graph(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path) -> None:
+def write_graph(scheme: SchemeFacts, floating: Path, checkpoint: Checkpoint, model: Path) -> None:
     """Writes the graph of dynamic int8 that computes the scale of each token itself; ONNX Runtime has no such products of its own."""
     if scheme.activations == "dynamic":
         from export.graph.qdq_schemes import insert_dynamic

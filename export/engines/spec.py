@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.engines import REFERENCE, EngineName, device_of
 from foundation.core.speculation import Speculation
+from foundation.models.folder import Checkpoint
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from export.half_graphs import HalfGraph
@@ -147,7 +148,7 @@ class BuildRequest:
     """What one engine is asked to build: one checkpoint in one precision."""
 
     engine: EngineName
-    checkpoint: Path
+    checkpoint: Checkpoint
     model: Path
     """Its ONNX graph."""
     root: Path
@@ -247,7 +248,7 @@ def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> Engi
     return replace(spec, speculation=Speculation(told["tokens"], draft, told["properties"]))
 
 
-def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, mode: str = "eager") -> EngineSpec:
+def torch_spec(checkpoint: Checkpoint, folder: Path, precision: str, target: Target, mode: str = "eager") -> EngineSpec:
     """Returns the spec of a checkpoint in torch.
 
     Args:
@@ -259,7 +260,7 @@ def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, m
     """
     rest = "fp32" if precision == "int8" else precision
     batch_sizes = compiled_batch_sizes(target)
-    paths = str(checkpoint.resolve()), str(folder.resolve())
+    paths = str(checkpoint.folder.resolve()), str(folder.resolve())
     return EngineSpec(REFERENCE, mode, precision, rest, target.device, target.num_threads, *paths, batch_sizes)
 
 

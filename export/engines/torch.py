@@ -53,7 +53,7 @@ def absence(device: str) -> str | None:
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Builds nothing, as it runs the checkpoint itself; yields the eager mode."""
-    size = sum(file.stat().st_size for file in request.checkpoint.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in request.checkpoint.folder.glob("*.safetensors"))
     yield request.entry("eager", size_bytes=size, int8_share_reason=NO_GRAPH)
 
 

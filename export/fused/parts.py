@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -37,6 +36,7 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.attention import Attention, find_attentions
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from foundation.models.library import REFUSED, one_line
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import LayerScales
@@ -100,7 +100,7 @@ class Found:
         return states
 
 
-def plan_of(checkpoint: Path, nodes: Mapping[str, Mapping[str, str]] | None = None) -> Plan:
+def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | None = None) -> Plan:
     """Returns the plan of a w8a8 checkpoint.
 
     Args:
@@ -110,16 +110,16 @@ def plan_of(checkpoint: Path, nodes: Mapping[str, Mapping[str, str]] | None = No
     Raises:
         InputError: The model is built otherwise, or computes otherwise, or something other than its linear layers is int8.
     """
-    model: PreTrainedModel = load_float(checkpoint)
+    model: PreTrainedModel = load_float(checkpoint.folder)
     kind = model.config.model_type
-    sites = load_sites(checkpoint)
+    sites = load_sites(checkpoint.folder)
     if sites.names:
         raise InputError(REFUSAL.format(kind, f"{sites.names[0]} is int8, which has no kernel; quantize without attention and residuals"))
     try:
         found = _proved(model, _found(model))
     except Otherwise as error:
         raise InputError(REFUSAL.format(kind, error)) from error
-    scales, _ = load_quantization(checkpoint)
+    scales, _ = load_quantization(checkpoint.folder)
     return _plan(found, scales, nodes or {})
 
 

@@ -44,11 +44,11 @@ class Agreement:
 
     def __init__(self, context: Context, settings: Generation) -> None:
         self._context, self.settings = context, settings
-        self._known: dict[tuple[Path, bool], Tokens] = {}
-        self._rounded: dict[tuple[Path, Rounding | None], Tokens] = {}
+        self._known: dict[tuple[Checkpoint, bool], Tokens] = {}
+        self._rounded: dict[tuple[Checkpoint, Rounding | None], Tokens] = {}
 
     def gate(
-        self, process: EngineProcess, checkpoint: Path, *, rounding: Rounding | None, amplifies: bool = False
+        self, process: EngineProcess, checkpoint: Checkpoint, *, rounding: Rounding | None, amplifies: bool = False
     ) -> tuple[dict[str, Any], str | None]:
         """Compares an engine with torch on selection rows.
 
@@ -81,7 +81,7 @@ class Agreement:
     def _longest_prompt(self) -> int:
         return max(len(row) for row in self._gate_prompts.rows)
 
-    def _rounding(self, checkpoint: Path, rounding: Rounding | None) -> Tokens:
+    def _rounding(self, checkpoint: Checkpoint, rounding: Rounding | None) -> Tokens:
         """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations.
 
         Raises:
@@ -89,7 +89,7 @@ class Agreement:
         """
         if (checkpoint, rounding) not in self._rounded:
             self._require_memory(checkpoint)
-            model = load_float(checkpoint) if rounding is None or rounding.exact else load(checkpoint)
+            model = load_float(checkpoint.folder) if rounding is None or rounding.exact else load(checkpoint.folder)
             with nullcontext() if rounding is None else rounding.rounds(model, checkpoint):
                 self._rounded[checkpoint, rounding] = greedy(model, self._gate_prompts)
         return self._rounded[checkpoint, rounding]
@@ -98,13 +98,13 @@ class Agreement:
         """Returns the greedy answers of an engine to the prompts from evaluation rows, or to questions, int32 [n, T]."""
         return answer(process, self._evaluation_prompts)
 
-    def evaluate(self, process: EngineProcess, checkpoint: Path, path: Path) -> dict[str, Any]:
+    def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
 
         Answers to some prompts of the gate, of several lengths, stand beside them in the file: the server is asked both.
         """
         prompts = self._evaluation_prompts
-        found, baseline = self.answered(process), self._in_torch(self._context.baseline.path, held_out=True)
+        found, baseline = self.answered(process), self._in_torch(Checkpoint(self._context.baseline.path), held_out=True)
         save_answers(path, prompts.rows, found, self._served_answers(process))
         compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
@@ -146,11 +146,11 @@ class Agreement:
     def _evaluation_prompts(self) -> Prompts:
         if self.settings.questions is None:
             return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
-        baseline = self._context.baseline.path
-        longest = most_tokens(Checkpoint(baseline).config)
+        baseline = Checkpoint(self._context.baseline.path)
+        longest = most_tokens(baseline.config)
         return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
 
-    def _in_torch(self, checkpoint: Path, *, held_out: bool) -> Tokens:
+    def _in_torch(self, checkpoint: Checkpoint, *, held_out: bool) -> Tokens:
         """Returns the greedy answers of a checkpoint to the prompts from evaluation rows, or from selection rows.
 
         Raises:
@@ -159,15 +159,15 @@ class Agreement:
         if (checkpoint, held_out) not in self._known:
             self._require_memory(checkpoint)
             prompts = self._evaluation_prompts if held_out else self._gate_prompts
-            self._known[checkpoint, held_out] = greedy(load(checkpoint), prompts)
+            self._known[checkpoint, held_out] = greedy(load(checkpoint.folder), prompts)
         return self._known[checkpoint, held_out]
 
-    def _require_memory(self, checkpoint: Path) -> None:
+    def _require_memory(self, checkpoint: Checkpoint) -> None:
         """Raises InputError where a checkpoint does not fit into memory."""
         from foundation.measure.predictions import predicts_streamed
 
-        if predicts_streamed(checkpoint, self._context.task):
-            raise InputError(f"{checkpoint.name}: too large to answer in torch here; use a machine with more memory")
+        if predicts_streamed(checkpoint.folder, self._context.task):
+            raise InputError(f"{checkpoint.folder.name}: too large to answer in torch here; use a machine with more memory")
 
 
 def answer(process: EngineProcess, prompts: Prompts) -> Tokens:

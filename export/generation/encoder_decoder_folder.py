@@ -22,6 +22,7 @@ from export.generation.encoder_decoder_graphs import encoder_decoder_graphs
 from export.generation.genai_folder import RUNTIME_OPTIONS, write_generation_config
 from export.generation.on_grids import on_grids
 from export.generation.text_files import write_text_files
+from foundation.models.folder import Checkpoint
 from foundation.schemes.scales import Scales
 from foundation.standalone.encoder_decoder import DECODER, ENCODER
 
@@ -32,7 +33,7 @@ def folder_files(folder: Path) -> list[Path]:
     return [*models, *(path.with_suffix(".bin") for path in models)]
 
 
-def write_encoder_decoder_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[str, str]) -> None:
+def write_encoder_decoder_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Mapping[str, str]) -> None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
@@ -55,7 +56,7 @@ def write_encoder_decoder_folder(checkpoint: Path, folder: Path, runtime_options
         for key, value in runtime_options.items():
             graph.set_rt_info(value, [RUNTIME_OPTIONS, key])
         openvino.save_model(graph, folder / file, compress_to_fp16=False)
-    shutil.copyfile(checkpoint / "config.json", folder / "config.json")
+    shutil.copyfile(checkpoint.folder / "config.json", folder / "config.json")
     write_text_files(checkpoint, folder)
     write_generation_config(checkpoint, folder)
 

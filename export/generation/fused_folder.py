@@ -19,6 +19,7 @@ from export.generation.on_grids import on_grids
 from export.generation.text_files import write_text_files
 from foundation.artifacts.artifact import writing
 from foundation.artifacts.graph import Graph
+from foundation.models.folder import Checkpoint
 from foundation.standalone.onnx_decoder import CACHE
 
 MODEL = "model.onnx"
@@ -26,7 +27,7 @@ PRODUCTS = ("MatMulNBits", "MatMul", "FusedMatMul")
 FLOAT_BYTES = 4
 
 
-def write_fused_folder(checkpoint: Path, folder: Path) -> None:
+def write_fused_folder(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
@@ -40,7 +41,7 @@ def write_fused_folder(checkpoint: Path, folder: Path) -> None:
     with writing(folder) as temporary:
         save_fused(graph, temporary / MODEL)
         write_text_files(checkpoint, temporary)
-        shutil.copyfile(checkpoint / "config.json", temporary / "config.json")
+        shutil.copyfile(checkpoint.folder / "config.json", temporary / "config.json")
         write_generation_config(checkpoint, temporary)
 
 

@@ -51,7 +51,7 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / MODEL, (folder / MODEL).with_suffix(".bin")]
 
 
-def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[str, str]) -> str | None:
+def write_genai_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Mapping[str, str]) -> str | None:
     """Writes the folder of a checkpoint, float or quantized.
 
     Args:
@@ -74,13 +74,13 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
     for name, value in runtime_options.items():
         graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
-    shutil.copyfile(checkpoint / "config.json", folder / "config.json")
+    shutil.copyfile(checkpoint.folder / "config.json", folder / "config.json")
     write_generation_config(checkpoint, folder)
     write_text_files(checkpoint, folder)
     return write_graphs(checkpoint, folder)
 
 
-def quantized_graph(checkpoint: Path) -> openvino.Model:
+def quantized_graph(checkpoint: Checkpoint) -> openvino.Model:
     """Returns the graph with cache of a checkpoint, with its integers as constants if it is quantized.
 
     Raises:
@@ -127,11 +127,11 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
     return None if kinds is not None and set(kinds) == {"full_attention"} else int(window)
 
 
-def write_generation_config(checkpoint: Path, folder: Path) -> None:
+def write_generation_config(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes generation_config.json: the checkpoint's own, or one with the special tokens of its config.json."""
-    given = checkpoint / "generation_config.json"
+    given = checkpoint.folder / "generation_config.json"
     if given.is_file():
         shutil.copyfile(given, folder / given.name)
         return
     with quiet():
-        GenerationConfig.from_model_config(Checkpoint(checkpoint).config).save_pretrained(folder)
+        GenerationConfig.from_model_config(checkpoint.config).save_pretrained(folder)

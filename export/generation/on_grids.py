@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -33,16 +32,16 @@ class OnGrids:
     """Row scales of embeddings and head, float32 [V], by module path."""
 
 
-def on_grids(checkpoint: Path) -> OnGrids:
+def on_grids(checkpoint: Checkpoint) -> OnGrids:
     """Loads a checkpoint, float or quantized.
 
     Raises:
         InputError: Its attention products or residual additions are quantized.
     """
-    model: PreTrainedModel = load_float(checkpoint)
-    if not Checkpoint(checkpoint).is_quantized:
+    model: PreTrainedModel = load_float(checkpoint.folder)
+    if not checkpoint.is_quantized:
         return OnGrids(model)
-    sites = load_sites(checkpoint).names
+    sites = load_sites(checkpoint.folder).names
     if sites:
         raise InputError(
             f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from export.generation.rereading import read_again_at
 from foundation.core.errors import InputError
 from foundation.measure.tokens import ENDED, filled
 from foundation.models.encoder_decoder import answered
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import device_of
 from foundation.models.generation import answer_tokens
 from foundation.schemes.weight_only import dequantized_once
@@ -80,7 +80,7 @@ class Prompts:
         return cls(tuple(_spread(long, settings.prompts)), min(settings.tokens, max_length - length))
 
     @classmethod
-    def of_questions(cls, questions: Sequence[str], settings: Generation, checkpoint: Path, longest: int | None) -> Prompts:
+    def of_questions(cls, questions: Sequence[str], settings: Generation, checkpoint: Checkpoint, longest: int | None) -> Prompts:
         """Takes evenly spaced questions.
 
         Args:

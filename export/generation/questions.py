@@ -7,8 +7,6 @@ Left out: conversations of several messages.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +14,7 @@ from export.generation.text_files import language_text
 from foundation.core.errors import InputError
 from foundation.core.files import local, read_plain
 from foundation.core.shown import reason
+from foundation.models.folder import Checkpoint
 from foundation.standalone.chat_template import TemplateRefused
 from foundation.standalone.language_text import LanguageText
 
@@ -67,7 +66,7 @@ def asked(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np
         ) from error
 
 
-def prompts_of(checkpoint: Path, questions: tuple[str, ...], tokens: int, longest: int | None) -> list[NDArray[np.int32]]:
+def prompts_of(checkpoint: Checkpoint, questions: tuple[str, ...], tokens: int, longest: int | None) -> list[NDArray[np.int32]]:
     """Returns the token ids of questions, int32 [P] each.
 
     Args:
@@ -79,7 +78,7 @@ def prompts_of(checkpoint: Path, questions: tuple[str, ...], tokens: int, longes
     Raises:
         InputError: A question has no token, or leaves no room for its answer, or the chat template does not take it.
     """
-    text = language_text(checkpoint)
+    text = language_text(checkpoint.folder)
     found = [asked(text, question) for question in questions]
     for question, ids in zip(questions, found, strict=True):
         if not len(ids):

@@ -25,6 +25,7 @@ from openvino_tokenizers import convert_tokenizer
 from foundation.artifacts.artifact import write_json
 from foundation.measure.probes import CHATS, PROBES
 from foundation.models.files import TEXT_FILES, copy_files
+from foundation.models.folder import Checkpoint
 from foundation.models.inputs.tokenizer import load_tokenizer
 from foundation.models.library import one_line, quiet
 from foundation.standalone.chat_template import TemplateRefused
@@ -59,7 +60,7 @@ def of_transformers(tokenizer: PreTrainedTokenizerBase) -> LanguageText:
     return LanguageText(backend, settings)
 
 
-def write_text_files(checkpoint: Path, folder: Path) -> LanguageText:
+def write_text_files(checkpoint: Checkpoint, folder: Path) -> LanguageText:
     """Writes what the text of a checkpoint is read from, without the graphs.
 
     Returns:
@@ -68,13 +69,13 @@ def write_text_files(checkpoint: Path, folder: Path) -> LanguageText:
     Raises:
         InputError: The tokenizer cannot be loaded.
     """
-    copy_files(checkpoint, folder, TEXT_FILES)
-    text = language_text(checkpoint)
+    copy_files(checkpoint.folder, folder, TEXT_FILES)
+    text = language_text(checkpoint.folder)
     write_json(folder / SETTINGS, asdict(text.settings))
     return text
 
 
-def write_graphs(checkpoint: Path, folder: Path) -> str | None:
+def write_graphs(checkpoint: Checkpoint, folder: Path) -> str | None:
     """Writes the tokenizer of a checkpoint as the graphs that OpenVINO GenAI reads, where they say what the tokenizer says.
 
     Args:
@@ -87,7 +88,7 @@ def write_graphs(checkpoint: Path, folder: Path) -> str | None:
     files = [(folder / name).with_suffix(suffix) for name in (TOKENIZER, DETOKENIZER) for suffix in (".xml", ".bin")]
     try:
         with quiet():
-            parts = convert_tokenizer(load_tokenizer(str(checkpoint)), with_detokenizer=True)
+            parts = convert_tokenizer(load_tokenizer(str(checkpoint.folder)), with_detokenizer=True)
         for part, name in zip(parts, (TOKENIZER, DETOKENIZER), strict=True):
             openvino.save_model(part, folder / name, compress_to_fp16=False)
         reason = next(_differences(folder), None)

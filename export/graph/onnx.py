@@ -153,7 +153,7 @@ class _Numbers(nn.Module):
         return logits
 
 
-def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path, all_tokens: bool = False) -> Path:
+def export_float(checkpoint: Checkpoint, preprocessor: Preprocessor, out: Path, all_tokens: bool = False) -> Path:
     """Writes the float32 ONNX model of a checkpoint.
 
     Args:
@@ -222,18 +222,18 @@ def module_of(node: onnx.NodeProto) -> str | None:
     return next((entry.value for entry in node.metadata_props if entry.key == MODULE), None)
 
 
-def _load(checkpoint: Path, task: Task) -> PreTrainedModel:
-    config = Checkpoint(checkpoint).config
+def _load(checkpoint: Checkpoint, task: Task) -> PreTrainedModel:
+    config = checkpoint.config
     if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
         raise InputError(
             f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
             "give a model without a decoder of its own, or leave out export"
         )
     model = auto_class(task, config).from_pretrained(
-        checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+        checkpoint.folder, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
     with_linears(model)
-    if Checkpoint(checkpoint).is_quantized:  # each expert has integers of its own
+    if checkpoint.is_quantized:  # each expert has integers of its own
         with_separate_experts(model)
         put_on_grids(model, checkpoint)
     make_exportable(model)

@@ -32,6 +32,7 @@ from export.graph.nodes import prune_initializers
 from export.graph.onnx import GEMMS, module_of, save
 from export.graph.qdq_products import insert_sites
 from foundation.artifacts.graph import Graph
+from foundation.models.folder import Checkpoint
 from foundation.schemes.sites import load_sites
 
 ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"
@@ -48,7 +49,7 @@ class LayerScales:
     smooth: npt.NDArray[np.float32] | None = None
 
 
-def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+def insert_qdq(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the Q/DQ model of a quantized checkpoint.
 
     Args:
@@ -66,14 +67,14 @@ def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
     scales = read_scales(checkpoint)
     model = Graph(float_onnx).load()
     _insert(model.graph, scales)
-    insert_sites(model.graph, load_sites(checkpoint), ZERO_INT8)
+    insert_sites(model.graph, load_sites(checkpoint.folder), ZERO_INT8)
     return save(model, out)
 
 
-def read_scales(checkpoint: Path) -> dict[str, LayerScales]:
+def read_scales(checkpoint: Checkpoint) -> dict[str, LayerScales]:
     """Returns the scales of every quantized layer of a checkpoint, by module path, in the order of quantization.json."""
-    tensors = load_file(checkpoint / "quantization.safetensors")
-    names = json.loads((checkpoint / "quantization.json").read_text(encoding="utf-8"))["layers"]
+    tensors = load_file(checkpoint.folder / "quantization.safetensors")
+    names = json.loads((checkpoint.folder / "quantization.json").read_text(encoding="utf-8"))["layers"]
     return {
         name: LayerScales(tensors[f"{name}.input_scale"], tensors[f"{name}.weight_scale"], tensors.get(f"{name}.input_smooth"))
         for name in names

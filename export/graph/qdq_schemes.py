@@ -43,6 +43,7 @@ from export.graph.nodes import prune_initializers
 from export.graph.onnx import save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
 from foundation.artifacts.graph import Graph
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import LOW, Int4Scales
@@ -59,17 +60,17 @@ SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
 ZERO_POINT = 128
 
 
-def insert_weights(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+def insert_weights(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the model with constant weights in int8 or int4 and float activations, for w8a8-dynamic, w8a16 and w4a16; see `insert`."""
     return insert(float_onnx, checkpoint, out, _weight_only)
 
 
-def insert_dynamic(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+def insert_dynamic(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the model whose graph itself quantizes activations per token, for w8a8-dynamic in ONNX Runtime; see `insert`."""
     return insert(float_onnx, checkpoint, out, _dynamic)
 
 
-def insert_fp8(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+def insert_fp8(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the Q/DQ model in FLOAT8E4M3FN; see `insert`."""
     return insert(float_onnx, checkpoint, out, _fp8)
 
@@ -105,7 +106,7 @@ Rewrite = Callable[[_Graph, onnx.NodeProto, str, Scales], None]
 """Adds the nodes that take the place of the GEMM of a layer."""
 
 
-def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> Path:
+def insert(float_onnx: Path, checkpoint: Checkpoint, out: Path, rewrite: Rewrite) -> Path:
     """Writes the model of a quantized checkpoint.
 
     Args:
@@ -120,7 +121,7 @@ def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> P
     Raises:
         ValueError: A layer is not in the graph, or its weights are not on the grid of its scales.
     """
-    layers, _ = load_quantization(checkpoint)
+    layers, _ = load_quantization(checkpoint.folder)
     model = Graph(float_onnx).load()
     chosen, graph = find_layers(model.graph, layers), _Graph(model.graph)
     for node in model.graph.node:

@@ -25,13 +25,13 @@ from foundation.schemes.table import SCHEMES, SchemeFacts
 from foundation.standalone.preprocess import Preprocessor
 
 
-def precision_of(checkpoint: Path) -> str:
+def precision_of(checkpoint: Checkpoint) -> str:
     """Returns the precision of a checkpoint: fp32 where it is not quantized."""
-    scheme = Checkpoint(checkpoint).scheme
+    scheme = checkpoint.scheme
     return "fp32" if scheme is None else SCHEMES[scheme].precision
 
 
-def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engines: Collection[str]) -> Path:
+def write_graphs(checkpoint: Checkpoint, preprocessor: Preprocessor, model: Path, engines: Collection[str]) -> Path:
     """Writes the graphs of a checkpoint, float or quantized.
 
     Args:
@@ -46,7 +46,7 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
-    scheme, all_tokens = Checkpoint(checkpoint).scheme, any(engine_module(engine).all_tokens() for engine in engines)
+    scheme, all_tokens = checkpoint.scheme, any(engine_module(engine).all_tokens() for engine in engines)
     if scheme is None:
         return export_float(checkpoint, preprocessor, model, all_tokens)
     with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:
@@ -58,7 +58,7 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     return model
 
 
-def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path) -> None:
+def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Checkpoint, model: Path) -> None:
     """Writes the graph of a quantized checkpoint from the float one that `export_float` wrote for it."""
     if scheme.activations != "static":
         insert_weights(floating, checkpoint, model)

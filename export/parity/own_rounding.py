@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from math import comb
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from torch import Tensor, nn
 from foundation.answers.table import answer_of
 from foundation.core.tasks import Task
 from foundation.measure.agreement import compare_predictions
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import ACTIVATION_HIGH, token_scale
 from foundation.schemes.tables import load_tables
@@ -49,7 +49,7 @@ NEAR = 1.1
 
 
 @contextmanager
-def rounding_head(model: nn.Module, checkpoint: Path) -> Iterator[None]:
+def rounding_head(model: nn.Module, checkpoint: Checkpoint) -> Iterator[None]:
     """Rounds the inputs of a language model's head to int8 while it is open, with a scale for each token, if its rows are int8.
 
     Args:
@@ -57,7 +57,7 @@ def rounding_head(model: nn.Module, checkpoint: Path) -> Iterator[None]:
         checkpoint: The checkpoint; nothing is rounded where its tables are float.
     """
     known: Any = model
-    if not load_tables(checkpoint):
+    if not load_tables(checkpoint.folder):
         yield
         return
 
@@ -74,7 +74,7 @@ def rounding_head(model: nn.Module, checkpoint: Path) -> Iterator[None]:
 
 
 @contextmanager
-def rounding_blocks(model: nn.Module, checkpoint: Path) -> Iterator[None]:
+def rounding_blocks(model: nn.Module, checkpoint: Checkpoint) -> Iterator[None]:
     """Rounds the inputs of all layers with integer weights to int8 while it is open, as MatMulNBits of ONNX Runtime does.
 
     Args:
@@ -87,10 +87,10 @@ def rounding_blocks(model: nn.Module, checkpoint: Path) -> Iterator[None]:
     modules = dict(model.named_modules())
     rounded = [
         (modules[name], block_of(scales), getattr(scales, "input_smooth", None))
-        for name, scales in load_quantization(checkpoint)[0].items()
+        for name, scales in load_quantization(checkpoint.folder)[0].items()
     ]
     head = known.get_output_embeddings()
-    if load_tables(checkpoint):
+    if load_tables(checkpoint.folder):
         rounded.append((head, table_block(head.in_features), None))
     with ExitStack() as stack:
         for module, block, smooth_I in rounded:
@@ -123,7 +123,7 @@ def in_blocks(x: Tensor, block: int) -> Tensor:
 class Rounding:
     """How an engine quantizes tokens by itself."""
 
-    rounds: Callable[[nn.Module, Path], AbstractContextManager[None]]
+    rounds: Callable[[nn.Module, Checkpoint], AbstractContextManager[None]]
     """(model, checkpoint): lets a model round while it is open."""
     exact: bool
     """Whether the engine rounds exactly so. It is then held to the float model with this rounding; otherwise the rounding is what torch's

@@ -80,7 +80,7 @@ def finely(preprocessor: Preprocessor) -> Preprocessor:
 
 def predicts_streamed(folder: Path, task: Task) -> bool:
     """Whether a checkpoint is a large language model that `predict_streamed` supports."""
-    if not TASKS[task].generates or not is_large(folder) or structure_problem(meta_model(Checkpoint(folder).config)[0]):
+    if not TASKS[task].generates or not is_large(Checkpoint(folder)) or structure_problem(meta_model(Checkpoint(folder).config)[0]):
         return False
     return not (Checkpoint(folder).is_quantized and load_sites(folder).names)
 

@@ -413,9 +413,9 @@ def available_bytes() -> int:
     return min(limits)
 
 
-def is_large(folder: Path) -> bool:
-    """Whether the float32 weights of a model folder would take more than `MODEL_SHARE` of the available memory."""
-    weights = Checkpoint(folder).weights
+def is_large(checkpoint: Checkpoint) -> bool:
+    """Whether the float32 weights of a checkpoint would take more than `MODEL_SHARE` of the available memory."""
+    weights = checkpoint.weights
     return 4 * sum(prod(weights.shape(name)) for name in weights.names) > MODEL_SHARE * available_bytes()
 
 

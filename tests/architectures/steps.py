@@ -27,6 +27,7 @@ from foundation.models.architecture.axes import size_of
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig, set_labels
+from foundation.models.folder import Checkpoint
 from foundation.models.importing import import_model
 from foundation.models.inputs.images import image_settings, image_shape
 from foundation.models.library import quiet, sizes_config, with_class
@@ -268,7 +269,7 @@ def export(bench: Bench) -> None:
 def _build(quantized: Artifact) -> Any:
     from export.builds import Build
 
-    return Build("quantize", quantized.path, "int8", "quantize")
+    return Build("quantize", Checkpoint(quantized.path), "int8", "quantize")
 
 
 CALLS: Mapping[str, Callable[[Bench], Any]] = {

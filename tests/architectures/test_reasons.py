@@ -14,6 +14,7 @@ from distill.student import student_config, take_layers
 from foundation.core.errors import InputError
 from foundation.models.architecture.blocks import with_layers
 from foundation.models.config import ModelConfig, check_length, check_task
+from foundation.models.folder import Checkpoint
 from foundation.models.inputs.images import image_shape
 from foundation.models.library import sizes_config
 from tests.architectures.steps import drawn
@@ -88,4 +89,4 @@ def test_what_cannot_be_traced_into_onnx_is_said(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(torch.onnx, "export", export)
     with pytest.raises(InputError, match=r"export: this bert cannot be traced into ONNX \(the shape depends on values\)"):
-        export_float(tmp_path / "bert", tiny.preprocessor("bert"), tmp_path / "model.onnx")
+        export_float(Checkpoint(tmp_path / "bert"), tiny.preprocessor("bert"), tmp_path / "model.onnx")

@@ -63,7 +63,7 @@ def _build(checkpoint: Path, prepared: Preprocessor, folder: Path, *, quantized:
     prepared.save(folder)
     model, floating = folder / "model.onnx", sentiment.graph(checkpoint)
     if quantized:
-        insert_qdq(floating, checkpoint, model)
+        insert_qdq(floating, Checkpoint(checkpoint), model)
     else:
         shutil.copy(floating, model)
     openvino.convert(model, folder)

@@ -26,6 +26,7 @@ from export.graph.split_products import split_products
 from foundation.core.tasks import Task
 from foundation.models.architecture.shapes import auto_class, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.standalone.preprocess import Preprocessor
@@ -64,13 +65,13 @@ def names(kind: str) -> tuple[str, ...]:
 @cache
 def graph(kind: str) -> Path:
     """Returns the float graph, made once for all tests, which leave the file alone."""
-    return export_float(_checkpoint(kind), _preprocessor(kind), Path(_SCRATCH.name) / f"{kind}.onnx", all_tokens=True)
+    return export_float(Checkpoint(_checkpoint(kind)), _preprocessor(kind), Path(_SCRATCH.name) / f"{kind}.onnx", all_tokens=True)
 
 
 @cache
 def quantized(kind: str) -> Path:
     """Returns the Q/DQ graph."""
-    return insert_qdq(graph(kind), _checkpoint(kind), Path(_SCRATCH.name) / f"{kind}-int8.onnx")
+    return insert_qdq(graph(kind), Checkpoint(_checkpoint(kind)), Path(_SCRATCH.name) / f"{kind}-int8.onnx")
 
 
 @cache

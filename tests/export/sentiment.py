@@ -120,7 +120,7 @@ def quantized(bits: int = 7) -> Path:
 def graph(path: Path) -> Path:
     """Writes the float ONNX model of one of the checkpoints once for all tests: tracing takes seconds."""
     return export_float(
-        path, Checkpoint(path).preprocessor("text-classification", LENGTH, TARGET), Path(_SCRATCH.name) / f"{path.name}.onnx"
+        Checkpoint(path), Checkpoint(path).preprocessor("text-classification", LENGTH, TARGET), Path(_SCRATCH.name) / f"{path.name}.onnx"
     )
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from export import compressed_tensors
+from foundation.models.folder import Checkpoint
 from foundation.schemes.attention_products import ProductScales
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from foundation.schemes.fp8 import Fp8Scales
@@ -111,8 +112,8 @@ def their_codes(_: DynamicInt8Linear, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("scheme", FORMS)
 def test_transformers_reads_it_back_and_answers_the_same(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compressed_tensors.is_decoder(quantized(scheme))
-    compressed_tensors.write(quantized(scheme), tmp_path / "out")
+    assert compressed_tensors.is_decoder(Checkpoint(quantized(scheme)))
+    compressed_tensors.write(Checkpoint(quantized(scheme)), tmp_path / "out")
     monkeypatch.setattr(DynamicInt8Linear, "codes", their_codes)
     expected, found = ours(quantized(scheme)), theirs(tmp_path / "out", dequantize=scheme == ZERO_POINTS)
     with torch.no_grad():
@@ -125,7 +126,7 @@ def test_transformers_reads_it_back_and_answers_the_same(scheme: str, tmp_path: 
 
 @pytest.mark.parametrize("scheme", FORMS)
 def test_weights_are_those_of_the_checkpoint_exactly(scheme: str, tmp_path: Path) -> None:
-    compressed_tensors.write(quantized(scheme), tmp_path / "out")
+    compressed_tensors.write(Checkpoint(quantized(scheme)), tmp_path / "out")
     config = transformers.CompressedTensorsConfig(dequantize=True)
     dense = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", quantization_config=config)
     checkpoint = transformers.LlamaForCausalLM.from_pretrained(quantized(scheme))
@@ -135,7 +136,7 @@ def test_weights_are_those_of_the_checkpoint_exactly(scheme: str, tmp_path: Path
 
 
 def test_four_bits_take_an_eighth_of_the_bytes(tmp_path: Path) -> None:
-    compressed_tensors.write(quantized("w4a16"), tmp_path / "out")
+    compressed_tensors.write(Checkpoint(quantized("w4a16")), tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     packed = tensors["model.layers.0.mlp.down_proj.weight_packed"]
     assert (packed.dtype, tuple(packed.shape)) == (torch.int32, (32, 6))
@@ -146,7 +147,7 @@ def test_four_bits_take_an_eighth_of_the_bytes(tmp_path: Path) -> None:
 
 def test_zero_points_are_packed_as_the_library_packs_them(tmp_path: Path) -> None:
     """Eight outputs of a group in each int32, as the package does it from the same weight, scale and zero point."""
-    compressed_tensors.write(quantized(ZERO_POINTS), tmp_path / "out")
+    compressed_tensors.write(Checkpoint(quantized(ZERO_POINTS)), tmp_path / "out")
     tensors, (layers, _) = load_file(tmp_path / "out" / "model.safetensors"), load_quantization(quantized(ZERO_POINTS))
     config = QuantizationConfig.model_validate(json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"])
     (scheme,) = config.config_groups.values()
@@ -160,7 +161,7 @@ def test_zero_points_are_packed_as_the_library_packs_them(tmp_path: Path) -> Non
         expected = PackedQuantizationCompressor.compress({"weight": weights[f"{name}.weight"], **scales.tensors()}, scheme)
         assert stored.keys() == expected.keys()
         assert all(torch.equal(stored[key], tensor) for key, tensor in expected.items())
-    compressed_tensors.write(quantized("w4a16"), tmp_path / "symmetric")
+    compressed_tensors.write(Checkpoint(quantized("w4a16")), tmp_path / "symmetric")
     assert not any("zero_point" in name for name in load_file(tmp_path / "symmetric" / "model.safetensors"))
     described = json.loads((tmp_path / "symmetric" / "config.json").read_text())["quantization_config"]
     assert described["config_groups"]["group_0"]["weights"]["symmetric"] is True
@@ -168,7 +169,7 @@ def test_zero_points_are_packed_as_the_library_packs_them(tmp_path: Path) -> Non
 
 def test_transformers_reads_zero_points_into_float_weights_alone(tmp_path: Path) -> None:
     """It refuses the files of the package itself too, whose sizes it takes from zero points that are not packed."""
-    compressed_tensors.write(quantized(ZERO_POINTS), tmp_path / "out")
+    compressed_tensors.write(Checkpoint(quantized(ZERO_POINTS)), tmp_path / "out")
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         theirs(tmp_path / "out")  # once it loads, the note in `export.compressed_tensors` and the tutorial can go
 
@@ -177,7 +178,7 @@ def test_a_checkpoint_in_several_files_stays_in_several(tmp_path: Path) -> None:
     checkpoint = quantized("w4a16", "20KB")
     files = sorted(file.name for file in checkpoint.glob("model-*.safetensors"))
     assert len(files) > 2
-    compressed_tensors.write(checkpoint, tmp_path / "out")
+    compressed_tensors.write(Checkpoint(checkpoint), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").glob("*.safetensors")) == files
     places = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
     for file in files:
@@ -196,18 +197,20 @@ def edited(scheme: str, folder: Path, scales: Scales) -> Path:
 
 
 def test_what_the_format_has_no_word_for_is_told(tmp_path: Path) -> None:
-    assert compressed_tensors.obstacle(quantized("w8a8")) is None
+    assert compressed_tensors.obstacle(Checkpoint(quantized("w8a8"))) is None
     smooth = scales_of("w8a8", torch.ones(32, 48), 1.0, torch.ones(48))
-    reason = compressed_tensors.obstacle(edited("w8a8", tmp_path / "smooth", smooth))
+    reason = compressed_tensors.obstacle(Checkpoint(edited("w8a8", tmp_path / "smooth", smooth)))
     assert reason == "model.layers.1.mlp.down_proj has a smoothing vector; quantize with smoothquant: {prescale: false}"
     uneven = Int4Scales(torch.ones(32, 2), 32)
-    assert "48 inputs, no multiple of group_size 32" in str(compressed_tensors.obstacle(edited("w4a16", tmp_path / "uneven", uneven)))
+    assert "48 inputs, no multiple of group_size 32" in str(
+        compressed_tensors.obstacle(Checkpoint(edited("w4a16", tmp_path / "uneven", uneven)))
+    )
     other = edited("w8a8", tmp_path / "sites", scales_of("w8a8", torch.ones(32, 48), 1.0))
     one = torch.tensor(1.0)
     save_sites(other, Sites({"model.layers.0.self_attn/qk": ProductScales(one, one)}))
-    assert "attention: false" in str(compressed_tensors.obstacle(other))
+    assert "attention: false" in str(compressed_tensors.obstacle(Checkpoint(other)))
 
 
 def test_an_encoder_is_no_decoder(tmp_path: Path) -> None:
     transformers.BertConfig(architectures=["BertForSequenceClassification"]).save_pretrained(tmp_path)
-    assert not compressed_tensors.is_decoder(tmp_path)
+    assert not compressed_tensors.is_decoder(Checkpoint(tmp_path))

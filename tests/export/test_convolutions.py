@@ -11,6 +11,7 @@ import pytest
 from export.builds import Build
 from export.export import Export
 from foundation.core.target import Target
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from tests.architectures.steps import Bench, quantize
 from tests.architectures.table import ARCHITECTURES
@@ -27,7 +28,7 @@ def test_engines_agree_with_torch_and_run_every_quantized_layer_in_int8(name: st
     bench = Bench.of(ARCHITECTURES[name], tmp_path)
     quantized = quantize(bench)
     context = replace(bench.context, target=TARGET, checkpoints={"quantize": quantized})
-    monkeypatch.setattr("export.builds.planned", lambda *_: [Build("quantize", quantized.path, "int8", "quantize")])
+    monkeypatch.setattr("export.builds.planned", lambda *_: [Build("quantize", Checkpoint(quantized.path), "int8", "quantize")])
     out = bench.out("export")
     Export(float_precision="fp32").run(quantized, context, out)
     (build,) = json.loads((out / "export.json").read_text())["builds"]

@@ -51,7 +51,7 @@ def features(checkpoint: Path) -> dict[str, np.ndarray]:
 
 def test_both_backends_get_the_vectors_of_our_engines_as_one_token(stages: Path, tmp_path: Path) -> None:
     checkpoint, build = parts(stages)
-    out = write_folder(checkpoint, build, tmp_path / "out")
+    out = write_folder(Checkpoint(checkpoint), build, tmp_path / "out")
     given = features(checkpoint)
     entries = {entry["engine"]: entry for entry in json.loads((build.parent / "export.json").read_text())["builds"][-1]["engines"]}
     ours = InferenceSession(build.parent / entries["onnxruntime"]["file"]).run(["logits"], given)[0]

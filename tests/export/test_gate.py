@@ -20,6 +20,7 @@ from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export import sentiment
 
@@ -86,7 +87,12 @@ class Spec:
 def exporter(context: Context, out: Path, modes: list[str]) -> Exporter:
     out.mkdir()
     made = Exporter(
-        Build("baseline", sentiment.checkpoint(), "fp32", "baseline"), context, out, "fp32", {}, Agreement(context, Generation())
+        Build("baseline", Checkpoint(sentiment.checkpoint()), "fp32", "baseline"),
+        context,
+        out,
+        "fp32",
+        {},
+        Agreement(context, Generation()),
     )
     made._onnx = lambda: out / "model.onnx"  # type: ignore[method-assign]
     made._build = lambda engine, model: iter([engine_entry(engine, mode) for mode in modes])  # type: ignore[method-assign]

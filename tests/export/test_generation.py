@@ -21,6 +21,7 @@ from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.size import count
 from tests.foundation import tiny_gpt
 
@@ -32,7 +33,7 @@ KINDS = tuple(tiny_gpt.CONFIGS)
 @cache
 def exported(kind: str) -> Path:
     folder = tiny_gpt.checkpoint(kind).parent / f"{kind}-onnx"
-    path = export_float(tiny_gpt.checkpoint(kind), tiny_gpt.prepared(kind), folder / "model.onnx")
+    path = export_float(Checkpoint(tiny_gpt.checkpoint(kind)), tiny_gpt.prepared(kind), folder / "model.onnx")
     tiny_gpt.prepared(kind).save(folder)
     return path
 
@@ -127,7 +128,7 @@ def test_torch_is_an_engine_too() -> None:
     from export.engines.torch import Torch
     from foundation.core.target import Target
 
-    engine = Torch(torch_spec(tiny_gpt.checkpoint(), folder, "fp32", Target(threads=1)))
+    engine = Torch(torch_spec(Checkpoint(tiny_gpt.checkpoint()), folder, "fp32", Target(threads=1)))
     features = tiny_gpt.prepared().encode(split.rows[:2])
     session = onnxruntime.InferenceSession(str(exported("gpt2")))
     np.testing.assert_allclose(engine.predict(features), session.run(["logits"], dict(features))[0], atol=1e-4)

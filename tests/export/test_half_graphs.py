@@ -24,6 +24,7 @@ from export.graph.halves import Half
 from export.half_graphs import RANGE_ROWS, HalfGraphs, range_rows
 from foundation.core.errors import InputError
 from foundation.core.target import Target
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export import half_graphs, sentiment
 
@@ -182,7 +183,7 @@ FLOATING = np.float32([[1, 0], [0, 1], [2, 1]])
 @pytest.mark.parametrize(("moved", "expected"), [(0.001, "fp16"), (2.0, "fp32")])
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_where_tensorrt_runs_its_answers_decide(tmp_path: Path, precision: str, moved: float, expected: str) -> None:
-    build = Build("quantize" if precision == "int8" else "baseline", sentiment.checkpoint(), precision, "baseline")
+    build = Build("quantize" if precision == "int8" else "baseline", Checkpoint(sentiment.checkpoint()), precision, "baseline")
     away = np.float32([[moved, 0], [0, 0], [0, 0]])
     answers = {
         ("tensorrt", "baseline", "fp32", "fp32"): FLOATING,
@@ -195,7 +196,7 @@ def test_where_tensorrt_runs_its_answers_decide(tmp_path: Path, precision: str, 
 
 
 def test_a_half_without_a_float_engine_beside_it_is_not_judged_and_that_is_said(tmp_path: Path) -> None:
-    build = Build("quantize", sentiment.quantized(), "int8", "baseline")
+    build = Build("quantize", Checkpoint(sentiment.quantized()), "int8", "baseline")
     found, lines = judged(tmp_path, build, {("tensorrt", "quantize", "int8", "fp16"): FLOATING})
     assert found is None
     assert "quantize-int8 tensorrt: fp16 cannot be judged, since an engine in fp32 was not built" in lines
@@ -228,7 +229,15 @@ def test_on_a_gpu_both_rests_are_built(tmp_path: Path, monkeypatch: pytest.Monke
 def request_of(root: Path, model: Path, graph: Any) -> Any:
     from export.engines.spec import BuildRequest
 
-    fields = {"engine": "tensorrt", "checkpoint": root, "model": model, "root": root, "folder": root, "shared": root, "precision": "int8"}
+    fields = {
+        "engine": "tensorrt",
+        "checkpoint": Checkpoint(root),
+        "model": model,
+        "root": root,
+        "folder": root,
+        "shared": root,
+        "precision": "int8",
+    }
     more = {"float_precision": "fp32", "bf16_float_part": False, "half_graph": graph, "buckets": (16,), "target": TARGET}
     return BuildRequest(**fields, **more, log=lambda line: None)
 

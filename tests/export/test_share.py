@@ -11,6 +11,7 @@ from export.engines.spec import EngineSpec
 from export.graph.macs import Gemm, count_macs
 from export.graph.qdq import insert_qdq
 from export.share import share
+from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
 
@@ -51,7 +52,7 @@ def graphs(family: str) -> tuple[Path, Path, frozenset[str]]:
     quantized = tiny.quantize(checkpoint, family, dict.fromkeys(linears, 0.05), folder / "quantized", largest=63)
     layers = tiny.linears(tiny.load(quantized, family))
     grid = tiny.with_weights(floating, {name: layers[name].weight.detach().numpy() for name in linears}, folder / "float.onnx")
-    return floating, insert_qdq(grid, quantized, folder / "model.onnx"), frozenset(linears)
+    return floating, insert_qdq(grid, Checkpoint(quantized), folder / "model.onnx"), frozenset(linears)
 
 
 def length(family: str) -> int | None:

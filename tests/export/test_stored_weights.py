@@ -49,7 +49,9 @@ def test_codes_in_the_graph_with_a_cache_are_counted(kind: str, scheme: str | No
 def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tmp_path: Path) -> None:
     target = Target(engines=("openvino", "onnxruntime"), sequence_lengths=(8,), batch_sizes=(1,), threads=1)
     given = checkpoint("llama", scheme)
-    model = write_graphs(given, Checkpoint(given).preprocessor("text-generation", 16, target), tmp_path / "model.onnx", target.engines)
+    model = write_graphs(
+        Checkpoint(given), Checkpoint(given).preprocessor("text-generation", 16, target), tmp_path / "model.onnx", target.engines
+    )
     files = [model, *openvino.convert(model, tmp_path)[:1]]
     files += [onnxruntime.with_uint8_activations(model, tmp_path)] if scheme == "w8a8" else []
     files += [tmp_path / "model_dynamic.onnx"] if scheme == "w8a8-dynamic" else []

@@ -72,7 +72,7 @@ def test_graphs_answer_as_torch_and_hold_their_tower_alone(kind: str, tmp_path: 
     model, prepared = load(folder), Checkpoint(folder).preprocessor(TASK, LENGTH, TARGET)
     rows: dict[str, list[Any]] = {"image": [tiny_towers.image("red", np.random.default_rng(0))], "text": ["a photo of a red", "a", "green"]}
     for name, tower in prepared.towers.items():
-        path = export_float(folder, tower, tmp_path / name / MODEL)
+        path = export_float(Checkpoint(folder), tower, tmp_path / name / MODEL)
         graph = onnx.load(str(path)).graph
         assert [value.name for value in graph.input] == list(tower.input_names)
         own = {initializer.name for initializer in graph.initializer if initializer.name.endswith(("proj.weight", "fc1.weight"))}
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_a_tower_has_its_layers_and_sites_alone(quantized: Path,
     parts = {}
     for name in ("image", "text"):
         (tmp_path / name).mkdir()
-        parts[name] = checkpoint_of_tower(quantized, name, tmp_path / name)
+        parts[name] = checkpoint_of_tower(Checkpoint(quantized), name, tmp_path / name).folder
     for name, prefix in (("image", "vis"), ("text", "text_")):
         layers, floating = load_quantization(parts[name])
         assert layers
@@ -144,7 +144,7 @@ def test_padding_behind_a_text_is_not_observed(data: Data, tmp_path: Path) -> No
 
 
 def test_both_towers_are_built_counted_and_evaluated(quantized: Path, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.builds.planned", lambda context, *_: [Build("quantize", quantized, "int8", "model")])
+    monkeypatch.setattr("export.builds.planned", lambda context, *_: [Build("quantize", Checkpoint(quantized), "int8", "model")])
     context = context_of(data, quantized.parent / "model", tmp_path, quantized)
     (tmp_path / "out").mkdir()
     summary = Export(id="export").run(context.checkpoints["quantize"], context, tmp_path / "out")
@@ -181,7 +181,7 @@ def test_one_wrong_tower_does_not_pass(side: int, name: str, data: Data, tmp_pat
     context = context_of(data, folder, tmp_path)
     agreement = Agreement(context, Generation())
     (tmp_path / "out").mkdir()
-    exporter = _Other(Build("model", folder, "fp32", "model"), context, tmp_path / "out", "fp32", {}, agreement)
+    exporter = _Other(Build("model", Checkpoint(folder), "fp32", "model"), context, tmp_path / "out", "fp32", {}, agreement)
     right = exporter._gate[1]
     entry = {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"}
     assert exporter._compared(entry, right)["reason"] is None

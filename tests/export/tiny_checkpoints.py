@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from export.graph.onnx import export_float
+from foundation.models.folder import Checkpoint
 from foundation.schemes.int8 import levels, weight_bits
 from foundation.standalone.preprocess import Preprocessor
 from tests.seldom import seldom
@@ -55,14 +56,14 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-checkpoints-")  # removed wh
 def exported(family: str) -> tuple[Path, Path]:
     """Writes and exports each family once for all tests, which leave the files alone: (checkpoint, ONNX file)."""
     folder = Path(_SCRATCH.name) / family
-    return folder, export_float(folder, write(folder, family), folder / "onnx" / "model.onnx")
+    return folder, export_float(Checkpoint(folder), write(folder, family), folder / "onnx" / "model.onnx")
 
 
 @cache
 def whole(family: str) -> Path:
     """Exports a family with all tokens of its last layer, as torch computes them."""
     folder, _ = exported(family)
-    return export_float(folder, preprocessor(family), folder / "whole" / "model.onnx", all_tokens=True)
+    return export_float(Checkpoint(folder), preprocessor(family), folder / "whole" / "model.onnx", all_tokens=True)
 
 
 def write(folder: Path, family: str) -> Preprocessor:

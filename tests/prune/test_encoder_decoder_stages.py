@@ -20,6 +20,7 @@ from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, load_float
 from foundation.models.encoder_decoder import answered
+from foundation.models.folder import Checkpoint
 from foundation.models.inputs.padding import read_by_decoder
 from foundation.standalone.encoder_decoder import DECODER
 from prune.cost import ShapeCost
@@ -158,7 +159,7 @@ def test_the_engine_computes_the_pruned_and_quantized_model(kind: str, granulari
     Quantize(mode="ptq").run(Artifact(folder, {"id": "prune", "digest": "1" * 64}), given, out)
     preprocessor().save(out)
     files = tmp_path / "files"
-    write_encoder_decoder_folder(out, files, {})
+    write_encoder_decoder_folder(Checkpoint(out), files, {})
     options = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     path = str(files / DECODER)
     spec = EngineSpec("openvino_seq2seq", "stateful", "int8", "fp32", "cpu", 1, path, str(out), (1,), options)

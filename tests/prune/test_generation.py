@@ -18,6 +18,7 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from prune.prune import Prune
 from quantize.quantize import Quantize
@@ -70,8 +71,8 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
     model = load(pruned)
     assert model.config.compress_architecture["model_type"] == "mistral"  # type: ignore[union-attr]
     Quantize(calibration={"rows": 32}, weight_bits=8, smoothquant=False).run(Artifact(pruned, {"id": "prune"}), context, quantized)  # type: ignore[arg-type]
-    assert "only foundation.models.checkpoint.load builds such a shape" in str(obstacle(quantized))
-    graph = export_float(pruned, tiny_gpt.prepared("mistral"), tmp_path / "model.onnx")
+    assert "only foundation.models.checkpoint.load builds such a shape" in str(obstacle(Checkpoint(quantized)))
+    graph = export_float(Checkpoint(pruned), tiny_gpt.prepared("mistral"), tmp_path / "model.onnx")
     ids = np.stack(context.data.evaluation.rows[:2]).astype(np.int64)  # type: ignore[arg-type]
     (logits,) = onnxruntime.InferenceSession(str(graph)).run(None, {"input_ids": ids})
     with torch.inference_mode():

@@ -17,6 +17,7 @@ from foundation.core.target import Target
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load, load_float
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import separate_experts
 from foundation.models.library import quiet
 from foundation.schemes.checkpoint import load_quantization
@@ -82,7 +83,7 @@ def test_a_plain_load_sees_the_grid_weights_of_every_expert(context: Context, tm
         scales = layers[f"model.layers.1.mlp.experts.down_proj.{expert}"]
         torch.testing.assert_close(scales.on_grid(stacked[expert]), stacked[expert], rtol=1e-6, atol=0)
     assert len({float(layers[f"model.layers.1.mlp.experts.down_proj.{expert}"].input_scale) for expert in range(4)}) == 4  # type: ignore[attr-defined]
-    message = obstacle(tmp_path)
+    message = obstacle(Checkpoint(tmp_path))
     assert message is not None
     assert "experts that Transformers keeps in one tensor" in message
 

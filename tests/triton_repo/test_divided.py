@@ -36,7 +36,7 @@ def written(folder: Path) -> Path:
     prepared = Checkpoint(sentiment.quantized()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     (folder / "quantize-int8").mkdir(parents=True)
     prepared.save(folder / "quantize-int8")
-    write(sentiment.quantized(), folder / NAME, 2, "export.tensor_parallel")
+    write(Checkpoint(sentiment.quantized()), folder / NAME, 2, "export.tensor_parallel")
     told = write_divided_repository(
         folder / "repository", folder, DIVIDED, BUILD, pairs=False, max_batch_size=4, scheduling=Scheduling(1, 700), threads=2
     )
@@ -80,7 +80,7 @@ def test_ranks_answer_as_the_whole_from_their_folder_alone(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_killed_rank_fails_one_batch_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(sentiment.quantized(), tmp_path, 2, "export.tensor_parallel")
+    write(Checkpoint(sentiment.quantized()), tmp_path, 2, "export.tensor_parallel")
     engine = Engine(tmp_path, "dynamic", (1,), {"ranks": "2", "threads": "1"})
     prepared = Checkpoint(sentiment.quantized()).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     features: Any = prepared.encode(["a fine film"])

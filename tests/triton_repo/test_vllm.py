@@ -18,6 +18,7 @@ from export.compressed_tensors import write
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
 from triton_repo.config import from_text
@@ -51,7 +52,7 @@ CONFIG = transformers.AutoConfig.from_pretrained(llama())
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed") / "quantize-compressed-tensors"
-    write(quantized("w4a16"), folder)
+    write(Checkpoint(quantized("w4a16")), folder)
     return folder
 
 

@@ -8,18 +8,18 @@ floats is not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from foundation.artifacts.safetensors import headers
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import SHORT_FLOATS, load_quantization
 from foundation.schemes.scales import Scales
 from foundation.schemes.tables import load_tables, on_table_grid
 
 
-def put_on_grids(model: nn.Module, checkpoint: Path) -> tuple[Mapping[str, Scales], Mapping[str, Tensor]]:
+def put_on_grids(model: nn.Module, checkpoint: Checkpoint) -> tuple[Mapping[str, Scales], Mapping[str, Tensor]]:
     """Rounds the weights that a quantized checkpoint stores in 16 bits to their grids, in place.
 
     Args:
@@ -33,8 +33,8 @@ def put_on_grids(model: nn.Module, checkpoint: Path) -> tuple[Mapping[str, Scale
     Raises:
         InputError: Its files are damaged.
     """
-    layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
-    short = {name for name, (_, kind) in headers(checkpoint, "checkpoint").items() if kind in SHORT_FLOATS}
+    layers, tables = load_quantization(checkpoint.folder)[0], load_tables(checkpoint.folder)
+    short = {name for name, (_, kind) in headers(checkpoint.folder, "checkpoint").items() if kind in SHORT_FLOATS}
     modules: dict[str, Any] = dict(model.named_modules())
     for name, scales in layers.items():
         stack = name.rpartition(".")[0]  # of an expert: all of a layer are stored in one tensor

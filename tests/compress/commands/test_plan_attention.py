@@ -108,7 +108,7 @@ def test_a_graph_answers_at_every_length(length: int, tmp_path: Path) -> None:
     run(short, tmp_path / "run", progress=ConsoleProgress("silent"))
     folder = next((tmp_path / "run").glob("stages/finetune-*"))
     prepared = Checkpoint(folder).preprocessor(TASK, length, Target(sequence_lengths=(length,)))
-    graph = export_float(folder, prepared, tmp_path / "model.onnx")
+    graph = export_float(Checkpoint(folder), prepared, tmp_path / "model.onnx")
     rows = [" ".join(sentiment.WORDS * (length // len(sentiment.WORDS) + 1)), "good film"]
     features = prepared.encode(rows, length)
     with torch.inference_mode():

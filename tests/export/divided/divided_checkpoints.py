@@ -17,6 +17,7 @@ from export.divided.rank import folder_of
 from export.divided.rank import load as load_rank
 from export.divided.ranks import Meeting
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.layers.conv1d import stock_state
 from foundation.models.layers.experts import with_separate_experts
@@ -162,7 +163,7 @@ def answers(folder: Path, features: dict[str, Tensor]) -> Tensor:
 
 def divided_answers(folder: Path, features: dict[str, Tensor], ranks: int, out: Path, whole_experts: bool = False) -> list[Tensor]:
     """Divides a checkpoint; returns the logits that every rank has."""
-    write(folder, out, ranks, "export.tensor_parallel", whole_experts)
+    write(Checkpoint(folder), out, ranks, "export.tensor_parallel", whole_experts)
     meeting = Meeting(ranks)
     models = [load_rank(folder_of(out, rank, ranks), meeting.of(rank)) for rank in range(ranks)]
     return meeting.together([lambda model=model: forward(model, features) for model in models])

@@ -60,7 +60,7 @@ def test_int8_codes_are_equal(family: str, ranks: int, tmp_path: Path) -> None:
     expected = recorded(whole)
     with torch.inference_mode():
         forward(whole, features)
-    folders = divided.write(checkpoint, tmp_path / "out", ranks, KEY)
+    folders = divided.write(Checkpoint(checkpoint), tmp_path / "out", ranks, KEY)
     meeting = Meeting(ranks)
     models = [rank_of.load(folder, meeting.of(rank)) for rank, folder in enumerate(folders)]
     seen = [recorded(model) for model in models]
@@ -130,7 +130,7 @@ def _dynamic():  # type: ignore[no-untyped-def]
 def test_a_rank_stores_its_share_in_codes(family: str, scheme: str, tmp_path: Path) -> None:
     """int8: one byte a weight of its share; int4: half of one. What is not divided is there as it is."""
     checkpoint = quantized(family, scheme)
-    folder = divided.write(checkpoint, tmp_path / "out", 2, KEY)[1]
+    folder = divided.write(Checkpoint(checkpoint), tmp_path / "out", 2, KEY)[1]
     stored = load_file(folder / rank_of.WEIGHTS)
     down = stored["model.layers.1.mlp.down_proj.weight"]
     assert (down.dtype, tuple(down.shape)) == (torch.int8, (32, 32 if scheme == "w8a8" else 16))
@@ -142,7 +142,7 @@ def test_a_rank_stores_its_share_in_codes(family: str, scheme: str, tmp_path: Pa
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    stored = load_file(divided.write(quantized("qwen3", "w4a16"), tmp_path / "out", 2, KEY)[0] / rank_of.WEIGHTS)
+    stored = load_file(divided.write(Checkpoint(quantized("qwen3", "w4a16")), tmp_path / "out", 2, KEY)[0] / rank_of.WEIGHTS)
     assert ("model.embed_tokens.weight" in stored) + ("lm_head.weight" in stored) == 1
 
 
@@ -172,10 +172,10 @@ def test_a_float_checkpoint_is_divided_too(tmp_path: Path) -> None:
 
 def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        divided.write(quantized("llama", "w8a8"), tmp_path / "out", 3, KEY)
+        divided.write(Checkpoint(quantized("llama", "w8a8")), tmp_path / "out", 3, KEY)
     assert caught.value.problems == (f"{KEY}: 3 given, but block 0 has 4 attention heads; give 2, the nearest number that fits",)
     with pytest.raises(InputError) as caught:
-        divided.write(quantized("vit", "w4a16", group=16), tmp_path / "out", 4, KEY)
+        divided.write(Checkpoint(quantized("vit", "w4a16", group=16)), tmp_path / "out", 4, KEY)
     (problem,) = caught.value.problems
     assert problem.startswith(f"{KEY}: 4 given, but vit.")
     assert problem.endswith("8 inputs on each rank, and groups of 16 of them share a scale; give 2, the nearest number that fits")
@@ -187,14 +187,14 @@ def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_rank_is_no_checkpoint(tmp_path: Path) -> None:
-    folder = divided.write(quantized("llama", "w8a8"), tmp_path / "out", 2, KEY)[0]
+    folder = divided.write(Checkpoint(quantized("llama", "w8a8")), tmp_path / "out", 2, KEY)[0]
     with pytest.raises(InputError, match=r"safetensors"):
         load_whole(folder)
 
 
 @pytest.mark.parametrize("damage", ["division", "weights", "lost"])
 def test_damaged_folders_are_told(damage: str, tmp_path: Path) -> None:
-    folder = divided.write(quantized("llama", "w8a8"), tmp_path / "out", 2, KEY)[0]
+    folder = divided.write(Checkpoint(quantized("llama", "w8a8")), tmp_path / "out", 2, KEY)[0]
     if damage == "division":
         (folder / rank_of.DIVISION).write_text(json.dumps({"schema": 1, "rank": 2, "ranks": 2, "rows": []}))
     elif damage == "weights":

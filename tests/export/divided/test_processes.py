@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from export.divided.folder import write
+from foundation.models.folder import Checkpoint
 from tests.export.divided.divided_checkpoints import answers, inputs, quantized
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,7 @@ def test_processes_have_the_logits_of_the_whole(ranks: int, tmp_path: Path) -> N
     for family, schemes in CASES.items():
         for scheme in schemes:
             out = tmp_path / f"{family}-{scheme}"
-            write(quantized(family, scheme), out, ranks, "export.tensor_parallel")
+            write(Checkpoint(quantized(family, scheme)), out, ranks, "export.tensor_parallel")
             torch.save(inputs(family), out / "features.pt")
             expected[out.name] = answers(quantized(family, scheme), inputs(family))
     script = str(Path(__file__).with_name("rank_process.py"))

@@ -25,6 +25,7 @@ from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.core.speculation import Speculation
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 from foundation.standalone.language_text import LanguageText, TextSettings
 from foundation.standalone.pieces import Pieces
@@ -93,12 +94,12 @@ def engine(name: str) -> Any:
         return Torch(EngineSpec("torch", "eager", "fp32", "fp32", "cpu", 1, str(source), str(source)))
     path = folder() / ("onnx" if name == "onnxruntime" else "genai")
     if name == "onnxruntime":
-        write_fused_folder(source, path)
+        write_fused_folder(Checkpoint(source), path)
         return OnnxRuntimeDecoder(
             EngineSpec("onnxruntime_decoder", MODE, "fp32", "fp32", "cpu", 1, str(path / FUSED), str(source), (1,), of_onnx(1))
         )
     if not path.exists():
-        write_genai_folder(source, path, {})
+        write_genai_folder(Checkpoint(source), path, {})
     mode = "stateful" if name == "stateful" else "paged"
     given = {**properties(1, "fp32", "fp32"), BACKEND: BACKENDS[mode]}
     spec = EngineSpec("openvino_genai", mode, "fp32", "fp32", "cpu", 1, str(path / MODEL), str(source), (1,), given)

@@ -9,6 +9,7 @@ from export.engines.onnxruntime import PROVIDERS, OnnxRuntime
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch import Torch
 from foundation.core.errors import InputError
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
@@ -22,7 +23,7 @@ def spec(folder: Path, file: str, precision: str) -> EngineSpec:
 def request(folder: Path, precision: str) -> BuildRequest:
     where = {"root": folder.parent, "folder": folder, "shared": folder, "model": folder / "model.onnx"}
     how = {"precision": precision, "float_precision": "fp32", "bf16_float_part": False, "buckets": (8, 16)}
-    return BuildRequest("onnxruntime", sentiment.checkpoint(), **where, **how, target=sentiment.TARGET, log=print)
+    return BuildRequest("onnxruntime", Checkpoint(sentiment.checkpoint()), **where, **how, target=sentiment.TARGET, log=print)
 
 
 @pytest.mark.parametrize("count", [1, 5])

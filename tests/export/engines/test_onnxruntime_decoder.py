@@ -27,6 +27,7 @@ from export.stored_weights import integer_weights
 from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from foundation.schemes.tables import row_scale
 from foundation.standalone import onnx_decoder
 from foundation.standalone.onnx_decoder import PART, Texts, together
@@ -60,7 +61,7 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-fused-")
 @cache
 def folder(kind: str, scheme: str | None = None) -> Path:
     path = Path(_SCRATCH.name, f"{kind}-{scheme}")
-    write_fused_folder(checkpoint(kind, scheme), path)
+    write_fused_folder(Checkpoint(checkpoint(kind, scheme)), path)
     return path
 
 
@@ -146,7 +147,7 @@ def test_logits_are_those_of_torch_that_rounds_as_the_engine_does(kind: str, sch
             expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
         else:
             exact = model(input_ids=torch.from_numpy(ids)).logits.numpy()
-            with rounding_blocks(model, checkpoint(kind, scheme)):
+            with rounding_blocks(model, Checkpoint(checkpoint(kind, scheme))):
                 expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
             assert np.abs(exact - expected).max() > 1e-3 * np.abs(expected).max()  # the rounding is there
             np.testing.assert_array_equal(exact, model(input_ids=torch.from_numpy(ids)).logits.numpy())  # and gone again
@@ -257,7 +258,7 @@ def test_int8_tables_are_stored_once_and_read_as_torch_does(tmp_path: Path) -> N
     name, table = "model.embed_tokens", model.model.embed_tokens.weight
     scale_V = row_scale(table.detach())
     table.data = (table.data / scale_V[:, None]).round().clamp(-127, 127) * scale_V[:, None]
-    found = on_grids(checkpoint("llama"))
+    found = on_grids(Checkpoint(checkpoint("llama")))
     graph = fused_graph(replace(found, model=model, tables={name: scale_V}))
     save_fused(graph, tmp_path / MODEL)
     codes = [one for one in graph.graph.initializer if list(one.dims) == [VOCABULARY, 1, 64]]
@@ -296,7 +297,7 @@ def test_static_int8_int8_weights_and_fp8_are_refused() -> None:
         assert "w8a8-dynamic or w4a16" in str(refusal(precision, Path()))
     assert "FP8" in str(refusal("fp8", Path()))
     with pytest.raises(InputError, match="w8a8 given"):
-        fused_graph(on_grids(checkpoint("llama", "w8a8")))
+        fused_graph(on_grids(Checkpoint(checkpoint("llama", "w8a8"))))
 
 
 def test_where_it_runs() -> None:

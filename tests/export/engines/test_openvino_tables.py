@@ -17,6 +17,7 @@ from export.engines.openvino import HALVED, build, open_engine
 from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec
 from foundation.core.target import Target
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
@@ -94,7 +95,7 @@ def request(folder: Path, out: Path, precision: str, *, half_part: bool) -> Buil
     target = Target(engines=("openvino",), batch_sizes=(1,), sequence_lengths=(8,))
     checkpoint = sentiment.checkpoint()
     return BuildRequest(
-        *("openvino", checkpoint, folder / "model.onnx", Path(out.anchor), out, folder, precision, floating),
+        *("openvino", Checkpoint(checkpoint), folder / "model.onnx", Path(out.anchor), out, folder, precision, floating),
         *(half_part, (8,), target, lambda line: None),
     )
 

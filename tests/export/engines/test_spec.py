@@ -6,13 +6,14 @@ import pytest
 from export.engines.registry import open_engine
 from export.engines.spec import EngineSpec, compiled_batch_sizes, spec_of, torch_spec
 from foundation.core.target import Target
+from foundation.models.folder import Checkpoint
 from tests.export import sentiment
 
 BUILD = {"precision": "int8", "float_precision": "fp32", "folder": "quantize-int8"}
 
 
 def test_a_spec_survives_its_journey_as_json() -> None:
-    spec = torch_spec(sentiment.checkpoint(), sentiment.checkpoint(), "bf16", sentiment.TARGET)
+    spec = torch_spec(Checkpoint(sentiment.checkpoint()), sentiment.checkpoint(), "bf16", sentiment.TARGET)
     assert EngineSpec.from_message(json.loads(json.dumps(spec.message()))) == spec
     assert (spec.float_precision, spec.batch_sizes, spec.evaluation_batch, spec.threads) == ("bf16", (1, 4), 4, 1)
 

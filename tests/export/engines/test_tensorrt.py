@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from export.engines import tensorrt
 from export.graph.onnx import GEMMS, export_float
 from export.graph.qdq import insert_qdq
+from foundation.models.folder import Checkpoint
 from foundation.standalone.cuda_driver import CudaError, Device, capabilities
 from foundation.standalone.tensorrt_layers import (
     float_precision,
@@ -36,8 +37,8 @@ def graphs(tmp_path_factory):
     prepared = tiny.write(folder / "float", "bert")
     names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
     quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
-    floating = export_float(quantized, prepared, folder / "float.onnx")
-    return floating, insert_qdq(floating, quantized, folder / "int8.onnx"), names
+    floating = export_float(Checkpoint(quantized), prepared, folder / "float.onnx")
+    return floating, insert_qdq(floating, Checkpoint(quantized), folder / "int8.onnx"), names
 
 
 @pytest.fixture(scope="module")

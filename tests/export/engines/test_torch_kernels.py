@@ -26,6 +26,7 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 from tests.export.fused import encoders
@@ -35,8 +36,8 @@ pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
 
 def request(build: Path, checkpoint: Path, lines: list[str]) -> BuildRequest:
     return BuildRequest(
-        "torch_kernels", checkpoint, build / "model.onnx", build.parent, build, build, "int8", "fp32", False, (8, 16), sentiment.TARGET,
-        lines.append,
+        "torch_kernels", Checkpoint(checkpoint), build / "model.onnx", build.parent, build, build, "int8", "fp32", False, (8, 16),
+        sentiment.TARGET, lines.append,
     )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def test_a_head_in_int8_passes_the_gate_too(interpreted: Callable[..., Any], tmp
     build = tmp_path / "build"
     build.mkdir()
     prepared.save(build)
-    insert_qdq(export_float(checkpoint, prepared, tmp_path / "float.onnx"), checkpoint, build / "model.onnx")
+    insert_qdq(export_float(Checkpoint(checkpoint), prepared, tmp_path / "float.onnx"), Checkpoint(checkpoint), build / "model.onnx")
     (entry,) = torch_kernels.build(request(build, checkpoint, []))
     spec = EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(tmp_path / entry["file"]), str(build), (1, 4))
     gemms = quantized_gemms(build / "model.onnx")

@@ -23,6 +23,7 @@ from export.fused.plan import read_plan, write_plan
 from export.fused.rows import Limits, Rows, filled, pack
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from prune.sparsify.patterns import Blocks, mask
@@ -201,7 +202,7 @@ def in_ways(folder: Path, given: Mapping[str, NDArray[Any]]) -> Ways:
 def encoder_of(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
     """Returns the encoder of a checkpoint, from the file of its plan."""
     path = folder / "plan.safetensors"
-    write_plan(plan_of(folder), path)
+    write_plan(plan_of(Checkpoint(folder)), path)
     return Encoder(read_plan(path), torch.device("cpu"), dtype)
 
 
@@ -232,7 +233,7 @@ class Again:
 def sizes_of_weights(folder: Path) -> dict[str, tuple[str, int, int]]:
     """Returns kind, stored bytes and bytes of all codes of the weights of every int8 layer."""
     found = {}
-    for layer in plan_of(folder).linears:
+    for layer in plan_of(Checkpoint(folder)).linears:
         if layer.is_int8:
             tensors = layer.tensors()
             stored = sum(tensors[name].nbytes for name in ("codes", "bitmap", "blocks") if name in tensors)

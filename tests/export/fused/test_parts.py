@@ -14,6 +14,7 @@ from export.kernels.block_sparse import SparseWeight, unpack
 from export.kernels.epilogue import Int8Weight
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.schemes.attention_products import ProductScales
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import DynamicScales, weight_scale
@@ -45,7 +46,7 @@ WHY = {
 @pytest.mark.parametrize("family", seldom(encoders.CONFIGS, ("roberta", "electra")))
 def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(family=family))
-    plan, model = plan_of(folder), load(folder)
+    plan, model = plan_of(Checkpoint(folder)), load(folder)
     assert [layer.name for layer in plan.linears] == [
         name for name, module in model.named_modules() if name and hasattr(module, "weight") and module.weight.ndim == 2
         and not isinstance(module, nn.Embedding)
@@ -71,7 +72,7 @@ def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
     kind.from_config(OTHERS[name]).save_pretrained(tmp_path)
     quantized(tmp_path)
     with pytest.raises(InputError, match=rf"BERT.*({WHY[name]})"):
-        plan_of(tmp_path)
+        plan_of(Checkpoint(tmp_path))
 
 
 def test_modules_of_bert_that_compute_otherwise_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,21 +85,21 @@ def test_modules_of_bert_that_compute_otherwise_are_refused(tmp_path: Path, monk
 
     monkeypatch.setattr(parts, "load_float", scaled)
     with pytest.raises(InputError, match=r"it has the modules of BERT and computes otherwise \(the closest of its possible heads"):
-        plan_of(folder)
+        plan_of(Checkpoint(folder))
 
 
 def test_int8_products_of_attention_are_refused(tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path)
     save_sites(folder, Sites({"bert.encoder.layer.0.attention.self/qk": ProductScales(torch.tensor(0.1), torch.tensor(0.1))}))
     with pytest.raises(InputError, match=r"bert.encoder.layer.0.attention.self/qk is int8, which has no kernel; quantize without"):
-        plan_of(folder)
+        plan_of(Checkpoint(folder))
 
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     transformers.BertForSequenceClassification(encoders.CONFIGS["bert"]()).save_pretrained(tmp_path)
     quantized(tmp_path)
     with pytest.raises(InputError, match="is quantized as w8a8-dynamic; the fused kernels run w8a8"):
-        plan_of(tmp_path)
+        plan_of(Checkpoint(tmp_path))
 
 
 def quantized(folder: Path) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from export.fused.parts import plan_of
 from export.fused.plan import Plan, read_plan, write_plan
 from foundation.core.errors import InputError
+from foundation.models.folder import Checkpoint
 from tests.export.fused import encoders
 from tests.export.fused.encoders import Shape
 
@@ -19,7 +20,7 @@ EVERYTHING = Shape(floats=("0.output.dense",), smooth=("1.output.dense",), spars
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     nodes = {"a.b": {"input": "x", "codes": "q", "output": "y"}}
-    return plan_of(encoders.checkpoint(tmp_path_factory.mktemp("plan"), EVERYTHING), nodes)
+    return plan_of(Checkpoint(encoders.checkpoint(tmp_path_factory.mktemp("plan"), EVERYTHING)), nodes)
 
 
 def test_everything_comes_back(plan: Plan, tmp_path: Path) -> None:

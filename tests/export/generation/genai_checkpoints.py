@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from export.generation.genai_folder import write_genai_folder
 from foundation.models.checkpoint import load_float, save
+from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import with_separate_experts
 from foundation.models.library import quiet
 from foundation.schemes.checkpoint import save_quantization
@@ -58,7 +59,7 @@ def _checkpoint(kind: str, scheme: str | None) -> Path:
 @cache
 def _genai_folder(kind: str, scheme: str | None) -> Path:
     folder = Path(_SCRATCH.name, f"{kind}-{scheme}-genai")
-    write_genai_folder(checkpoint(kind, scheme), folder, {})
+    write_genai_folder(Checkpoint(checkpoint(kind, scheme)), folder, {})
     return folder
 
 

@@ -30,6 +30,7 @@ from foundation.measure.engine_process import EngineProcess
 from foundation.measure.predictions import predict
 from foundation.measure.tokens import load_mixed_answers
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from tests.export.generation.genai_checkpoints import checkpoint
@@ -123,7 +124,7 @@ def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path
     given, out = context("gpt2", tmp_path, data=data, max_length=32, checkpoints={"baseline": baseline}), tmp_path / "out"
     out.mkdir()
     agreement = Agreement(given, SETTINGS.model_copy(update={"kv_cache": "int8"}))
-    build = Build("quantize", checkpoint("gpt2", "w8a8"), "int8", "baseline")
+    build = Build("quantize", Checkpoint(checkpoint("gpt2", "w8a8")), "int8", "baseline")
     engines = Exporter(build, given, out, "bf16", {}, agreement).run()["engines"]
     kept = [path for entry in engines for path in (entry["generation"]["file"], entry["generation"]["float_cache"]["predictions"])]
     assert len(kept) == len(set(kept)) == 2 * len(engines)

@@ -26,6 +26,7 @@ from export.generation.rereading import original_positions, read_again_at
 from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.measure.tokens import compare_tokens
+from foundation.models.folder import Checkpoint
 from foundation.standalone.stretches import FILE, stretches
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_decoders import GROUPED, TOKENS, VOCABULARY, with_spread_weights
@@ -115,7 +116,7 @@ def test_answers_that_cross_the_length_are_those_of_transformers(tmp_path: Path)
     known = model("longrope, phi3")
     known.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
-    write_genai_folder(tmp_path / "model", tmp_path / "genai", {})
+    write_genai_folder(Checkpoint(tmp_path / "model"), tmp_path / "genai", {})
     random = np.random.default_rng(2)
     rows = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in (36, ORIGINAL, ORIGINAL + 1, 30)]
     expected = []

@@ -22,6 +22,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.measure.tokens import ENDED, load_answers, save_answers
 from foundation.models.checkpoint import load_float
+from foundation.models.folder import Checkpoint
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
 from tests.export.generation.test_agreement import context
 from tests.export.generation.tiny_decoders import VOCABULARY
@@ -78,9 +79,9 @@ def test_a_question_goes_through_the_chat_template() -> None:
 
 def test_a_question_without_room_for_its_answer_is_one_line(tmp_path: Path) -> None:
     folder = chatting("gpt2", tmp_path / "model")
-    assert [len(ids) for ids in prompts_of(folder, ("cd", "c"), 5, 10)] == [5, 4]
+    assert [len(ids) for ids in prompts_of(Checkpoint(folder), ("cd", "c"), 5, 10)] == [5, 4]
     with pytest.raises(InputError, match=r"cd \.\.\. has 5 tokens, and an answer 6; the model reads 10: give shorter questions, or fewer"):
-        prompts_of(folder, ("c", "cd"), 6, 10)
+        prompts_of(Checkpoint(folder), ("c", "cd"), 6, 10)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from export.generation.text_files import DETOKENIZER, TOKENIZER, write_graphs, write_text_files
+from foundation.models.folder import Checkpoint
 from foundation.standalone.language_text import LanguageText
 from tests.foundation.standalone.test_language_text import digits_apart
 
@@ -53,10 +54,10 @@ def checkpoint(folder: Path, tokenizer: Tokenizer, template: str | None = None) 
 def test_graphs_that_say_something_else_are_left_out(tokenizer, template, reason, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     source, folder = checkpoint(tmp_path / "source", tokenizer(), template), tmp_path / "folder"
     folder.mkdir()
-    text = write_text_files(source, folder)
+    text = write_text_files(Checkpoint(source), folder)
     assert text.encode("x  1") == LanguageText.load(folder).encode("x  1")
     assert text.has_template == (template is not None)
-    found = write_graphs(source, folder)
+    found = write_graphs(Checkpoint(source), folder)
     graphs = {TOKENIZER, DETOKENIZER} & {file.name for file in folder.iterdir()}
     if reason is None:
         assert found is None

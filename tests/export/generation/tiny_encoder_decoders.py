@@ -23,6 +23,7 @@ from foundation.core.target import Target
 from foundation.data.splits import Data, Split
 from foundation.models.checkpoint import load_float, save
 from foundation.models.config import set_labels
+from foundation.models.folder import Checkpoint
 from foundation.models.library import quiet
 from foundation.schemes.checkpoint import save_quantization
 from foundation.stage.context import Context
@@ -124,7 +125,7 @@ def _checkpoint(kind: str, scheme: str | None) -> Path:
 @cache
 def _folder(kind: str, scheme: str | None) -> Path:
     made = Path(_SCRATCH.name, f"{kind}-{scheme}-folder")
-    write_encoder_decoder_folder(checkpoint(kind, scheme), made, {})
+    write_encoder_decoder_folder(Checkpoint(checkpoint(kind, scheme)), made, {})
     return made
 
 

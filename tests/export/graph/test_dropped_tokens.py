@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from export.graph.dropped_tokens import select_early
 from export.graph.onnx import export_float
 from foundation.models.checkpoint import load, save
+from foundation.models.folder import Checkpoint
 from prune.tokens.tokens import with_tokens
 from tests.export import tiny_checkpoints as tiny
 from tests.export.graph.test_unread_tokens import STEPS, WIDTH, Program, answers, check, layer
@@ -98,7 +99,7 @@ def test_models_answer_as_torch(family: str, layers: int, tmp_path: Path, monkey
     model = with_tokens(load(folder), (0.5, last, last)[:layers], weights, "key")
     (tmp_path / "tokens").mkdir()
     save(model, folder, tmp_path / "tokens", "test")
-    exported = export_float(tmp_path / "tokens", prepared, tmp_path / "model.onnx")
+    exported = export_float(Checkpoint(tmp_path / "tokens"), prepared, tmp_path / "model.onnx")
     graph = onnx.load(exported)
     assert sum(node.op_type == "TopK" for node in graph.graph.node) == layers - 1
     for batch, length in ((1, 2), (3, 7), (2, tiny.LENGTH)):

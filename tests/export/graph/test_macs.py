@@ -5,6 +5,7 @@ import export.graph.onnx
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from foundation.models.folder import Checkpoint
 from foundation.models.size import count
 from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
@@ -65,8 +66,8 @@ def test_qdq_graph_counts_the_same(tmp_path):
     folder, path = tiny.exported("vit")
     scales = dict.fromkeys(tiny.linears(tiny.load(folder, "vit")), 0.02)
     quantized = tiny.quantize(folder, "vit", scales, tmp_path / "checkpoint")
-    floating = export_float(quantized, tiny.preprocessor("vit"), tmp_path / "float.onnx")
-    assert count_macs(insert_qdq(floating, quantized, tmp_path / "int8.onnx"), 2, None) == count_macs(path, 2, None)
+    floating = export_float(Checkpoint(quantized), tiny.preprocessor("vit"), tmp_path / "float.onnx")
+    assert count_macs(insert_qdq(floating, Checkpoint(quantized), tmp_path / "int8.onnx"), 2, None) == count_macs(path, 2, None)
 
 
 def test_weights_in_a_file_beside(tmp_path, monkeypatch):

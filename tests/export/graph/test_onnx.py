@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 import export.graph.onnx
 from export.graph.onnx import export_float, module_of
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
@@ -110,7 +111,7 @@ def test_same_bytes_twice(tmp_path, monkeypatch):
     really(monkeypatch)
     for family in ("distilbert", "vit"):
         folder, path = tiny.exported(family)
-        again = export_float(folder, tiny.preprocessor(family), tmp_path / family / "other.onnx")
+        again = export_float(Checkpoint(folder), tiny.preprocessor(family), tmp_path / family / "other.onnx")
         assert again.read_bytes() == path.read_bytes()
 
 
@@ -133,7 +134,7 @@ def test_says_nothing_and_leaves_the_loggers_alone(tmp_path, capfd, monkeypatch)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     capfd.readouterr()
-    export_float(folder, tiny.preprocessor("vit"), tmp_path / "model.onnx")
+    export_float(Checkpoint(folder), tiny.preprocessor("vit"), tmp_path / "model.onnx")
     captured = capfd.readouterr()
     assert (captured.out, captured.err, logger.level) == ("", "", level)
 
@@ -147,7 +148,7 @@ def test_minilm_on_the_dev_rows(tmp_path):
     prepared = Preprocessor("text", names, ("0", "1"), "text-classification", 128, (32, 64, 128), tokenizer=tokenizer)
     rows = [line.split("\t")[0] for line in (data / "data/sst2/dev.tsv").read_text(encoding="utf-8-sig").splitlines()[1:]]
     assert len(rows) == 872
-    path = export_float(folder, prepared, tmp_path / "model.onnx")
+    path = export_float(Checkpoint(folder), prepared, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(path))
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa").eval()
     for _, features in prepared.batches(rows, 32):

@@ -21,6 +21,7 @@ from export.graph.onnx import export_float, module_of
 from export.graph.qdq import insert_qdq, uint8_activations, weight_codes
 from export.parity.parity import compare_layers, quantized_gemms
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from tests.export import tiny_checkpoints as tiny
 
@@ -75,8 +76,8 @@ def made(family):
     source = Path(SCRATCH.name) / family
     tiny.write(source, family)
     folder = tiny.quantize(source, family, input_scales(source, family), source.with_suffix(".int8"))
-    float_path = export_float(folder, tiny.preprocessor(family), folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
+    float_path = export_float(Checkpoint(folder), tiny.preprocessor(family), folder / "float.onnx")
+    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
 
 
 @cache
@@ -109,7 +110,7 @@ def made_smooth(family):
     save_file(saved, folder / "quantization.safetensors")
     weights = {name: module.weight.detach().numpy() for name, module in tiny.linears(grid).items()}
     float_path = tiny.with_weights(made(family)[1], weights, folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
+    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
 
 
 def run(model, features, extra=()):
@@ -211,7 +212,7 @@ def test_different_scales_for_one_tensor_are_kept_apart(tmp_path):
     saved[f"{names[1]}.input_scale"] = saved[f"{names[1]}.input_scale"] * 2
     save_file(saved, tensors / "quantization.safetensors")
     (tensors / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
-    model = onnx.load(insert_qdq(float_path, tensors, tmp_path / "int8.onnx"))
+    model = onnx.load(insert_qdq(float_path, Checkpoint(tensors), tmp_path / "int8.onnx"))
     codes = codes_of(model)
     assert codes[names[0]] == codes[names[2]] != codes[names[1]]
     _, fine, coarse = run(model, tiny.features("bert", 2, 9), [codes[names[0]], codes[names[1]]])
@@ -263,7 +264,7 @@ def test_smoothed_and_plain_readers_of_one_tensor_are_kept_apart(tmp_path):
         saved[f"{name}.weight_scale"] *= 2
     save_file(saved, other / "quantization.safetensors")
     (other / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
-    model = onnx.load(insert_qdq(float_path, other, tmp_path / "int8.onnx"))
+    model = onnx.load(insert_qdq(float_path, Checkpoint(other), tmp_path / "int8.onnx"))
     onnx.checker.check_model(model)
     codes = codes_of(model)
     assert codes[names[0]] == codes[names[1]] != codes[names[2]]
@@ -297,7 +298,7 @@ def test_uint8_activations_are_the_same_integers(family, make):
 
 def test_same_bytes_twice(tmp_path):
     folder, float_path, path = made("bert")
-    assert insert_qdq(float_path, folder, tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    assert insert_qdq(float_path, Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
 
 
 def test_a_layer_that_is_not_in_the_graph_is_named(tmp_path):
@@ -309,15 +310,15 @@ def test_a_layer_that_is_not_in_the_graph_is_named(tmp_path):
     save_file(saved, other / "quantization.safetensors")
     (other / "quantization.json").write_text(json.dumps({"layers": {"classifier": {}, "bert.no.such.layer": {}}}))
     with pytest.raises(ValueError, match=r"needs a GEMM in the graph: bert\.no\.such\.layer has none$"):
-        insert_qdq(float_path, other, tmp_path / "int8.onnx")
+        insert_qdq(float_path, Checkpoint(other), tmp_path / "int8.onnx")
 
 
 def test_a_layer_that_runs_twice_has_one_weight(tmp_path):
     folder, _ = tiny.exported("albert")
     name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn"
     quantized = tiny.quantize(folder, "albert", {name: 0.02}, tmp_path / "checkpoint")
-    path = export_float(quantized, tiny.preprocessor("albert"), tmp_path / "float.onnx")
-    graph = onnx.load(str(insert_qdq(path, quantized, tmp_path / "int8.onnx"))).graph
+    path = export_float(Checkpoint(quantized), tiny.preprocessor("albert"), tmp_path / "float.onnx")
+    graph = onnx.load(str(insert_qdq(path, Checkpoint(quantized), tmp_path / "int8.onnx"))).graph
     readers = [node for node in graph.node if f"{name}.weight.dequantized" in node.input]
     assert len(readers) == 2
     assert len({node.input[0] for node in readers}) == 2

@@ -19,6 +19,7 @@ from export.engines.spec import EngineSpec
 from export.graph.onnx import MODULE
 from export.graph.qdq import insert_qdq
 from export.parity.parity import compare_layer, quantized_gemms
+from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import levels, weight_scale
 from foundation.schemes.int8_convolution import ConvolutionScales, Geometry
@@ -63,7 +64,7 @@ def made(folder: Path, layer: nn.Conv1d | nn.Conv2d) -> tuple[Path, ConvolutionS
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     onnx.save_model(model, str(folder / "float.onnx"))
     save_quantization(folder, {"body.conv": scales}, {})
-    return insert_qdq(folder / "float.onnx", folder, folder / "model.onnx"), scales, x
+    return insert_qdq(folder / "float.onnx", Checkpoint(folder), folder / "model.onnx"), scales, x
 
 
 @pytest.mark.parametrize("engine", OPEN)
@@ -115,4 +116,4 @@ def test_weights_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "body.conv.weight"))
     onnx.save_model(model, str(tmp_path / "other.onnx"))
     with pytest.raises(ValueError, match=r"body\.conv: weights of the float graph are not scale \* integer"):
-        insert_qdq(tmp_path / "other.onnx", tmp_path, tmp_path / "model.onnx")
+        insert_qdq(tmp_path / "other.onnx", Checkpoint(tmp_path), tmp_path / "model.onnx")

@@ -29,6 +29,7 @@ from export.parity.parity import quantized_gemms
 from export.parity.products import compare_sites, quantized_sites
 from export.share import share
 from foundation.models.checkpoint import load
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
 from foundation.schemes.int8 import has_vnni
@@ -117,8 +118,8 @@ def made(family: str) -> tuple[Path, Path, Path]:
         model(**rows)
     folder = tiny.quantize(source, family, {name: inputs[name] for name in layers}, source.with_suffix(".int8"))
     save_sites(folder, observed(tiny.load(folder, family), list(layers), rows))
-    float_path = export_float(folder, tiny.preprocessor(family), folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
+    float_path = export_float(Checkpoint(folder), tiny.preprocessor(family), folder / "float.onnx")
+    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
 
 
 def variant(family: str, names: list[str], folder: Path) -> Path:
@@ -127,7 +128,7 @@ def variant(family: str, names: list[str], folder: Path) -> Path:
     for name in ("quantization.json", "quantization.safetensors"):
         (folder / name).write_bytes((checkpoint / name).read_bytes())
     save_sites(folder, load_sites(checkpoint).only(names))
-    return insert_qdq(float_path, folder, folder / "int8.onnx")
+    return insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
 
 
 @functools.cache
@@ -255,9 +256,9 @@ def test_a_tensor_with_one_scale_is_quantized_once(tmp_path: Path) -> None:
     site = "bert.encoder.layer.0.attention.output.dense/residual"  # reads what the query reads
     same = next(gemm.input_scale for gemm in quantized_gemms(made("bert")[2]) if gemm.layer.endswith("layer.0.attention.self.query"))
     save_sites(tmp_path, Sites({}, {site: torch.tensor(float(same))}))
-    shared = onnx.load(insert_qdq(float_path, tmp_path, tmp_path / "shared.onnx")).graph
+    shared = onnx.load(insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "shared.onnx")).graph
     save_sites(tmp_path, Sites({}, {site: torch.tensor(2 * float(same))}))
-    apart = onnx.load(insert_qdq(float_path, tmp_path, tmp_path / "apart.onnx")).graph
+    apart = onnx.load(insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "apart.onnx")).graph
     count = [sum(node.op_type == "QuantizeLinear" for node in graph.node) for graph in (shared, apart)]
     assert count[0] + 1 == count[1]
     query = next(node for node in shared.node if node.name == "bert.encoder.layer.0.attention.self.query/MatMul")
@@ -277,7 +278,7 @@ def test_zero_points_and_weights_stay_what_they_were() -> None:
 
 def test_same_bytes_twice(tmp_path: Path) -> None:
     folder, float_path, path = made("bert")
-    assert insert_qdq(float_path, folder, tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    assert insert_qdq(float_path, Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
 
 
 def scales(left: float, right: float) -> ProductScales:
@@ -302,7 +303,7 @@ def test_a_site_that_is_not_in_the_graph_is_named(wrong: str, tmp_path: Path) ->
     sites, message = WRONG[wrong]
     save_sites(tmp_path, sites)
     with pytest.raises(ValueError, match=message):
-        insert_qdq(float_path, tmp_path, tmp_path / "int8.onnx")
+        insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "int8.onnx")
 
 
 @pytest.mark.parametrize("harm", ["a code", "a sum", "a residual"])

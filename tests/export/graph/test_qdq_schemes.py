@@ -18,6 +18,7 @@ from torch import nn
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, has_zero_points, insert_dynamic, insert_fp8, insert_weights, uneven
+from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from foundation.schemes.fp8 import Fp8Scales
@@ -69,7 +70,7 @@ def made(family: str, scheme: str, smooth: bool = False) -> tuple[Path, Path, Pa
     model.save_pretrained(folder)
     save_quantization(folder, scales, {})
     floating = tiny.with_weights(exported, {name: layers[name].weight.detach().numpy() for name in scales}, folder / "float.onnx")
-    return folder, floating, WRITERS[scheme](floating, folder, folder / "model.onnx")
+    return folder, floating, WRITERS[scheme](floating, Checkpoint(folder), folder / "model.onnx")
 
 
 def torch_features(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -135,7 +136,7 @@ def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, 
     if smooth and scheme != "w8a8-dynamic":
         return
     folder, floating, path = made(family, scheme, smooth)
-    path = insert_dynamic(floating, folder, tmp_path / "dynamic.onnx") if scheme == "w8a8-dynamic" else path
+    path = insert_dynamic(floating, Checkpoint(folder), tmp_path / "dynamic.onnx") if scheme == "w8a8-dynamic" else path
     # with its optimizations ONNX Runtime makes a product of integers of the FP8 one, and then refuses the graph
     expected, found = in_torch(folder, family), in_onnxruntime(path, family, optimized=scheme != "fp8")
     rounded = np.abs(in_onnxruntime(floating, family) - expected).mean()  # what rounding the activations changes
@@ -144,7 +145,7 @@ def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, 
 
 def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tmp_path: Path) -> None:
     folder, floating, weights = made("bert", "w8a8-dynamic", True)
-    graph = onnx.load(str(insert_dynamic(floating, folder, tmp_path / "dynamic.onnx"))).graph
+    graph = onnx.load(str(insert_dynamic(floating, Checkpoint(folder), tmp_path / "dynamic.onnx"))).graph
     integer = {module_of(node): node.name for node in graph.node if node.op_type == "MatMulInteger"}
     assert integer.keys() == load_quantization(folder)[0].keys()
     names = {module_of(node): node.name for node in onnx.load(str(floating)).graph.node if node.op_type in ("MatMul", "Gemm")}
@@ -218,7 +219,7 @@ def test_a_layer_with_a_shorter_last_group_is_named(scheme: str, tmp_path: Path)
     save_quantization(tmp_path, layers, {})
     weights = {name: model.get_submodule(name).weight.detach().numpy() for name in layers}
     floating = tiny.with_weights(floating, weights, tmp_path / "float.onnx")
-    path = insert_weights(floating, tmp_path, tmp_path / "model.onnx")
+    path = insert_weights(floating, Checkpoint(tmp_path), tmp_path / "model.onnx")
     assert str(uneven(path)).endswith("output.dense has 24 inputs, no multiple of group_size 16")
     assert np.abs(in_onnxruntime(path, "bert") - in_torch(tmp_path, "bert")).max() < 1e-4
 
@@ -232,4 +233,4 @@ def test_a_graph_of_other_weights_is_refused(scheme: str, tmp_path: Path) -> Non
     tensor.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name))
     onnx.save(model, tmp_path / "other.onnx")
     with pytest.raises(ValueError, match=f"{name}: weights of the float graph are not on the grid"):
-        WRITERS[scheme](tmp_path / "other.onnx", folder, tmp_path / "out.onnx")
+        WRITERS[scheme](tmp_path / "other.onnx", Checkpoint(folder), tmp_path / "out.onnx")

@@ -83,12 +83,12 @@ def graphs(scheme: str) -> Path:
     prepared = Checkpoint(quantized(scheme)).preprocessor("text-classification", sentiment.LENGTH, sentiment.TARGET)
     folder.mkdir()
     prepared.save(folder)
-    write_graphs(quantized(scheme), prepared, folder / "model.onnx", ("onnxruntime", "openvino"))
+    write_graphs(Checkpoint(quantized(scheme)), prepared, folder / "model.onnx", ("onnxruntime", "openvino"))
     return folder
 
 
 def opened(engine: str, mode: str, scheme: str, file: str) -> Any:
-    folder, precision = graphs(scheme), precision_of(quantized(scheme))
+    folder, precision = graphs(scheme), precision_of(Checkpoint(quantized(scheme)))
     return open_engine(EngineSpec(engine, mode, precision, "fp32", "cpu", 1, str(folder / file), str(folder)))  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def exporter(scheme: str, tmp_path: Path, *engines: Any) -> Exporter:
     target = replace_engines(sentiment.TARGET, engines)
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": quantized(scheme)}, target)
     (tmp_path / "out").mkdir()
-    build = Build("quantize", quantized(scheme), precision_of(quantized(scheme)), "baseline")
+    build = Build("quantize", Checkpoint(quantized(scheme)), precision_of(Checkpoint(quantized(scheme))), "baseline")
     return Exporter(build, context, tmp_path / "out", "fp32", {}, Agreement(context, Generation()))
 
 
@@ -241,6 +241,6 @@ def test_a_quantized_decoder_is_written_for_others_too(tmp_path: Path) -> None:
 
 
 def test_the_graph_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    floating = export_float(quantized("w4a16"), Preprocessor.load(graphs("w4a16")), tmp_path / "float.onnx")
+    floating = export_float(Checkpoint(quantized("w4a16")), Preprocessor.load(graphs("w4a16")), tmp_path / "float.onnx")
     with pytest.raises(ValueError, match="not on the grid"):
-        insert_dynamic(floating, quantized("w8a8-dynamic"), tmp_path / "out.onnx")
+        insert_dynamic(floating, Checkpoint(quantized("w8a8-dynamic")), tmp_path / "out.onnx")

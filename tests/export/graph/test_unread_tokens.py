@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export.graph.quantized import write_graphs
 from export.graph.unread_tokens import MOST, drop_unread_tokens
+from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
 
 WIDTH = 8
@@ -246,5 +247,5 @@ def test_models_of_every_family_answer_as_before(family):
 @pytest.mark.parametrize("engines", [("onnxruntime", "openvino"), ("openvino", "tensorrt")])
 def test_the_engines_decide_which_tokens_are_computed(engines, tmp_path):
     folder, path = tiny.exported("bert")
-    written = write_graphs(folder, tiny.preprocessor("bert"), tmp_path / "model.onnx", engines)
+    written = write_graphs(Checkpoint(folder), tiny.preprocessor("bert"), tmp_path / "model.onnx", engines)
     assert written.read_bytes() == (tiny.whole("bert") if "tensorrt" in engines else path).read_bytes()

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from export.parity import own_rounding
 from export.parity.own_rounding import fewer_than_chance, further_than_torch, rounding_head, tail
+from foundation.models.folder import Checkpoint
 
 HERE = Path()
 
@@ -64,7 +65,7 @@ def test_the_head_reads_rounded_tokens_while_it_is_open(monkeypatch: pytest.Monk
     with torch.no_grad():
         before = model(ids_bL).logits
         hidden_bLD = model.transformer(ids_bL).last_hidden_state
-        with rounding_head(model, HERE):
+        with rounding_head(model, Checkpoint(HERE)):
             inside = model(ids_bL).logits
         after = model(ids_bL).logits
     expected = torch.empty_like(inside)
@@ -84,7 +85,7 @@ def test_a_head_with_float_rows_reads_what_torch_gives(monkeypatch: pytest.Monke
     monkeypatch.setattr(own_rounding, "load_tables", lambda _: {})
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=31, n_positions=8)).eval()
     ids_bL = torch.arange(5)[None]
-    with torch.no_grad(), rounding_head(model, HERE):
+    with torch.no_grad(), rounding_head(model, Checkpoint(HERE)):
         inside = model(ids_bL).logits
     with torch.no_grad():
         assert torch.equal(model(ids_bL).logits, inside)

@@ -157,7 +157,7 @@ def test_large_is_a_matter_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parameters = sum(parameter.numel() for parameter in load(folder).parameters())
     for available, large in ((8 * parameters - 1, True), (8 * parameters, False)):
         monkeypatch.setattr(streaming, "available_bytes", lambda size=available: size)
-        assert streaming.is_large(folder) == large
+        assert streaming.is_large(Checkpoint(folder)) == large
         assert predictions.predicts_streamed(folder, "text-generation") == large
         assert not predictions.predicts_streamed(folder, "text-classification")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, Scheduling, from_text
@@ -92,7 +93,7 @@ def test_it_answers_as_torch_does_from_its_folder_alone(tmp_path: Path) -> None:
     from tests.export.fused import encoders
 
     preprocessor, checkpoint = prepared(tmp_path / NAME), encoders.checkpoint(tmp_path)
-    write_plan(plan_of(checkpoint), tmp_path / NAME / "plan")
+    write_plan(plan_of(Checkpoint(checkpoint)), tmp_path / NAME / "plan")
     write(tmp_path)
     texts = ["a fine film", "dull", "very long and dull film"]
     folder = tmp_path / "repository" / NAME

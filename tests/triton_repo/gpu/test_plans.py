@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.graph.attention import fuse_attention
 from export.graph.onnx import export_float
 from foundation.artifacts.artifact import digest, file_digest, files_below
+from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES
 from tests.export import half_graphs
@@ -153,7 +154,7 @@ def test_a_graph_that_does_not_fit_is_refused(graph, tmp_path):
 def vit(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vit")
     preprocessor = tiny.write(folder / "float", "vit")
-    return export_float(folder / "float", preprocessor, folder / "model.onnx"), preprocessor
+    return export_float(Checkpoint(folder / "float"), preprocessor, folder / "model.onnx"), preprocessor
 
 
 def test_images(vit, tmp_path):

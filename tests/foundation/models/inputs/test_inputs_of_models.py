@@ -160,7 +160,7 @@ def test_a_text_without_a_token_is_one_real_token_in_every_engine(tmp_path: Path
     assert features["attention_mask"].sum(axis=1).tolist() == [1, len("good film")]
     assert prepared.encode([""], 0)["input_ids"].tolist() == [[PAD]]
     np.testing.assert_allclose(predict(load(out), prepared, [""], 1), logits[:1], atol=1e-5)  # whatever it is padded to
-    graph = str(export_float(out, prepared, tmp_path / "model.onnx"))
+    graph = str(export_float(Checkpoint(out), prepared, tmp_path / "model.onnx"))
     in_onnxruntime = onnxruntime.InferenceSession(graph).run(None, dict(features))[0]
     in_openvino = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(features)[0]
     np.testing.assert_allclose(in_onnxruntime, logits, atol=1e-4)

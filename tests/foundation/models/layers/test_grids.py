@@ -45,7 +45,7 @@ def test_short_weights_come_onto_their_grids(settings: dict[str, Any], context: 
     folder = checkpoint("llama", torch.bfloat16, context, **settings)
     model = with_separate_experts(load_float(folder))
     before = {name: module.weight.clone() for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    layers, tables = put_on_grids(model, folder)
+    layers, tables = put_on_grids(model, Checkpoint(folder))
     assert bool(tables) == bool(settings.get("embeddings"))
     for name, scales in layers.items():
         weight = model.get_submodule(name).weight
@@ -61,7 +61,7 @@ def test_whole_floats_stay_as_they_are_stored(context: Context) -> None:
     layer = model.get_submodule("model.layers.0.mlp.up_proj")
     layer.weight.data[0, 0] += 0.01
     before = layer.weight.clone()
-    put_on_grids(model, folder)
+    put_on_grids(model, Checkpoint(folder))
     assert torch.equal(layer.weight, before)
 
 
@@ -72,7 +72,7 @@ def test_the_graph_of_a_short_checkpoint_answers_as_torch(kind: str, settings: d
     folder = checkpoint(kind, torch.bfloat16, context, **settings)
     processor = Checkpoint(folder).preprocessor("text-generation", tiny.LENGTH, context.target)
     (tmp_path / "graph").mkdir()
-    graph = write_graphs(folder, processor, tmp_path / "graph" / "model.onnx", ["openvino"])
+    graph = write_graphs(Checkpoint(folder), processor, tmp_path / "graph" / "model.onnx", ["openvino"])
     options = onnxruntime.SessionOptions()
     for name, value in properties(1).items():
         if "." in name:
