@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compress.recipe import Recipe
 from compress.run import durations
@@ -37,6 +37,9 @@ from foundation.models.size import Counts, count
 from foundation.stage.context import Context
 from foundation.stage.stage import REUSED, Stage, input_named, lines
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -47,7 +50,7 @@ class PlannedStep:
     """Its artifact, if this step and all steps before it are cached."""
     size: Counts | None
     """Parameters and MACs of its checkpoint; None for a step that makes no checkpoint."""
-    config: Any
+    config: PreTrainedConfig
     """Transformers config of the model after this step."""
     made_by: tuple[Stage, ...]
     """The stages that lead to its checkpoint, from the baseline on, itself last; empty for a step that makes no checkpoint."""

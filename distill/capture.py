@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from foundation.models.architecture.blocks import between_blocks, blocks_of, sta
 from foundation.models.architecture.origin import Origin
 from foundation.models.inputs.padding import mask_of, read_by_decoder
 from foundation.training.precision import in_float32
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 CAPTURING = "capturing_sdpa"
 
@@ -188,7 +191,7 @@ class Capture:
 
     def _sides(self, features: Mapping[str, Tensor], states: Sequence[Sequence[Tensor]]) -> tuple[Captured, ...]:
         """Returns the hidden states of encoder and decoder with the masks of source and target."""
-        config: Any = self.model.config
+        config: PreTrainedConfig = self.model.config
         source_bL = features["attention_mask"].bool()
         target_bL = read_by_decoder(features["decoder_input_ids"], config.pad_token_id) if "decoder_input_ids" in features else source_bL
         masks = (source_bL, target_bL)

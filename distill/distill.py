@@ -28,6 +28,8 @@ from foundation.core.tasks import TASKS, Task, num_classes, tasks_with
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers import PreTrainedConfig
+
     from distill.losses.loss import Setting
     from distill.objective import Objective
     from distill.presets import Preset
@@ -96,13 +98,13 @@ class Distill(DistillSettings):
         hard = preset.hard_weight != 0 and compares_vectors(None, data.train.labels)
         return hard or any(loss.ACROSS_ROWS for loss in preset.losses)
 
-    def config_after(self, config: Any) -> Any:
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """The Transformers config of the student."""
         from distill.student import student_config
 
         return student_config(self.student, config, f"{self.key}.student")
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks, before the first stage runs, that student, teacher and losses fit each other and the task.
 
         Raises:

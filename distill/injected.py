@@ -9,7 +9,7 @@ supported: further training rows (`extra_text`, `augment`, `corpus`) and several
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 from torch import nn
@@ -21,6 +21,9 @@ from foundation.core.problems import explain
 from foundation.models.forward import freeze
 from foundation.stage.context import Context
 from foundation.stage.distillation import Distillation, DistillationSettings, SettingKeys
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class _InjectedStage(Distill):
@@ -49,7 +52,15 @@ class _InjectedStage(Distill):
 class Injected:
     """Distillation losses by name for stages outside this package; see `foundation.stage.context.Losses`."""
 
-    def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
+    def check(
+        self,
+        settings: DistillationSettings,
+        keys: SettingKeys,
+        student: PreTrainedConfig,
+        teacher: PreTrainedConfig | None,
+        part: bool,
+        context: Context,
+    ) -> None:
         """Checks, before the first stage runs, that losses fit two models and the task.
 
         Args:

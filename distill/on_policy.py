@@ -24,6 +24,7 @@ from foundation.models.library import quiet
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
     from foundation.training.train import Batch
 
@@ -72,7 +73,7 @@ class Sampling:
             model.train(training)
         return found
 
-    def _blocks(self, model: Any, batch: Batch) -> Batch:
+    def _blocks(self, model: PreTrainedModel, batch: Batch) -> Batch:
         """Returns blocks whose first part is given and whose rest the student wrote."""
         import torch
 
@@ -88,7 +89,7 @@ class Sampling:
         labels_bT[:, given - 1 : length - 1] = written_bL[:, given:].to(labels_bT.dtype)
         return replace(batch, features={**batch.features, "input_ids": written_bL}, labels=labels_bT)
 
-    def _pairs(self, model: Any, batch: Batch) -> Batch:
+    def _pairs(self, model: PreTrainedModel, batch: Batch) -> Batch:
         """Returns pairs whose targets the student wrote, each up to its end token."""
         import torch
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from foundation.standalone.preprocess import TokenPair
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
 PART = 2048
 """Sources of a file."""
@@ -100,7 +101,7 @@ def with_answers(
     return Split(list(texts), labels)
 
 
-def continued(model: Any, sources: Sequence[Ids], beams: int, lengths: Sequence[int]) -> list[Ids]:
+def continued(model: PreTrainedModel, sources: Sequence[Ids], beams: int, lengths: Sequence[int]) -> list[Ids]:
     """Returns the continuation of each source, int32 [length]; an end token does not end it.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ from foundation.stage.stage import ModelStage, teachers_named
 from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from distill.losses.loss import Setting
     from distill.presets import Preset
     from foundation.stage.context import Context
@@ -122,7 +124,7 @@ class DistillSettings(TrainingSettings, ModelStage):
             preset.temperature if self.temperature is None else self.temperature,
         )
 
-    def loss_settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
+    def loss_settings(self, student: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> list[Setting]:
         """Returns what each loss is applied to, given the Transformers configs of both models."""
         from distill.losses.loss import Setting, Shape
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -46,6 +46,9 @@ from foundation.training.losses.table import losses_of
 from foundation.training.rows import Rows
 from foundation.training.selection import EVALUATION_BATCH, answered, judged_by
 from foundation.training.teacher_logits import teacher_logits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Steps:
         rows = inputs.rows if match.inputs else Rows.prepare(inputs.split.rows, teacher_preprocessor)
         return Teacher(Capture(model, key), rows, match.inputs, masking=inputs.masking, origin=self.origin)
 
-    def _can_cache_logits(self, objective: Objective, config: Any, num_rows: int) -> bool:
+    def _can_cache_logits(self, objective: Objective, config: PreTrainedConfig, num_rows: int) -> bool:
         """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
         wanted = [from_teacher for _, from_teacher in objective.wanted]
         only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)

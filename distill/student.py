@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,14 @@ from foundation.models.library import REFUSED, depths_of, one_line, quiet, task_
 from foundation.models.own_shape import SHAPE_KEY
 from foundation.stage.context import Context
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 CARRIED = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "type_vocab_size", "image_size", "num_channels")
 """Config keys that every student inherits, as it gets the same tokens or images as the incoming model."""
 
 
-def student_config(student: Student, config: Any, key: str) -> Any:
+def student_config(student: Student, config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     """Returns the Transformers config of the student without reading weights.
 
     Args:
@@ -171,7 +174,7 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
 
 
 @torch.no_grad()
-def _check_same_outputs(model: Any, student: nn.Module, layers: Sequence[int], key: str) -> None:
+def _check_same_outputs(model: PreTrainedModel, student: nn.Module, layers: Sequence[int], key: str) -> None:
     """Checks that every copied block computes the same as its original: in some models a block depends on its position.
 
     Raises:
@@ -246,7 +249,7 @@ def _model_of(student: Student, task: Task) -> ModelConfig:
     return ModelConfig(path=student.path, task=task, head=student.head)
 
 
-def _changed_config(given: dict[str, Any], config: Any, key: str) -> Any:
+def _changed_config(given: dict[str, Any], config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     """Returns the config of a newly initialized student: the incoming model's, or the default of another type, with some keys changed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -305,7 +308,7 @@ def _same_shape(carried: dict[str, Any], values: Mapping[str, Any], aliases: Map
     return kept
 
 
-def _with_labels_of(config: Any, changed: Any) -> Any:
+def _with_labels_of(config: PreTrainedConfig, changed: PreTrainedConfig) -> PreTrainedConfig:
     changed.id2label, changed.label2id = copy.deepcopy(config.id2label), copy.deepcopy(config.label2id)
     changed.problem_type = config.problem_type
     if hasattr(config, THRESHOLD_KEY):
@@ -313,7 +316,7 @@ def _with_labels_of(config: Any, changed: Any) -> Any:
     return changed
 
 
-def _untrained(config: Any, task: Task, seed: int, key: str) -> nn.Module:
+def _untrained(config: PreTrainedConfig, task: Task, seed: int, key: str) -> nn.Module:
     if not task_classes(config, task):
         raise InputError(f"{key}.model_type: a {config.model_type} does not support {task}; give a model type that does")
     try:

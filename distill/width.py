@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,11 @@ from foundation.models.architecture.shapes import remade
 from foundation.models.architecture.structure import head_axes
 from foundation.models.own_shape import SHAPE_KEY
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> Any:
+
+def with_widths(config: PreTrainedConfig, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> PreTrainedConfig:
     """Returns a copy of a Transformers config with other widths.
 
     Args:
@@ -69,7 +72,7 @@ def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | N
     return changed
 
 
-def narrow(model: Any, config: Any, key: str) -> nn.Module:
+def narrow(model: PreTrainedModel, config: PreTrainedConfig, key: str) -> nn.Module:
     """Returns a narrower model of the same depth, made of slices of a model's weights.
 
     Args:
@@ -131,7 +134,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
     return found
 
 
-def kept_head_dims(model: nn.Module, attention: Attention, config: Any) -> dict[tuple[str, int], Tensor]:
+def kept_head_dims(model: nn.Module, attention: Attention, config: PreTrainedConfig) -> dict[tuple[str, int], Tensor]:
     """Returns the head dimensions to keep in one block, for every (weight, axis) that runs over them."""
     old: Any = model.config
     shape = old.num_attention_heads, old.hidden_size // old.num_attention_heads
@@ -198,7 +201,7 @@ def _other_axes_summed(values: Tensor, axis: int) -> Tensor:
     return values.movedim(axis, 0).flatten(1).sum(dim=1) if values.ndim > 1 else values
 
 
-def _rescale_queries(sliced: dict[str, Tensor], model: nn.Module, config: Any, attentions: Mapping[int, Attention]) -> None:
+def _rescale_queries(sliced: dict[str, Tensor], model: nn.Module, config: PreTrainedConfig, attentions: Mapping[int, Attention]) -> None:
     """Rescales the query weights in place, so that the remaining dimensions contribute the same attention scores as before."""
     old: Any = model.config
     before, after = (each.hidden_size // each.num_attention_heads for each in (old, config))

@@ -104,7 +104,7 @@ class Export(Stage):
 
         return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
 
-    def check(self, config: PreTrainedConfig, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the engines fit the device of the target and the model, that the processor has the precision, and the questions.
 
         Raises:

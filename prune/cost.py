@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedConfig
 
     from foundation.models.architecture.axes import Axis
     from foundation.models.architecture.structure import Sizes, Structure
@@ -72,7 +73,7 @@ class ShapeCost:
     @classmethod
     def of(cls, model: nn.Module, structure: Structure, measure: Literal["macs", "parameters"]) -> ShapeCost:
         """Returns the cost of a model; reads only the shapes of its weights."""
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return cls(structure, shapes, measure, getattr(config, "num_experts_per_tok", 0) or 0)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.attention import find_attentions
 from foundation.models.architecture.blocks import Stack, blocks_of, stacks_of
 from foundation.models.inputs.padding import read_by_decoder, real_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
@@ -159,7 +162,7 @@ class _BlockRunner:
     def _features(self, name: str, batch: int) -> Features:
         """Returns the features of a batch with the mask of what a layer reads."""
         features: Features = self._batches[batch]
-        config: Any = self._model.config
+        config: PreTrainedConfig = self._model.config
         if self._stack is self._stacks[0] or name in self._reads_source or "decoder_input_ids" not in features:
             return features
         return {**features, "attention_mask": read_by_decoder(features["decoder_input_ids"], config.pad_token_id)}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from foundation.models.architecture.structure import Structure
 from foundation.models.inputs.padding import mask_of, read_by_decoder
 from foundation.models.inputs.sounds import frames_of
 from prune.cost import Component
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class HookPoints:
 
 def token_masks(model: nn.Module, structure: Structure, features: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns which tokens of a batch are not padding, bool `[b, L]`, for each stack of the model: source and target have other tokens."""
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     given = next(iter(features.values()))
     length = structure.attentions[0].tokens
     if given.dim() == 2:  # texts, or waveforms: the others have one size

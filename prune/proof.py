@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from prune.hook_points import HookPoints
 from prune.masks.masks import Gate, masked
 from prune.sensitivity import silenced_all
 from prune.surgery import KeptUnits, shrink
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TOLERANCE = 1e-3
 
@@ -41,7 +44,7 @@ def prove(model: nn.Module, structure: Structure, kept: KeptUnits, batch: Batch,
     few = {name: value[:2] for name, value in batch.features.items()}
     small = shrink(model, structure, some, key).to(device_of(model))
     closed: dict[Any, Gate] = {(block, "layer"): lambda training: torch.zeros(()) for block in gone}
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     about = f"{key}: a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons"
     with torch.inference_mode():
         with silenced_all(model, structure, HookPoints.of(model, structure), some), masked(model, structure, closed):

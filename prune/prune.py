@@ -30,6 +30,7 @@ from prune.settings import PruneSettings
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
     from foundation.data.splits import Data
     from foundation.models.architecture.structure import Sizes, Structure
@@ -67,7 +68,7 @@ class Prune(PruneSettings):
         skipped = 12.0 * rows * (self.layer_score == "loss")
         return macs * (len(self.shares) * (4.0 * rows + skipped + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks before the first stage runs whether this model can be pruned with these settings.
 
         Raises:
@@ -103,7 +104,7 @@ class Prune(PruneSettings):
             check_learned(context.team, key)
             check_recovery(as_trained(self.learn, self.recover or Recover()), self.training_keys, config, config, teacher, context)
 
-    def _check_tokens_leave(self, config: Any, context: Context) -> None:
+    def _check_tokens_leave(self, config: PreTrainedConfig, context: Context) -> None:
         """Raises if tokens cannot leave a model of this kind, which is tried on one with two layers and random weights."""
         import torch
 
@@ -131,7 +132,7 @@ class Prune(PruneSettings):
             why = f"{tensor} processes share the heads and neurons of each block while it is fine-tuned (parallel.tensor)"
             raise InputError(f"{self.key}.divisible_by: {given}; {why}: give {tensor}")
 
-    def config_after(self, config: Any) -> Any:
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """The expected config of the pruned model, with the vocabulary unchanged.
 
         It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
@@ -146,7 +147,7 @@ class Prune(PruneSettings):
         tokens = left.tokens if self.tokens is None else shares_of(self.tokens, len(kept.layers), self.key)
         return with_sizes(with_layers(config, kept.layers), replace(left, tokens=tokens), self.key)
 
-    def planned(self, config: Any) -> tuple[KeptUnits, Sizes]:
+    def planned(self, config: PreTrainedConfig) -> tuple[KeptUnits, Sizes]:
         """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
         import torch
 
@@ -228,7 +229,7 @@ class Prune(PruneSettings):
             **({"loads": routed} if routed else {}),
         }
 
-    def _try_on_shapes(self, config: Any) -> None:
+    def _try_on_shapes(self, config: PreTrainedConfig) -> None:
         """Prunes a model on the meta device, which has shapes but no values.
 
         Raises:

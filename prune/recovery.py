@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from foundation.training.selection import judged_by, selection_metric
 from foundation.training.supervised import check_labelled, check_loss, supervised
 from foundation.training.train import Batch, Objective, TrainConfig, Training, train
 from prune.choices import Recover
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class RecoveryObjective(nn.Module):
@@ -184,7 +187,14 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     return history
 
 
-def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any, teacher: Any, context: Context) -> None:
+def check_recovery(
+    settings: Recover,
+    keys: SettingKeys,
+    config: PreTrainedConfig,
+    after: PreTrainedConfig,
+    teacher: PreTrainedConfig | None,
+    context: Context,
+) -> None:
     """Checks before the first stage that the pruned model can be fine-tuned with these settings.
 
     Args:
@@ -214,7 +224,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 
-def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None:
+def check_hidden(settings: Recover, config: PreTrainedConfig, teacher: PreTrainedConfig | None, key: str) -> None:
     """Checks that the model can learn from the teacher's hidden states.
 
     Raises:

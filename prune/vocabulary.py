@@ -23,7 +23,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -32,6 +32,9 @@ from foundation.core.errors import InputError
 from foundation.models.architecture.axes import axes_of
 from foundation.models.architecture.shapes import on_meta
 from foundation.standalone.preprocess import Preprocessor, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 """Files with the old ids; tokenizer.json alone holds the same information."""
@@ -58,7 +61,7 @@ class CutVocabulary:
 
 
 def cut_vocabulary(
-    folder: Path, config: Any, prepared: Preprocessor, train: Sequence[Row], selection: Sequence[Row], key: str
+    folder: Path, config: PreTrainedConfig, prepared: Preprocessor, train: Sequence[Row], selection: Sequence[Row], key: str
 ) -> CutVocabulary:
     """Chooses the tokens to keep and cuts the tokenizer.
 
@@ -96,7 +99,7 @@ def cut_vocabulary(
     return CutVocabulary(kept, cut, lost / max(1, sum(map(len, before))), changed / max(1, len(after)))
 
 
-def counts_from_pad(config: Any, key: str) -> bool:
+def counts_from_pad(config: PreTrainedConfig, key: str) -> bool:
     """Returns whether a model numbers positions from its pad id on; its position embedding then has a padding index, too.
 
     Args:
@@ -149,13 +152,13 @@ def ids_of(tokenizer: Tokenizer, rows: Sequence[Any]) -> list[list[int]]:
     return [row.ids for start in range(0, len(rows), BATCH) for row in tokenizer.encode_batch_fast(list(rows[start : start + BATCH]))]
 
 
-def token_ids(config: Any) -> set[int]:
+def token_ids(config: PreTrainedConfig) -> set[int]:
     """Returns the token ids that a config names: padding, start, end, ..."""
     named = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     return {token for value in named for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
 
 
-def with_vocabulary(config: Any, kept: Sequence[int]) -> Any:
+def with_vocabulary(config: PreTrainedConfig, kept: Sequence[int]) -> PreTrainedConfig:
     """Returns a copy of a config with the smaller vocabulary and the token ids that it names renumbered; ids of no token stay."""
     changed, new_id = copy.deepcopy(config), {token: number for number, token in enumerate(kept)}
     for name, value in config.to_dict().items():

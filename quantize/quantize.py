@@ -23,6 +23,8 @@ from foundation.schemes.table import SCHEMES
 from quantize.settings import QuantizeSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from foundation.stage.context import Context
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
@@ -65,7 +67,7 @@ class Quantize(QuantizeSettings):
         trained = 3.0 * self.qat.epochs * len(data.train) * (self.mode != "ptq")
         return float(macs) * (rows * passes + min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials + scanned + trained)
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
         from foundation.training.allowed import check_training
         from foundation.training.distilled import check_distillation

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
@@ -41,6 +41,9 @@ from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 FILES = (*TEXT_FILES, "config.json", "generation_config.json")
 WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
 """Keys of the stage that need the whole model in memory."""
@@ -55,7 +58,7 @@ def needs_whole(stage: QuantizeSettings) -> str | None:
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 
-def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> None:
+def check_streamed(stage: QuantizeSettings, config: PreTrainedConfig, context: Context) -> None:
     """Checks by recipe and config alone that a stage can stream a model.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.forecast import PlannedStep, steps_of
 from compress.recipe import Recipe
@@ -19,6 +19,9 @@ from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
 from foundation.models.size import count
 from foundation.stage.context import Context
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SHORTEST = 128
 """Tokens below which the products of attention cost next to nothing."""
@@ -75,7 +78,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
     return Counted(facts, planned, context)
 
 
-def _truncated(recipe: Recipe, config: Any, context: Context) -> Iterator[str]:
+def _truncated(recipe: Recipe, config: PreTrainedConfig, context: Context) -> Iterator[str]:
     """Yields how many rows of each split are longer than data.max_length, where some are."""
     splits = {name: getattr(context.data, name) for name in ("train", "selection", "evaluation")}
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
@@ -26,6 +26,9 @@ from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from quantize.training.planned import int8_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, text: str, streams: int | None) -> list[str]:
@@ -112,7 +115,9 @@ def _training(
         yield found.reason
 
 
-def _refused(stage: Stage, incoming: Any, teacher: Any, context: Context, count: int, training: Training) -> str | None:
+def _refused(
+    stage: Stage, incoming: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context, count: int, training: Training
+) -> str | None:
     """Returns why a stage does not take the settings of a training, or does not train on all devices with them; None if it does."""
     if context.parallel.gradients != "float32" and training.divides:
         return f"parallel.gradients: {context.parallel.gradients} given, which whole gradients are sent in alone"

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +36,9 @@ from foundation.training.lora import Lora, attached
 from foundation.training.losses.table import losses_of
 from foundation.training.recompute import recomputed
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 Changes = Callable[[nn.Module], None]
 """What a stage does to a model before it trains, in place."""
 TEMPERATURE = 2.0
@@ -45,7 +48,7 @@ TEMPERATURE = 2.0
 class Step:
     """A forward and a backward pass."""
 
-    config: Any
+    config: PreTrainedConfig
     """Transformers config of the model."""
     task: Task
     """The task; of text that is generated the loss is counted too, whose logits are large."""
@@ -72,7 +75,7 @@ class Step:
 
 @contextmanager
 def without_memory(
-    config: Any,
+    config: PreTrainedConfig,
     task: Task,
     tensor: int = 1,
     *,
@@ -104,7 +107,7 @@ def without_memory(
         with FakeTensorMode(allow_non_fake_inputs=True):
             # peft moves its adapters, which tensors without memory do not allow, but tensors of the meta device do
             with nullcontext() if lora is None else on_meta_device(), uninitialized(), quiet():
-                model: Any = auto_class(task, changed).from_config(with_class(changed, task))
+                model: PreTrainedModel = auto_class(task, changed).from_config(with_class(changed, task))
             model.tie_weights()
             if split is not None:
                 shrink(with_linears(model), split)
@@ -135,7 +138,7 @@ def _from_meta(model: nn.Module) -> None:
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
-def _split(config: Any, task: Task, tensor: int, if_shared: bool) -> Split | None:
+def _split(config: PreTrainedConfig, task: Task, tensor: int, if_shared: bool) -> Split | None:
     try:
         return split_of(on_meta(with_class(config, task)), tensor, "model")
     except InputError:
@@ -185,7 +188,7 @@ def kept_in_stages(
     return sizes
 
 
-def rows_of(config: Any, task: Task, rows: int, length: int) -> dict[str, torch.Tensor]:
+def rows_of(config: PreTrainedConfig, task: Task, rows: int, length: int) -> dict[str, torch.Tensor]:
     """Returns features of so many rows, each of `length` tokens."""
     return {name: value.expand(rows, *value.shape[1:]).contiguous() for name, value in inputs_of(config, task, length).items()}
 

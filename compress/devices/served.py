@@ -34,13 +34,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from compress.devices.given import Devices, shown_bytes
 from compress.devices.weights import Block, Weights, weights_of
 from foundation.models.config import num_experts
 from foundation.models.library import sizes_config
 from foundation.models.own_shape import SHAPE_KEY, read_own
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Precision = Literal["fp16", "int8", "int4"]
 BITS: dict[Precision, int] = {"fp16": 16, "int8": 8, "int4": 4}
@@ -66,7 +69,7 @@ class Load:
 class Model:
     """A model to serve."""
 
-    config: Any
+    config: PreTrainedConfig
     """Its Transformers config."""
     precision: Precision
     """Of the matrices of its blocks."""
@@ -202,7 +205,7 @@ def bytes_on_each(model: Model, weights: Weights, load: Load, division: Division
     return max(found, key=lambda each: each.total)
 
 
-def _keys_of_layers(config: Any, layers: int) -> tuple[int, ...]:
+def _keys_of_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:
     """Returns the number of heads of keys in each layer."""
     sizes, own = sizes_config(config), getattr(config, SHAPE_KEY, None)
     if own is not None:
@@ -255,7 +258,7 @@ def bytes_read(model: Model, weights: Weights, division: Division) -> float:
     return read + 2 * (blocks.rest + weights.entries + weights.before + weights.behind)
 
 
-def num_chosen(config: Any) -> int:
+def num_chosen(config: PreTrainedConfig) -> int:
     """Returns how many experts a token is sent to."""
     return int(getattr(config, "num_experts_per_tok", None) or 1)
 

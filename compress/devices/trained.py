@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices, Link
@@ -60,6 +60,9 @@ from foundation.training.division import ends_of
 from foundation.training.lora import Lora
 from foundation.training.optimizers import moment_bytes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Of activation checkpointing, the one that keeps most first."""
@@ -71,7 +74,7 @@ PARALLEL = ("strategy", "tensor", "context", "pipeline", "checkpointing", "offlo
 class Training:
     """A stage that trains."""
 
-    config: Any
+    config: PreTrainedConfig
     """Transformers config of the model."""
     task: Task
     batch_size: int

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from foundation.models.architecture.blocks import block_of, blocks_of
 from foundation.models.architecture.shapes import on_meta
 from foundation.models.layers.experts import is_stacked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,9 @@ class Weights:
         return blocks.matrices + blocks.experts + blocks.rest + self.words + self.head - shared + self.tables + self.before + self.behind
 
 
-def weights_of(config: Any) -> Weights:
+def weights_of(config: PreTrainedConfig) -> Weights:
     """Returns the weights of the model that a Transformers config describes."""
-    model: Any = on_meta(config)
+    model: PreTrainedModel = on_meta(config)
     model.tie_weights()  # which is left out where weights are not initialized
     named = blocks_of(model, "model")
     experts = tuple(f"{name}." for name, module in model.named_modules() if is_stacked(module))

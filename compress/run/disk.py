@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -37,6 +37,9 @@ from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 FLOAT_BYTES, HALF_BYTES = 4, 2
 GRAPH_BYTES_PER_LAYER = 70_000  # an OpenVINO graph of one encoder layer, as XML
@@ -77,7 +80,7 @@ class Sizes:
 class Variant:
     """A model that the run will make."""
 
-    config: Any
+    config: PreTrainedConfig
     """The Transformers config of the model."""
     stages: tuple[Stage, ...]
     """The stages that lead to it, from the baseline on; its own stage is last."""
@@ -89,7 +92,7 @@ class Variant:
         return own if isinstance(own, Quantize) else None
 
 
-def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], context: Context) -> int:
+def predicted_bytes(step: Stage, config: PreTrainedConfig, variants: Mapping[str, Variant], context: Context) -> int:
     """Returns the predicted size in bytes of the artifact of a step.
 
     Args:
@@ -117,7 +120,7 @@ def weight_bytes(variant: Variant, context: Context) -> int:
     return sizes.int8_bytes - sizes.halved_bytes * _halves_tables(context)
 
 
-def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
+def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters, table_parameters = _parameters(config, context.task, quantizer)
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
     if TASKS[context.task].embeds:
@@ -142,7 +145,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     )
 
 
-def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int, int]:
+def _parameters(config: PreTrainedConfig, task: Task, quantizer: Quantize | None) -> tuple[int, int, int]:
     """Returns the number of parameters, and how many of them become int8 and are in tables of embeddings, counted on the meta device."""
     with on_meta_device(), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.run.split_sizes import lengths
 from foundation.artifacts.artifact import digest
@@ -29,8 +29,13 @@ from foundation.models.library import quiet
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> tuple[str, ...]:
+
+def check_inputs(
+    config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
+) -> tuple[str, ...]:
     """Builds the preprocessor of a model as its import would, and prepares a row of the data.
 
     Args:
@@ -51,7 +56,7 @@ def check_inputs(config: ModelConfig, checked: Any, tokenizer: str | TrainedToke
 
 
 def num_truncated(
-    config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Any]
+    config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Any]
 ) -> int:
     """Returns how many texts are longer than data.max_length; 0 where texts are divided, or rows are none.
 
@@ -75,7 +80,7 @@ def _cuts_texts(config: ModelConfig, context: Context) -> bool:
     return task.reads_text and not (task.generates or task.finds_spans or task.two_towers or context.stride)
 
 
-def mean_share(config: ModelConfig, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> float:
+def mean_share(config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context) -> float:
     """Returns the mean length that evaluation rows are padded to, as a share of data.max_length; 1 where rows have one length.
 
     Args:
@@ -101,7 +106,7 @@ _known: dict[str, tuple[tuple[str, ...], Preprocessor]] = {}
 
 
 def _once(
-    config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context
+    config: ModelConfig, source: Path | None, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
 ) -> tuple[tuple[str, ...], Preprocessor]:
     key = _key(config, source, checked, tokenizer, context)
     if key not in _known:
@@ -109,7 +114,9 @@ def _once(
     return _known[key]
 
 
-def _key(config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context) -> str:
+def _key(
+    config: ModelConfig, source: Path | None, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
+) -> str:
     named = tokenizer.digest if isinstance(tokenizer, TrainedTokenizer) else tokenizer
     folders = [source, None if named is None or named is not tokenizer else find(named, "tokenizer", weights=False)]
     states = [None if folder is None else (str(folder), state_of(folder)) for folder in folders]
@@ -119,7 +126,7 @@ def _key(config: ModelConfig, source: Path | None, checked: Any, tokenizer: str 
 
 
 def _checked(
-    config: ModelConfig, source: Path | None, checked: Any, tokenizer: str | TrainedTokenizer | None, context: Context
+    config: ModelConfig, source: Path | None, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
 ) -> tuple[tuple[str, ...], Preprocessor]:
     """Returns what `check_inputs` does, and the preprocessor."""
     built, notes, problems = copy.deepcopy(checked), list[str](), dict[str, None]()
@@ -156,7 +163,7 @@ def _checked(
     return tuple(notes), prepared
 
 
-def check_teacher(config: Any, folder: Path, context: Context) -> None:
+def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> None:
     """Builds the preprocessor of a teacher outside the run, which is read where it lies.
 
     Args:

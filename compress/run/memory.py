@@ -17,7 +17,7 @@ corrected by what earlier runs took (`compress.run.durations.predicted_memory`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import BATCH_SIZE, Evaluate, Latency
@@ -28,6 +28,9 @@ from foundation.models.size import Counts
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from triton_repo.triton_repo import TritonRepo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 FLOAT = 4
 LIBRARIES = 700_000_000
@@ -40,7 +43,7 @@ MOMENTS = {"adamw": 2.0, "adamw8bit": 0.5, "adafactor": 0.1, "lamb": 2.0}
 """Numbers of the optimizer for each weight."""
 
 
-def memory_of(step: Stage, size: Counts, before: Counts, config: Any, engines: int, context: Context) -> int:
+def memory_of(step: Stage, size: Counts, before: Counts, config: PreTrainedConfig, engines: int, context: Context) -> int:
     """Returns the bytes of the peak of a step.
 
     Args:
@@ -80,7 +83,7 @@ def _training(step: Any) -> Any:
     return getattr(step, "recover", None)
 
 
-def _row(size: Counts, config: Any, *, kept: bool) -> float:
+def _row(size: Counts, config: PreTrainedConfig, *, kept: bool) -> float:
     """Returns the bytes of the activations of a row."""
     known = sizes_config(config)
     layers, hidden = max(1, getattr(known, "num_hidden_layers", 12)), getattr(known, "hidden_size", 768)

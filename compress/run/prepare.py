@@ -40,6 +40,8 @@ from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from export.engines.spec import EngineSpec
 
 
@@ -112,7 +114,7 @@ def _check_model(recipe: Recipe, context: Context) -> int:
     return count(config, context.task, context.max_length).macs
 
 
-def noted(recipe: Recipe, config: Any, context: Context) -> tuple[str, ...]:
+def noted(recipe: Recipe, config: PreTrainedConfig, context: Context) -> tuple[str, ...]:
     """Returns what the import of a recipe's model will note about its tokenizer, one line each.
 
     Raises:
@@ -121,14 +123,14 @@ def noted(recipe: Recipe, config: Any, context: Context) -> tuple[str, ...]:
     return check_inputs(recipe.model, config, resolve_tokenizer(recipe.tokenizer, context.data.tokenizer), context)
 
 
-def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
+def _check_stages(recipe: Recipe, config: PreTrainedConfig, context: Context) -> None:
     """Lets every stage check its input model and its teacher, before anything runs."""
     _check_machine(recipe)
     for stage, given, teacher in checked_with(recipe, config, context):
         stage.check(given, teacher, replace(context, team=stage.team(context.team)))
 
 
-def checked_with(recipe: Recipe, config: Any, context: Context) -> Iterator[tuple[Stage, Any, Any]]:
+def checked_with(recipe: Recipe, config: PreTrainedConfig, context: Context) -> Iterator[tuple[Stage, Any, Any]]:
     """Yields every stage with the Transformers configs of its input model and of its first teacher (None without one).
 
     Args:

@@ -28,6 +28,7 @@ from foundation.models.own_shape import SHAPE_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedConfig
 
     from distill.capture import Captured, Wanted
     from distill.teacher import Pair
@@ -56,7 +57,7 @@ class Shape:
     """Whether tokens leave the model behind some layer."""
 
     @classmethod
-    def of(cls, config: Any) -> Shape:
+    def of(cls, config: PreTrainedConfig) -> Shape:
         """Reads the dimensions from a Transformers config."""
         layers, hidden, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         own, head_dim = getattr(config, SHAPE_KEY, None), getattr(config, "head_dim", None)
@@ -188,7 +189,7 @@ class Loss(Config):
         raise NotImplementedError
 
 
-def is_causal(config: Any) -> bool:
+def is_causal(config: PreTrainedConfig) -> bool:
     """Returns whether a model's attention is causal: Transformers has a causal but no masked language model of its type, or its config says
     it is a decoder."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES

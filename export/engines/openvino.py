@@ -309,7 +309,7 @@ def _codes(values: NDArray[Any], scale: NDArray[np.float32]) -> NDArray[np.int8]
     return codes
 
 
-def _readers(model: Any) -> dict[str, list[str]]:
+def _readers(model: openvino.Model) -> dict[str, list[str]]:
     """Returns the names of the nodes that read each node of the stored model."""
     return {
         node.get_friendly_name(): [

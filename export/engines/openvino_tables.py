@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openvino
 from openvino import opset13
@@ -40,7 +39,7 @@ def with_half_tables(network: Path, halved: Path) -> Path:
     return halved
 
 
-def _tables(model: Any) -> Iterator[Any]:
+def _tables(model: openvino.Model) -> Iterator[openvino.Node]:
     """Yields what reads rows of a float32 table that nothing else reads."""
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Gather":
@@ -51,7 +50,7 @@ def _tables(model: Any) -> Iterator[Any]:
             yield node
 
 
-def _halve(gather: Any) -> None:
+def _halve(gather: openvino.Node) -> None:
     """Rounds the table that a node reads to bf16, to the nearest, ties to even; what follows reads float32 as before."""
     import torch
 

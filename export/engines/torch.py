@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from foundation.models.forward import forward
 from foundation.models.generation import answer_tokens, generate
 from foundation.models.library import quiet
 from foundation.standalone.language_text import LanguageText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NO_GRAPH = "torch has no graph of its own that could be counted"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -111,7 +114,7 @@ class Torch:
             def end(self) -> None:
                 pass
 
-        model: Any = self._model
+        model: PreTrainedModel = self._model
         ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
         before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
         given: dict[str, Any] = {"logits_processor": LogitsProcessorList([Counted(decoding, before)])}

@@ -19,6 +19,7 @@ from foundation.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
 TimedPrecision = Literal["int8", "fp32"]
 
@@ -139,7 +140,15 @@ class Context:
 class Losses(Protocol):
     """The losses of the stage `distill` by name, for other stages that learn from a teacher."""
 
-    def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
+    def check(
+        self,
+        settings: DistillationSettings,
+        keys: SettingKeys,
+        student: PreTrainedConfig,
+        teacher: PreTrainedConfig | None,
+        part: bool,
+        context: Context,
+    ) -> None:
         """Checks before the first stage runs that the losses fit both models (Transformers configs) and the task.
 
         Raises:

@@ -19,6 +19,8 @@ from foundation.data.splits import Data
 from foundation.machine.parallel import ALONE, Team
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from foundation.stage.context import Context
 
 REUSED = "reused"
@@ -59,7 +61,7 @@ class Stage(Config):
         """Returns what the output depends on besides config, parent, data, seed, task and target: JSON types, part of the cache key."""
         return None
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks everything that can be checked before the first stage runs; reads no weights.
 
         Args:
@@ -71,7 +73,7 @@ class Stage(Config):
             InputError: The stage does not support this model.
         """
 
-    def config_after(self, config: Any) -> Any:
+    def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Returns the Transformers config of the output model, given the config of the input model; reads no weights.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError
 from foundation.core.forms.table import form_of
@@ -22,11 +22,14 @@ from foundation.training.optimizers import check_optimizer
 from foundation.training.recompute import check_recomputed
 from foundation.training.settings import TrainingSettings
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 _NAMES = {2: "texts of a pair", 3: "texts of a triplet"}
 """What rows that belong together are called."""
 
 
-def check_training(settings: TrainingSettings, config: Any, context: Context, key: str) -> None:
+def check_training(settings: TrainingSettings, config: PreTrainedConfig, context: Context, key: str) -> None:
     """Checks that a model can be trained with some settings, and as the section `parallel` of the recipe says.
 
     Args:
@@ -56,7 +59,7 @@ def check_training(settings: TrainingSettings, config: Any, context: Context, ke
         check_together(settings, context.data.train, key)
 
 
-def check_pipeline(settings: TrainingSettings, config: Any, context: Context, key: str) -> None:
+def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context: Context, key: str) -> None:
     """Checks that a pipeline of processes can train a model with some settings.
 
     Args:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ from foundation.training.rows import Rows
 from foundation.training.teacher_logits import teacher_logits
 from foundation.training.train import Batch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 TEMPERATURE = 2.0
 
 
@@ -43,7 +46,14 @@ CACHE_BYTES = 2**26
 checkpoint."""
 
 
-def check_distillation(settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
+def check_distillation(
+    settings: DistillationSettings,
+    keys: SettingKeys,
+    student: PreTrainedConfig,
+    teacher: PreTrainedConfig | None,
+    part: bool,
+    context: Context,
+) -> None:
     """Checks before the first stage runs that the named losses fit; see `foundation.stage.context.Losses.check`.
 
     Raises:
@@ -113,7 +123,7 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
     return teacher
 
 
-def _unshared(config: Any, context: Context, key: str) -> str | None:
+def _unshared(config: PreTrainedConfig, context: Context, key: str) -> str | None:
     """Returns why processes cannot share the layers or the tokens of a teacher; None if they can."""
     try:
         check_split(config, context.task, context.max_length, context.team.tensor, key)
@@ -138,7 +148,7 @@ def inputs_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
 @contextmanager
 def attention_as_before(model: nn.Module) -> Iterator[None]:
     """Restores the attention implementation of a model afterwards, because losses on attention replace it."""
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     before = config._attn_implementation
     try:
         yield

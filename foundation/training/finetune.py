@@ -27,6 +27,8 @@ from foundation.training.choices import OrderLoss, PairLoss
 from foundation.training.settings import LearningRate, RowsInMemory, TrainingSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from foundation.stage.context import Context
 
 
@@ -71,7 +73,7 @@ class Finetune(TrainingSettings, Stage):
         again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
         return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
         from foundation.training.allowed import check_training
         from foundation.training.supervised import check_labelled, check_loss
@@ -87,7 +89,7 @@ class Finetune(TrainingSettings, Stage):
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
 
-    def _check_two_towers(self, config: Any, key: str) -> None:
+    def _check_two_towers(self, config: PreTrainedConfig, key: str) -> None:
         """Raises if a setting does not fit the loss of a model with two towers."""
         if self.loss is not None:
             raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")

@@ -13,16 +13,19 @@ weights that are not linear layers, such as stacked experts.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NOTE = "compress_keep_zeros"
 
 
 def keep_zeros(model: nn.Module) -> None:
     """Marks in the config of a model that its zeros must be kept."""
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     setattr(config, NOTE, True)
 
 

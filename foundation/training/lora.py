@@ -27,6 +27,7 @@ from foundation.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
 
 class Lora(Config):
@@ -91,7 +92,7 @@ def attached(model: nn.Module, lora: Lora, label: str) -> Any:
     return adapters
 
 
-def check_lora(lora: Lora | None, config: Any, key: str) -> None:
+def check_lora(lora: Lora | None, config: PreTrainedConfig, key: str) -> None:
     """Checks before the first stage that a model can be trained with these adapters.
 
     Args:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,6 +41,9 @@ from foundation.artifacts.artifact import write_json
 from foundation.machine.gemm_speed import gemm_speed
 from foundation.models.library import task_of
 from foundation.models.size import count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 WARM, TIMED, TRACED = 3, 10, 3
 """Steps of each part."""
@@ -185,7 +188,7 @@ class Profiler:
 
 def macs_of(model: nn.Module) -> Callable[[int], int]:
     """Returns a function from the length of a row to the multiply-accumulates of a forward pass of a model over it."""
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     task = task_of(config)
     return functools.cache(lambda length: count(config, task, length).macs)
 

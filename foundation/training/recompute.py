@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -35,6 +35,9 @@ from foundation.models.forward import without_cache
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.size import inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _aten = torch.ops.aten
 PRODUCTS = [
@@ -83,7 +86,7 @@ def recomputed(model: nn.Module, kind: Checkpointing, key: str) -> Iterator[None
                 block.forward = forward
 
 
-def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, key: str) -> None:
+def check_recomputed(config: PreTrainedConfig, task: Task, length: int, kind: Checkpointing, key: str) -> None:
     """Checks before the first stage that the blocks of a model can be computed again, by training its first block for one step.
 
     It runs on the meta device; models that look at values run on the CPU, with weights that are not initialized.
@@ -112,11 +115,11 @@ def check_recomputed(config: Any, task: Task, length: int, kind: Checkpointing, 
         raise InputError(f"{given}; {changed[0]} of this {config.model_type} changes in every forward pass, so twice in a step: give none")
 
 
-def _changed_twice(config: Any, task: Task, length: int, kind: Checkpointing, *, meta: bool) -> list[str]:
+def _changed_twice(config: PreTrainedConfig, task: Task, length: int, kind: Checkpointing, *, meta: bool) -> list[str]:
     """Trains a model without values for a step; returns the buffers of its blocks that change, except buffers of batch norms."""
 
     with torch.random.fork_rng(devices=[]), on_meta_device() if meta else uninitialized(), quiet():
-        model: Any = auto_class(task, config).from_config(config).train()
+        model: PreTrainedModel = auto_class(task, config).from_config(config).train()
         features = inputs_of(config, task, length, masked=not meta)
         norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
         blocks = tuple(f"{name}." for name in blocks_of(model, "model"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from foundation.training.losses.table import loss_names, losses_of
 from foundation.training.losses.vector import chosen, compares_rows
 from foundation.training.train import Batch, Objective
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 def check_labelled(task: Task, data: Data, key: str) -> None:
     """Checks that there are labels to learn from without a teacher.
@@ -46,7 +49,9 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
         )
 
 
-def check_loss(config: Any, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None) -> None:
+def check_loss(
+    config: PreTrainedConfig, context: Context, key: str, micro_batch_size: int | None, loss: PairLoss | OrderLoss | None = None
+) -> None:
     """Checks that the loss fits the task, the rows and the model, and that no micro-batches part what it compares.
 
     Args:

@@ -27,6 +27,7 @@ from foundation.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
     from foundation.models.architecture.structure import Sizes
     from prune.latency.table import LatencyTable
@@ -132,7 +133,7 @@ class Timing:
         )
         return with_sizes(with_layers(self.model.config, [block] * depth), equal, key)
 
-    def _write(self, config: Any, folder: Path) -> Path:
+    def _write(self, config: PreTrainedConfig, folder: Path) -> Path:
         from foundation.models.architecture.shapes import remade
         from foundation.models.checkpoint import save
 

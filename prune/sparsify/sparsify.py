@@ -35,6 +35,7 @@ from prune.sparsify.settings import SparsifySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedConfig
 
     from foundation.data.splits import Data
     from foundation.stage.context import Context
@@ -61,7 +62,7 @@ class Sparsify(SparsifySettings):
         looked = 6.0 * min(self.rows, len(data.train)) * (self.method in ("wanda", "sparsegpt"))
         return macs * (looked + (3.0 * len(data.train) + len(data.selection)) * epochs)
 
-    def check(self, config: Any, teacher: Any, context: Context) -> None:
+    def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks before the first stage runs whether this model can be sparsified with these settings.
 
         Raises:
@@ -313,7 +314,7 @@ class Sparsify(SparsifySettings):
         """Trains the model in place, with checkpoints in a subfolder of the scratch folder; leaves it on the CPU."""
         from prune.recovery import RecoveryJob, recover
 
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         assert context.teacher is not None, "the pipeline provides the teacher"
         job = RecoveryJob(
             settings=settings,

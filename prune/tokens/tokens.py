@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.architecture.structure import Structure
 from foundation.models.forward import forward
 from foundation.models.library import REFUSED, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TOLERANCE: Final = 1e-3
 ALL: Final = 1 - 0.4 / DENOMINATOR
@@ -64,7 +67,7 @@ def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -
     Raises:
         InputError: They may not.
     """
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     about = f"{key}.tokens: given"
     if TASKS[task].per_token or TASKS[task].two_towers:
         raise InputError(f"{about}; {task} needs the states of all tokens: leave it out")
@@ -86,7 +89,7 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
     Raises:
         InputError: One of the two does not hold, or the model does not run without some tokens.
     """
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     few = {name: value[:2] for name, value in features.items()}
     about = f"{key}.tokens: given, but"
     blocks = list(blocks_of(model, key).values())
@@ -123,7 +126,7 @@ def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Ten
         weights: What `significance` returned, for each block.
         key: Key path of the stage, for messages.
     """
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     sizes = replace(Structure.of(model, key).sizes, tokens=tuple(shares))
     made = remade(model, with_sizes(config, sizes, key))
     own = {name: value.cpu() for name, value in model.state_dict().items() if name.rpartition(".")[2] != SIGNIFICANCE}

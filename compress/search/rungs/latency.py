@@ -17,7 +17,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
@@ -38,6 +38,9 @@ from foundation.models.checkpoint import load, save
 from foundation.stage.context import TimedPrecision
 from prune.prune import Prune
 from quantize.quantize import Quantize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LEEWAY = 1.15
 FOLDER = "latencies"
@@ -100,7 +103,7 @@ class UntrainedLatency:
                 found[one.number] = Verdict("; ".join(text for *_, text in misses), {name: excess for name, excess, _ in misses})
         return found
 
-    def _timed(self, recipe: Recipe, config: Any, precision: TimedPrecision, setup: Setup) -> list[dict[str, Any]]:
+    def _timed(self, recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> list[dict[str, Any]]:
         """Builds the engines of the baseline and of a model with this config and new weights, and times both."""
         assert self._baseline is not None
         found, wanted = [], _shapes(recipe)
@@ -173,7 +176,7 @@ def _words(shape: Shape) -> str:
     return f"batch {shape[0]}" + (f", {shape[1]} tokens" if shape[1] is not None else "")
 
 
-def _key(recipe: Recipe, config: Any, precision: TimedPrecision, setup: Setup) -> Any:
+def _key(recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> Any:
     """Returns everything that the times depend on, JSON types."""
     shape = {name: value for name, value in config.to_dict().items() if name not in ("_name_or_path", "id2label", "label2id")}
     context = setup.context_of(recipe)

@@ -17,7 +17,7 @@ its own rows, images against all texts and texts against all images.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from torch.nn import functional
 
 from foundation.core.forms.zero_shot import IMAGE, TEXT
 from foundation.training.precision import in_float32
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LARGEST_SCALE = 100.0
 
@@ -75,7 +78,7 @@ def images_first(vectors_nD: Tensor, labels_n3: Tensor) -> Tensor:
     return vectors_nD[torch.argsort(labels_n3[:, 0], stable=True)]
 
 
-def scale_of(model: Any) -> Tensor:
+def scale_of(model: PreTrainedModel) -> Tensor:
     """Returns s of a model."""
     scale: Tensor = model.logit_scale.exp().clamp(max=LARGEST_SCALE)
     return scale
