@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, Task
-from foundation.models.architecture.blocks import between_blocks, blocks_of
+from foundation.models.architecture.blocks import Arguments, Keywords, between_blocks, blocks_of
 from foundation.models.forward import forward
 from foundation.models.inputs.padding import mask_of
 from foundation.training.train import Batch
@@ -115,7 +115,7 @@ class _Fit:
 def _leaf_before(block: nn.Module) -> Iterator[None]:
     """Lets gradients be taken of what comes into the first block, whatever parameters are frozen."""
 
-    def detached(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def detached(block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         if args:
             return (args[0].detach().requires_grad_(), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": kwargs["hidden_states"].detach().requires_grad_()}

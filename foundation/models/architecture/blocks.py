@@ -45,6 +45,11 @@ OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out
 )
 """Config keys whose lists are unrelated to layers, whatever their length; keys that end in `_token_id` are too."""
 
+Arguments = tuple[Any, ...]
+"""What a block is given by place."""
+Keywords = dict[str, Any]
+"""What a block is given by name."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -176,7 +181,7 @@ def source_of(target: str, stacks: Sequence[Stack], layers: Sequence[int], weigh
     return target
 
 
-def states_given(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+def states_given(args: Arguments, kwargs: Keywords) -> Tensor:
     """Returns the hidden states from the arguments of a block: the first positional one, or `hidden_states`."""
     states: Tensor = args[0] if args else kwargs["hidden_states"]
     return states
@@ -196,10 +201,10 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """
     states: list[Tensor] = []
 
-    def before(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def before(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         states.append(states_given(args, kwargs))
 
-    def after(block: nn.Module, args: Any, output: Any) -> None:
+    def after(block: nn.Module, args: Arguments, output: Any) -> None:
         states.append(states_of(output))
 
     handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks[:1]]

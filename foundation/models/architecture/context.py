@@ -31,7 +31,16 @@ from torch.nn import functional
 
 from foundation.core.errors import InputError
 from foundation.core.tasks import Task
-from foundation.models.architecture.blocks import between_blocks, blocks_of, stacks_of, states_given, states_of, with_layers
+from foundation.models.architecture.blocks import (
+    Arguments,
+    Keywords,
+    between_blocks,
+    blocks_of,
+    stacks_of,
+    states_given,
+    states_of,
+    with_layers,
+)
 from foundation.models.architecture.sequence import TOKENS, check_one_stack, with_states
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.forward import without_cache
@@ -121,7 +130,7 @@ class Tokens:
         with within(Sharing(self.group)):
             return forward(*args, **kwargs)
 
-    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def enter(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the own tokens of what the first block is given.
 
         Raises:
@@ -133,7 +142,7 @@ class Tokens:
         self.passing = states.shape[1]
         return with_states(parted(states, self.group), args, kwargs)
 
-    def tell(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def tell(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Gives a block the positions of own tokens, and tells it how many tokens a row has."""
         positions = {name: self._own(kwargs[name]) for name in POSITIONS if kwargs.get(name) is not None}
         return args, {**kwargs, **positions, TOKENS: self.passing}
@@ -151,7 +160,7 @@ class Tokens:
             raise ValueError("a block attends by code of its own, not by the attention functions of Transformers")
         return output
 
-    def leave(self, block: nn.Module, args: Any, output: Any) -> Any:
+    def leave(self, block: nn.Module, args: Arguments, output: Any) -> Any:
         """Gathers what the last block gives; where own tokens are answered for, their gradients are whole in each process."""
         gather = all_tokens if self.writes and sharers() is not None else joined
         whole = gather(states_of(output), self.group, self.passing)

@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from foundation.models.architecture.blocks import states_given
+from foundation.models.architecture.blocks import Arguments, Keywords, states_given
 from foundation.models.inputs.padding import MASKED
 
 SIGNIFICANCE: Final = "significance"
@@ -87,7 +87,7 @@ class DroppedTokens:
     kept_BK: Tensor | None = None
     """Places of the tokens that stay, while the block runs."""
 
-    def before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def before(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the lengths of the rows before the first block, hands later ones the mask of what is left, and chooses what stays."""
         passing, name, place = self.passing, self.mask_name, self.mask_place
         if self.first:
@@ -102,7 +102,7 @@ class DroppedTokens:
             self.kept_BK = most_significant(scores_BL, staying(passing.incoming, self.share))
         return args, kwargs
 
-    def after(self, block: nn.Module, args: Any, output: Any) -> Any:
+    def after(self, block: nn.Module, args: Arguments, output: Any) -> Any:
         """Returns the output of the block for the tokens that stay."""
         if isinstance(output, tuple):
             return (self._selected(output[0]), *output[1:])

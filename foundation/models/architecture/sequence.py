@@ -20,7 +20,7 @@ gradient (encoder-decoders), blocks that are left out at random (`layerdrop`, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from torch.nn import functional
 from foundation.core.errors import InputError
 from foundation.core.tasks import Task
 from foundation.machine.sharding import is_sharded
-from foundation.models.architecture.blocks import blocks_of, stacks_of, states_given, states_of, with_layers
+from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, stacks_of, states_given, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.architecture.split import Split, shrink, split_of
 from foundation.models.forward import without_cache
@@ -115,13 +115,13 @@ class _Tokens:
         self.passing = 0  # tokens of the forward pass that goes on
         self.length = 0  # of the block that runs, which may belong to an earlier pass
 
-    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def enter(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Takes the own tokens of what the first block is given."""
         states = states_given(args, kwargs)
         self.passing = states.shape[1]
         return with_states(own_tokens(states, self.group), args, kwargs)
 
-    def tell(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def tell(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Tells a block how many tokens a row has."""
         return args, {**kwargs, TOKENS: self.passing}
 
@@ -134,7 +134,7 @@ class _Tokens:
         finally:
             self.length = before
 
-    def leave(self, block: nn.Module, args: Any, output: Any) -> Any:
+    def leave(self, block: nn.Module, args: Arguments, output: Any) -> Any:
         """Gathers what the last block gives."""
         whole = all_tokens(states_of(output), self.group, self.passing)
         return (whole, *output[1:]) if isinstance(output, tuple) else whole
@@ -151,7 +151,7 @@ class _Region:
         self.tokens = tokens
         self.reading: Reading | None = None
 
-    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def open(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Gathers what the column layers are about to read, in the dtype in which they do.
 
         Raises:
@@ -186,7 +186,7 @@ class _Region:
         return y_bTD if layer.bias is None else y_bTD + layer.bias.to(y_bTD.dtype)
 
 
-def with_states(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_states(states: Tensor, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
     """Returns the arguments of a module with other hidden states."""
     return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
 
@@ -294,7 +294,7 @@ def _step_of_share(config: PreTrainedConfig, task: Task, length: int, processes:
             model(**inputs_of(config, task, length, masked=not meta)).logits.float().sum().backward()
 
 
-def _alone_with_gradient(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _alone_with_gradient(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
     """Raises a `ValueError` if a block reads more than hidden states whose gradient would be of own tokens or heads alone."""
     states = states_given(args, kwargs)
     if states.ndim != 3:

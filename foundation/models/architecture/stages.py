@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.core.tasks import Task
-from foundation.models.architecture.blocks import block_of, blocks_of, states_given, states_of, with_layers
+from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, states_given, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.forward import without_cache
 from foundation.models.layers.conv1d import with_linears
@@ -304,12 +304,12 @@ class _Seen:
             for handle in handles:
                 handle.remove()
 
-    def _before(self, block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def _before(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         states = states_given(args, kwargs)
         self.shapes.add(tuple(states.shape))
         self.others.append([value for value in _tensors((args, dict(kwargs))) if value is not states and value.requires_grad])
 
-    def _after(self, block: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, block: nn.Module, args: Arguments, output: Any) -> None:
         self.shapes.add(tuple(states_of(output).shape))
         self.forms.add(len(output) if isinstance(output, tuple) else 0)
         self.more |= len(_tensors(output)) > 1
