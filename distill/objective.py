@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from distill.capture import Captured, Wanted
@@ -22,6 +20,7 @@ from distill.ensemble import run_teachers
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.tasks import Task
 from foundation.machine.parallel import ALONE, Team
@@ -86,7 +85,7 @@ class Objective(nn.Module):
         teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, self.answer)
         return self._weighted(active, student, teacher, batch, sampled is not None)
 
-    def compares_rows(self, labels: NDArray[Any]) -> bool:
+    def compares_rows(self, labels: Array) -> bool:
         """Whether answers of rows are compared that a micro-batch may part."""
         compared = any(loss.ACROSS_ROWS for loss in self.losses) or (self.hard_weight != 0 and self.answer.compares_rows(labels))
         return compared and all(loss.ANSWERS_ONLY for loss in self.losses)

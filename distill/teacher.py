@@ -21,6 +21,7 @@ from torch import Tensor
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 from distill.on_policy import Sampling
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.models.architecture.origin import Origin
 from foundation.models.forward import on_device
@@ -80,7 +81,7 @@ class Pair:
     teachers: tuple[Teacher, ...]
     rows: Rows
     """The training rows as inputs of the student."""
-    labels: NDArray[Any]
+    labels: Array
     """Class ids or regression targets `[n]`; arbitrary for unlabelled rows."""
     seed: int
     """Seed for random draws of losses."""
@@ -172,6 +173,6 @@ def _id_map(source: Preprocessor, target: Preprocessor) -> NDArray[np.int64]:
     return mapped
 
 
-def _equal(ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]) -> dict[str, bool]:
+def _equal(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, bool]:
     """Returns for each input name whether both sides have it, with equal values."""
     return {name: name in ours and name in theirs and np.array_equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys()}

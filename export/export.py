@@ -31,11 +31,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from export.choices import FloatSetting, Generation
 from foundation.artifacts.artifact import Artifact, Kind, digest, write_json
+from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
@@ -158,7 +158,7 @@ class Export(Stage):
 
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)
-        answers: dict[Asked, NDArray[Any]] = {}
+        answers: dict[Asked, Array] = {}
         builds = planned(context, self.variants, self.generation.draft)
         graphs = HalfGraphs(context, self.float_precision)
         reuse = self._reuse(context, out, answers)
@@ -183,7 +183,7 @@ class Export(Stage):
         reuse = self._reuse(context, context.shared, {})
         return any(reuse.keeps(build) for build in planned(context, self.variants, self.generation.draft))
 
-    def _reuse(self, context: Context, out: Path, answers: dict[Asked, NDArray[Any]]) -> Reuse:
+    def _reuse(self, context: Context, out: Path, answers: dict[Asked, Array]) -> Reuse:
         from export.reuse import Reuse
 
         return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from export.builds import HALVES, Asked, Build
 from export.choices import FloatSetting
 from export.engines.registry import engine_module
@@ -21,6 +19,7 @@ from export.graph.quantized import write_graphs
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
+from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES, REFERENCE, EngineName
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
@@ -46,7 +45,7 @@ class Exporter:
         context: Context,
         out: Path,
         rest: FloatSetting,
-        answers: dict[Asked, NDArray[Any]],
+        answers: dict[Asked, Array],
         agreement: Agreement,
         graphs: HalfGraphs | None = None,
     ) -> None:
@@ -69,7 +68,7 @@ class Exporter:
         self.files = out / replace(build, precision="fp32").name if build.is_half else self.folder
         self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint.folder)
         self.preprocessor.save(self.folder)
-        self._rounded: dict[Rounding, NDArray[Any]] = {}
+        self._rounded: dict[Rounding, Array] = {}
 
     def run(self) -> dict[str, Any]:
         """Builds, evaluates, compares; returns the entry of export.json."""
@@ -201,20 +200,20 @@ class Exporter:
         )
 
     @cached_property
-    def _gate(self) -> tuple[Split, NDArray[Any]]:
+    def _gate(self) -> tuple[Split, Array]:
         """The rows of the parity gate and what torch eager answers to them: what every engine has to agree with."""
         rows = gate_rows(self.context.data)
         return rows, self._in_torch(rows)
 
     @cached_property
-    def _floating(self) -> NDArray[Any]:
+    def _floating(self) -> Array:
         """What torch answers to the rows of the gate with grid weights and float activations."""
         from foundation.measure.predictions import predict
         from foundation.models.checkpoint import load_float
 
         return predict(load_float(self.build.checkpoint.folder), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
 
-    def _as_rounded(self, rounding: Rounding) -> NDArray[Any]:
+    def _as_rounded(self, rounding: Rounding) -> Array:
         """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
         from foundation.measure.predictions import predict, predicts_streamed
         from foundation.models.checkpoint import load, load_float
@@ -252,7 +251,7 @@ class Exporter:
         scheme = of_precision(self.build.precision)
         return None if scheme is None else engine_module(engine).rounding(scheme)
 
-    def _in_torch(self, split: Split) -> NDArray[Any]:
+    def _in_torch(self, split: Split) -> Array:
         """Returns the predictions of torch eager."""
         from foundation.measure.predictions import predict, predict_streamed, predicts_streamed
         from foundation.models.checkpoint import load
@@ -343,7 +342,7 @@ class Exporter:
             )
         return {"file": self._relative(path), **found}
 
-    def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
+    def _compared(self, entry: Mapping[str, Any], answers: Array, layers: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns how an engine compares with torch on the rows of the gate, and as `reason` why it does not pass, or None.
 
         Raises:
@@ -384,7 +383,7 @@ class Exporter:
         reason = None if short is None else f"parity: {name}: {short}"
         return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}
 
-    def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: NDArray[Any]) -> dict[str, Any]:
+    def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: Array) -> dict[str, Any]:
         """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
         from foundation.measure.answers import save_predictions
         from foundation.measure.metrics import metrics, num_predictions

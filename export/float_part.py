@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from export.choices import FloatPrecision
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.forms.zero_shot import are_images_and_texts
 from foundation.core.spread import spread
 from foundation.core.tasks import TASKS, Task
@@ -35,7 +35,6 @@ from foundation.stage.context import Context
 from foundation.standalone.preprocess import Row
 
 TRIAL_ROWS = 256
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import onnx
-from numpy.typing import NDArray
 
 from export.choices import FloatSetting
 from export.graph.attention import fuse_attention
@@ -31,6 +30,7 @@ from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Features
 from foundation.core.spread import spread
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -38,7 +38,7 @@ from foundation.standalone.preprocess import Preprocessor, Row
 RANGE_ROWS: Final = 64
 """Rows that ranges are measured on: `export.graph.halves` keeps three quarters of the range for the others."""
 BATCH_SIZE: Final = 8
-Batches = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+Batches = Callable[[], Iterable[Features]]
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from export.builds import Asked, Build, has_half_graphs
 from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
 from foundation.artifacts.store import holding
+from foundation.core.arrays import Array
 from foundation.core.tasks import TASKS
 from foundation.stage.context import Context
 
@@ -38,7 +38,7 @@ class Reuse:
     context: Context
     out: Path
     """Where the folders of the builds go."""
-    answers: MutableMapping[Asked, NDArray[Any]]
+    answers: MutableMapping[Asked, Array]
     """What engines answered to the trial rows so far; added to."""
     settings: Any
     """Version and settings of the stage, JSON types."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from export.engines.registry import engine_module
@@ -28,6 +27,7 @@ from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import write_json
+from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE, EngineName
 from foundation.core.forms.zero_shot import SIDES
 from foundation.models.folder import Checkpoint
@@ -123,7 +123,7 @@ class TowersExporter(Exporter):
         names = list(dict.fromkeys(name for entry in entries for name in entry.tensors))
         return process.probe(names, rows[: max(1, PROBED_TOKENS // length) if length else 1], length)
 
-    def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
+    def _compared(self, entry: Mapping[str, Any], answers: Array, layers: Sequence[Any] = ()) -> dict[str, Any]:
         """Compares both towers with torch together, and each by itself."""
         from foundation.measure.agreement import compare_predictions, shortfall
 

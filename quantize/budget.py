@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.forms.next_token import labels_of
 from foundation.core.tasks import TASKS, Task
-from foundation.measure.answers import Array
 from foundation.measure.judged import Judged, judged_of
 from foundation.measure.metrics import Metric, primary
 from foundation.measure.predictions import compared

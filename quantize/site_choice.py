@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foundation.core.arrays import Array
 from foundation.core.resampling import Groups
-from foundation.measure.closeness import Array, bound_of, interval
+from foundation.measure.closeness import bound_of, interval
 from foundation.schemes.scales import Layer, Scales
 from foundation.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity

@@ -23,10 +23,11 @@ from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.forms import zero_shot
 from foundation.machine.device import computing_device
-from foundation.measure.closeness import Array, bounds, closer, in_words
+from foundation.measure.closeness import bounds, closer, in_words
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward, linears
 from foundation.models.layers.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from foundation.core.arrays import Array
 from foundation.measure import closeness
-from foundation.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced
+from foundation.measure.closeness import TRIAL_ROWS, distance, place, replaced
 from foundation.schemes.scales import Layer, Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced"]

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foundation.core.arrays import Array
 from foundation.core.forms.zero_shot import SIDES
 from foundation.measure.answers import load_predictions
-
-Array = NDArray[Any]
 
 
 def rows_of_tower(tower: str | None, labels: Array) -> Array:

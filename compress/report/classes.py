@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
@@ -20,12 +19,12 @@ from compress.report.model.figures import Accuracy
 from compress.report.served import predictions_of
 from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import Run
+from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE
 from foundation.core.forms import label_sets, tags, zero_shot
 from foundation.measure.answers import load_predictions
 from foundation.measure.judged import OF_CLASS, known_metric
 
-Array = NDArray[Any]
 CONFIG = "config.json"
 
 

@@ -32,14 +32,13 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foundation.core import resampling
+from foundation.core.arrays import Array
 from foundation.core.forms.next_token import IGNORED, LARGEST_EXPONENT, block_sums, choices, mean_nll, perplexity_of
 from foundation.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
 from foundation.measure.metrics import METRICS, Metric, as_values, num_predictions
 
-Array = NDArray[Any]
 Figure = Callable[[Array, Array], float]
 """Maps predictions `[n, ...]` and labels `[n]` to a number."""
 

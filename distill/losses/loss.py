@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from distill.schedules import Ramp, always_zero, smallest
+from foundation.core.arrays import Array
 from foundation.core.config import Config
 from foundation.core.errors import InputError
 from foundation.core.forms.text_groups import are_groups, num_judged
@@ -217,7 +217,7 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
 
 
-def check_compared(loss: Loss, name: str, setting: Setting, labels: NDArray[Any]) -> None:
+def check_compared(loss: Loss, name: str, setting: Setting, labels: Array) -> None:
     """Checks that there is what a loss compares: all tokens in the layers of both models, and negatives in the train rows.
 
     Raises:

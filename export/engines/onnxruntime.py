@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from export.engines.module import static_layers
-from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array, Features
 from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SchemeFacts, of_precision, weight_only
@@ -156,7 +157,7 @@ class OnnxRuntime:
         (logits,) = self._session.get_outputs()
         return {"device": device, "provider": provider, "float_precision": FLOATS[logits.type]}
 
-    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns tensors of the stored model, opened once more with these as outputs; integer codes come as int8."""
         path = Path(self._spec.path)
         model = Graph(path).load(external=False)

@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from export.engines import onnxruntime as graphs
 from export.engines.ending import Ending
 from export.engines.own_rules import rules_of
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from export.stored_weights import BLOCKS, attribute
 from foundation.artifacts.graph import Graph
 from foundation.core.answer_tokens import AnswerTokens
+from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
 from foundation.schemes.table import INT4_BY_INT8, SchemeFacts, of_precision

@@ -26,7 +26,8 @@ import openvino
 from numpy.typing import NDArray
 
 from export.engines.openvino_tables import with_half_tables
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from foundation.core.arrays import Array, Features
 from foundation.schemes.table import of_precision, weight_only
 from foundation.standalone.openvino_request import Request, compiled, reshape
 
@@ -193,7 +194,7 @@ class OpenVino:
         precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
 
-    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns tensors of the stored model, which is compiled once more with these as outputs."""
         model = self._core.read_model(self._spec.path)
         outputs = {name: output for node in model.get_ops() for output in node.outputs() for name in output.get_names()}
@@ -303,7 +304,7 @@ def _dequantized(codes: Any) -> tuple[Any, NDArray[np.float32]] | None:
     return codes, np.array(scale.data, dtype=np.float32)
 
 
-def _codes(values: NDArray[Any], scale: NDArray[np.float32]) -> NDArray[np.int8]:
+def _codes(values: Array, scale: NDArray[np.float32]) -> NDArray[np.int8]:
     """Returns the codes that float32 values on a grid stand for."""
     codes: NDArray[np.int8] = np.rint(values / scale).astype(np.int8)
     return codes
@@ -319,7 +320,7 @@ def _readers(model: openvino.Model) -> dict[str, list[str]]:
     }
 
 
-def chunks(features: Features, batch_sizes: Sequence[int]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+def chunks(features: Features, batch_sizes: Sequence[int]) -> Iterator[tuple[int, dict[str, Array]]]:
     """Cuts a batch into compiled batch sizes.
 
     Args:

@@ -42,8 +42,9 @@ from numpy.typing import NDArray
 from export.engines import openvino as blocks
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
+from foundation.core.arrays import Array, Features
 from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
 from foundation.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
@@ -184,7 +185,7 @@ class OpenVinoGenai:
     def _request(self) -> Request:
         return Request(self._compiled)
 
-    def _forward(self, seen: NDArray[Any], start: int) -> Logits:
+    def _forward(self, seen: Array, start: int) -> Logits:
         """Returns the logits of tokens from position `start` on; those before are in the cache."""
         rows, length = seen.shape
         positions = np.arange(start, length, dtype=np.int64)

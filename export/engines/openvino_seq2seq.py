@@ -23,9 +23,10 @@ from export.engines import openvino_genai as decoders
 from export.engines.ending import Ending
 from export.engines.openvino import PRECISIONS
 from export.engines.own_rules import rules_of
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
 from export.engines.traced_precisions import traced_precisions
 from foundation.core.answer_tokens import AnswerTokens
+from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
 from foundation.standalone.decoding_rules import Rules, Text, search, write

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.core.arrays import Array, Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.engines import REFERENCE, EngineName, device_of
 from foundation.core.speculation import Speculation
@@ -24,7 +25,6 @@ if TYPE_CHECKING:  # every engine's process reads this file, and none of them a 
     from export.half_graphs import HalfGraph
     from foundation.core.target import Target
 
-Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
 
 
@@ -139,7 +139,7 @@ class Generates(Protocol):
 class Probed(Protocol):
     """An engine that shows what is inside its graph."""
 
-    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns tensors inside the graph by their ONNX names, computed by the engine with the settings it serves with."""
 
 

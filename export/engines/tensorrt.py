@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.choices import FloatSetting
-from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
+from export.engines.spec import BuildRequest, EngineSpec, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT
 from export.graph.attention import fuse_attention
 from export.graph.macs import count_macs
@@ -40,6 +40,7 @@ from export.graph.split_products import split_products
 from export.half_graphs import HalfGraph
 from export.share import share
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Features
 from foundation.machine.process import environment, spawn
 from foundation.schemes.table import SCHEMES, is_static_int8, of_precision
 from foundation.standalone.cuda_driver import Device, capabilities, load_driver

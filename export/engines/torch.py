@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from export.engines.ending import Ending
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load, load_float

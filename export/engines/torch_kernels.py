@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.typing import NDArray
 
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from foundation.core.arrays import Array, Features
 from foundation.core.errors import InputError
 from foundation.schemes.table import is_static_int8
 from foundation.standalone.preprocess import Preprocessor
@@ -109,10 +109,10 @@ class TorchKernels:
         """Returns logits float32 [n, C]."""
         return self._runner.predict(features)
 
-    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns inputs, codes and products of int8 layers by their ONNX names, [T, ...] of the tokens of all rows."""
         plan, found = self._runner.plan, self._runner.probe(features)
-        known: dict[str, NDArray[Any]] = {}
+        known: dict[str, Array] = {}
         for name, told in plan.nodes.items():
             probed = found[name]
             known |= {told["input"]: probed.x.cpu().numpy(), told["codes"]: probed.codes.cpu().numpy()}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from numpy.typing import NDArray
-
-from export.engines.spec import Engine, EngineSpec, Features, Logits, Placement, Probed
+from export.engines.spec import Engine, EngineSpec, Logits, Placement, Probed
+from foundation.core.arrays import Array, Features
 
 PIXELS = "pixel_values"
 
@@ -45,7 +43,7 @@ class Towers:
         assert all(placement == found[0] for placement in found), found
         return found[0]
 
-    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, Array]:
         """Returns tensors inside the graph that reads these rows."""
         engine = self._towers[tower_of(features)]
         assert isinstance(engine, Probed), engine

@@ -30,7 +30,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from export.engines.registry import open_engine
-from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
+from export.engines.spec import Engine, EngineSpec, Generates, Probed
+from foundation.core.arrays import Features
 from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
 from foundation.machine.process import peak_memory_bytes

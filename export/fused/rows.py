@@ -11,15 +11,13 @@ Shape suffixes: n rows, L tokens of a padded row, T tokens of all rows, B sequen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from foundation.core.arrays import Features
 from foundation.core.errors import InputError
 
 
@@ -63,7 +61,7 @@ class Limits:
     """Position of the first token."""
 
 
-def pack(features: Mapping[str, NDArray[Any]], limits: Limits) -> Rows:
+def pack(features: Features, limits: Limits) -> Rows:
     """Returns the rows of a batch without their padding, on the CPU.
 
     Args:

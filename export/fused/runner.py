@@ -5,7 +5,7 @@ On a GPU the passes are recorded (`graphs`) and the tiles measured (`tuning`); i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from export.fused.graphs import Graphs, Record, record_on_gpu, sizes_of
 from export.fused.plan import Plan, read_plan
 from export.fused.rows import Rows, pack
 from export.fused.tuning import tuner
+from foundation.core.arrays import Features
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-Features = Mapping[str, NDArray[Any]]
 
 
 class Runner:

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from export.generation.decoder_parts import Layer, Parts, parts_of
 from export.generation.on_grids import OnGrids
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.schemes.int4 import LOW, Int4Scales
 from foundation.schemes.int8 import DynamicScales
@@ -51,7 +51,6 @@ FUNCTIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gelu_tanh": ("FastGelu", {}),
 }
 """Operators of `decoder_parts.ACTIVATIONS`, and their attributes."""
-Array = NDArray[Any]
 
 
 def fused_graph(found: OnGrids) -> onnx.ModelProto:

@@ -34,7 +34,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -43,6 +42,7 @@ from export.graph.nodes import prune_initializers
 from export.graph.onnx import save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Scales
@@ -50,7 +50,6 @@ from foundation.schemes.int4 import LOW, Int4Scales
 from foundation.schemes.int8 import ACTIVATION_HIGH, DynamicScales
 from foundation.schemes.scales import SMALLEST_SCALE, Scales
 
-Array = npt.NDArray[Any]
 INT4_OPSET, INT4_IR = 21, 10
 """The first versions of ONNX that have INT4."""
 OFFSET = -LOW

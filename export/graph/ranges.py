@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from export.graph.onnx import save
+from foundation.core.arrays import Features
 
 _PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv"})
 
@@ -37,7 +37,7 @@ class Ranges:
     """By the name of each MatMul, Gemm and Conv; biases are left out."""
 
 
-def measure(model: onnx.ModelProto, floats: frozenset[str], batches: Iterable[Mapping[str, NDArray[Any]]]) -> Ranges:
+def measure(model: onnx.ModelProto, floats: frozenset[str], batches: Iterable[Features]) -> Ranges:
     """Runs a graph on some rows.
 
     Args:

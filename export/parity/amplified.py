@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.parity.own_rounding import ALPHA, tail
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.tasks import Task
 
-Array = NDArray[Any]
 NOISE = 1e-6
 """Standard deviation of the relative error; what float32 sums of a thousand terms differ by from one order to another."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +24,8 @@ from onnx import numpy_helper
 from export.graph.onnx import module_of
 from export.parity.parity import BOUNDARY, LayerParity
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 from foundation.schemes.int8 import ACTIVATION_HIGH, int8_matmul, quantize, token_scale
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

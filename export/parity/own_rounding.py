@@ -30,10 +30,10 @@ from math import comb
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.tasks import Task
 from foundation.measure.agreement import compare_predictions
 from foundation.models.folder import Checkpoint
@@ -41,7 +41,6 @@ from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.int8 import ACTIVATION_HIGH, token_scale
 from foundation.schemes.tables import load_tables
 
-Array = NDArray[Any]
 ALPHA = 0.01
 """Share of the engines no further from float than torch that the sign test refuses."""
 NEAR = 1.1

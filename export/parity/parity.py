@@ -35,11 +35,11 @@ from onnx import helper, numpy_helper
 from export.graph.onnx import GEMMS, module_of
 from export.graph.qdq import is_transposed
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from foundation.schemes.int8_convolution import Geometry, int8_convolution
 
 BOUNDARY = 1e-3
-Array = NDArray[Any]
 
 
 class ParityError(RuntimeError):

@@ -25,8 +25,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.parity.parity import Array, LayerParity, compare_codes
+from export.parity.parity import LayerParity, compare_codes
 from foundation.artifacts.graph import Graph
+from foundation.core.arrays import Array
 
 RESIDUAL_CODES = ".residual.quantized"
 

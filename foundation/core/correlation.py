@@ -6,12 +6,10 @@ pearson  = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties sha
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from foundation.core.arrays import Array
 
 
 def pearson(x: Array, y: Array) -> float:

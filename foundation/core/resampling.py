@@ -29,12 +29,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from foundation.core.arrays import Array
+
 Figure = Callable[[Array], float]
 """Maps row numbers, int64 `[k]`, some of them several times, to a figure of these rows."""
 RESAMPLES = 2000

@@ -6,12 +6,10 @@ Runs are told by their sizes, int64 `[r]`: the rows of each. Their sum is the nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from foundation.core.arrays import Array
 
 
 def equal(num_rows: int, size: int) -> Array:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.tasks import Task
 from foundation.standalone.tolerance import judge
-
-Array = NDArray[Any]
 
 
 def compare_predictions(task: Task, reference: Array, logits: Array, labels: Array) -> dict[str, Any]:

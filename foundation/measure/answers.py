@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
 from foundation.core.forms import next_token, spans, tags, transcripts
 from foundation.core.forms.label_sets import are_sets
 from foundation.standalone.preprocess import Preprocessor
-
-Array = NDArray[Any]
 
 
 def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:

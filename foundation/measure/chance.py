@@ -11,16 +11,14 @@ where hardly a question has an answer, an order of candidates that is no better 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foundation.core.arrays import Array
 from foundation.core.forms import label_sets, next_token, spans, zero_shot
 from foundation.core.tasks import TASKS, Task
 from foundation.measure.metrics import Metric, primary
 
-Array = NDArray[Any]
 ORDERS = 5
 MOST_CLASSES = 5
 """Classes, the most frequent ones, that are tried as the one answer."""

@@ -42,11 +42,11 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from foundation.answers.answer import LOGIT_BYTES
 from foundation.answers.table import answer_of
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.forms.table import form_of
 from foundation.core.resampling import Groups, each_alone, student
@@ -67,7 +67,6 @@ ADDED_FLOOR = 1e-4
 BATCH_SIZE = 32
 LEAST_BLOCKS = 64
 """Fewest blocks of a language model that a choice rests on, if the split has them."""
-Array = NDArray[Any]
 K = TypeVar("K")
 
 

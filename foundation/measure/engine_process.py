@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from foundation.core.arrays import Array
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.machine.process import environment, spawn
 from foundation.machine.waits import bounded_spin
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
-Array = NDArray[Any]
 KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""
 MIXED = "mixed"

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError, nearest
 from foundation.core.forms import label_sets
 from foundation.core.tasks import TASKS, Task
-from foundation.measure.answers import Array, load_predictions
+from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import METRICS, Metric, as_values
 
 Counts = Callable[[float, float, float], tuple[float, float]]

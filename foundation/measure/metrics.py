@@ -31,11 +31,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from foundation.core import correlation
+from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.forms import label_sets, next_token, spans, tags, transcripts
 from foundation.core.forms.table import FORMS, form_of
 from foundation.core.tasks import TASKS, Task
-from foundation.measure.answers import Array
 
 TOP = 5
 """Classes that `top_5` looks at."""

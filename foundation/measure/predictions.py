@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from foundation.core.arrays import Array
 from foundation.core.progress import Progress
 from foundation.core.tasks import TASKS, Task
 from foundation.machine.process import freed_memory_returned
 from foundation.machine.sharding import without_gradients
-from foundation.measure.answers import Array, gathered, kept
+from foundation.measure.answers import gathered, kept
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
@@ -87,7 +87,7 @@ def predicts_streamed(folder: Path, task: Task) -> bool:
 
 def predict_streamed(
     folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
-) -> NDArray[Any]:
+) -> Array:
     """Like `predict`, for a checkpoint that is streamed from its files layer by layer."""
 
     model = StreamedModel(folder)

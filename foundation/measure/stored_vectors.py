@@ -12,14 +12,13 @@ Codes come as float32 here, -1 and 1 for bits, so that every metric of vectors m
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foundation.core.arrays import Array
 from foundation.core.forms import relevance
 
-Array = NDArray[Any]
 Form = Literal["int8", "binary"]
 FORMS: tuple[Form, ...] = get_args(Form)
 LARGEST_CODE = 127

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.core.arrays import Array
 from foundation.core.resampling import Groups, each_alone, interval
 
 ORDERS = 4
 """Longest n-grams of BLEU."""
 RESAMPLES, SHUFFLES = 1000, 3
-Array = NDArray[Any]
 Counts = NDArray[np.int64]
 
 

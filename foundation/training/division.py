@@ -32,7 +32,7 @@ from foundation.core.target import Parallel
 from foundation.machine.device import computing_device
 from foundation.machine.parallel import Team
 from foundation.machine.sharding import full, shard, sharded_like, skeleton, unshard
-from foundation.models.architecture.blocks import blocks_of, states_given, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, states_given, states_of
 from foundation.models.architecture.context import share_answers, share_context, writes
 from foundation.models.architecture.sequence import share_tokens
 from foundation.models.architecture.shapes import set_counts
@@ -217,7 +217,7 @@ def _draw_apart_in(blocks: Sequence[nn.Module], rank: int) -> None:
     """Gives each process random numbers of its own in all blocks, where it has its own tokens, heads and neurons."""
     region = _OwnDropout(rank)
 
-    def begin(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def begin(block: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         region.begin(block, (states_given(args, kwargs),))
 
     def end(block: nn.Module, args: Any, output: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from foundation.models.architecture.blocks import states_given, states_of
+from foundation.models.architecture.blocks import Arguments, Keywords, states_given, states_of
 from foundation.models.architecture.structure import Structure
 from prune.cost import GATED, width_of
 from prune.gates import GateSite
@@ -118,8 +118,8 @@ def _on_output(gate: Gate) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     return lambda module, args, output: output * gate(module.training)
 
 
-def _on_block(gate: Gate) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], Any]:
-    def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
+def _on_block(gate: Gate) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
+    def hook(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         given = states_given(args, kwargs)
         made = states_of(output)
         changed = given + gate(module.training) * (made - given)

@@ -11,7 +11,7 @@ layer, the sizes of `foundation.models.architecture.shapes`), and the lists of l
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
