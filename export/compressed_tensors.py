@@ -48,6 +48,8 @@ from foundation.schemes.table import SCHEMES
 
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
+HELD = (LayerScales, DynamicScales, WeightScales, Int4Scales, Fp8Scales)
+"""What `_weight` writes."""
 
 
 def is_decoder(checkpoint: Checkpoint) -> bool:
@@ -66,6 +68,8 @@ def obstacle(checkpoint: Checkpoint) -> str | None:
         return "its layers differ in size, as pruning left them, and only foundation.models.checkpoint.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
+        if not isinstance(scales, HELD):
+            return f"it has no word for the scheme {scales.SCHEME}"
         if name not in modules:
             return f"{name} is one of several experts that Transformers keeps in one tensor, and only Linear is held"
         if not isinstance(modules[name], nn.Linear):

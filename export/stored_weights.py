@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ONNX_FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN"})
 ONNX_INTEGERS = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
 ONNX_SCALED = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, "GatherBlockQuantized": 2, "GroupQueryAttention": 5}
 """Operators that read scales, zero points or, in attention, angles, and the first input that is one of these."""
@@ -55,7 +54,7 @@ def _of_onnx(path: Path) -> Iterator[Weight]:
     sizes = {node.input[1]: attribute(node, "N") * attribute(node, "K") for node in graph.node if node.op_type == BLOCKS}
     for tensor in graph.initializer:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type)
-        if kind in ONNX_FLOATS | ONNX_INTEGERS and tensor.name not in scales and _is_matrix(tensor.dims):
+        if (kind in ONNX_INTEGERS or "FLOAT" in kind) and tensor.name not in scales and _is_matrix(tensor.dims):
             yield Weight(sizes.get(tensor.name, math.prod(tensor.dims)), kind in ONNX_INTEGERS)
 
 

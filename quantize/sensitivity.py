@@ -24,10 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from foundation.schemes.fp8 import Fp8Scales, to_e4m3
-from foundation.schemes.int4 import Int4Scales
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
-from foundation.schemes.int8_weights import WeightScales
 from foundation.schemes.scales import Layer, Scales
+from foundation.schemes.table import facts_of
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]
@@ -118,6 +117,8 @@ class _HalfQuantized(nn.Module):
 
 def rounded_input(x: Tensor, scales: Scales) -> Tensor:
     """Returns an input [..., I] rounded by its layer's scheme, with smoothing undone, in float32."""
+    if facts_of(scales).activations == "float":
+        return x
     match scales:
         case LayerScales() | DynamicScales():
             smooth_I = torch.ones(()) if scales.input_smooth is None else scales.input_smooth
@@ -126,8 +127,6 @@ def rounded_input(x: Tensor, scales: Scales) -> Tensor:
             return quantize(x, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale * smooth_I
         case Fp8Scales():
             return to_e4m3(x, scales.input_scale).float() * scales.input_scale
-        case Int4Scales() | WeightScales():
-            return x
         case _:
             raise TypeError(f"no such scales: {type(scales).__name__}")
 

@@ -50,7 +50,9 @@ FLOATS = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)"
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why ONNX Runtime cannot run a graph of this precision; None where it can."""
     scheme = of_precision(precision)
-    return None if scheme is None or scheme.integer else NO_FP8
+    if scheme is None or scheme.integer:
+        return None
+    return NO_FP8 if scheme.needs_float8 else f"ONNX Runtime on a CPU dequantizes integers alone, and these weights are {scheme.numbers}"
 
 
 def absence(device: str) -> str | None:

@@ -61,7 +61,7 @@ def refusal(precision: str, model: Path) -> str | None:
     scheme = of_precision(precision)
     if scheme is None or scheme.grouped or scheme.activations == "dynamic":
         return None
-    return STATIC if scheme.integer else graphs.NO_FP8
+    return STATIC if scheme.integer else graphs.refusal(precision, model)
 
 
 def absence(device: str) -> str | None:

@@ -55,14 +55,14 @@ def refusal(precision: str, model: Path) -> str | None:
     scheme = of_precision(precision)
     if scheme is None:
         return None
-    if not scheme.integer:
+    if scheme.needs_float8:
         return NO_FP8
-    if not scheme.grouped:
+    if scheme.activations != "float":
         return None
     from export.graph.qdq_schemes import uneven
 
     short = uneven(model)
-    return None if short is None else f"OpenVINO reads int4 in groups of equal width alone: {short}; give a group_size that divides them"
+    return None if short is None else f"OpenVINO reads groups of equal width alone: {short}; give a group_size that divides them"
 
 
 def absence(device: str) -> str | None:

@@ -47,6 +47,7 @@ from export.engines.traced_precisions import traced_precisions
 from foundation.core.arrays import Array, Features
 from foundation.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from foundation.core.errors import InputError
+from foundation.core.named import one_of
 from foundation.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from foundation.schemes.table import of_precision
 from foundation.standalone.draft_folder import with_stand_in
@@ -58,6 +59,8 @@ FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
 CACHE_PRECISION = "KV_CACHE_PRECISION"
 BACKENDS = {"paged": "PA", "stateful": "SDPA"}
+NUMBERS = ("int8", "int4")
+"""Number formats of weights that `export.generation.codes` writes."""
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
 WHOLE_PROMPTS = 2**20
@@ -70,7 +73,9 @@ computes_bf16, float_part = blocks.computes_bf16, blocks.float_part
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why a model of this precision cannot run; None where it can."""
     scheme = of_precision(precision)
-    return blocks.NO_FP8 if scheme is not None and not scheme.integer else None
+    if scheme is None or scheme.numbers in NUMBERS:
+        return None
+    return blocks.NO_FP8 if scheme.needs_float8 else f"its graph holds weights in {one_of(NUMBERS)}, and these are {scheme.numbers}"
 
 
 def absence(device: str) -> str | None:

@@ -75,7 +75,8 @@ def refusal(precision: str, model: Path) -> str | None:
     if scheme.activations == "dynamic":
         return NO_DYNAMIC
     if scheme.activations == "float" and not scheme.grouped:
-        return NO_INT8_WEIGHTS
+        other = f"TensorRT has no products of {scheme.numbers} weights and floats; quantize with scheme w4a16"
+        return NO_INT8_WEIGHTS if scheme.numbers == "int8" else other
     if not scheme.zero_points:
         return None
     from export.graph.qdq_schemes import has_zero_points

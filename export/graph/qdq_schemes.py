@@ -46,14 +46,9 @@ from foundation.core.arrays import Array
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
 from foundation.schemes.fp8 import Fp8Scales
-from foundation.schemes.int4 import LOW, Int4Scales
 from foundation.schemes.int8 import ACTIVATION_HIGH, DynamicScales
-from foundation.schemes.scales import SMALLEST_SCALE, Scales
+from foundation.schemes.scales import SMALLEST_SCALE, Scales, Stored
 
-INT4_OPSET, INT4_IR = 21, 10
-"""The first versions of ONNX that have INT4."""
-OFFSET = -LOW
-"""What makes int4 codes uint4."""
 SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
 """Of OpenVINO's dynamic quantization: what its kernels take, and what it does by itself."""
 ZERO_POINT = 128
@@ -83,6 +78,8 @@ class _Graph:
         self.names = set(self.weights)
         self.nodes: list[onnx.NodeProto] = []
         self.made: dict[tuple[Any, ...], str] = {}
+        self.since = (0, 0)
+        """The first operator set and IR version that have what was added."""
 
     def constant(self, name: str, array: Array) -> str:
         if name not in self.names:
@@ -133,10 +130,8 @@ def insert(float_onnx: Path, checkpoint: Checkpoint, out: Path, rewrite: Rewrite
     del model.graph.node[:]
     model.graph.node.extend(kept)
     prune_initializers(model.graph)
-    if any(isinstance(scales, Int4Scales) for scales in layers.values()):
-        model.ir_version = max(model.ir_version, INT4_IR)
-        (domain,) = (entry for entry in model.opset_import if not entry.domain)
-        domain.version = max(domain.version, INT4_OPSET)
+    (domain,) = (entry for entry in model.opset_import if not entry.domain)
+    domain.version, model.ir_version = max(domain.version, graph.since[0]), max(model.ir_version, graph.since[1])
     return save(model, out)
 
 
@@ -173,31 +168,15 @@ def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _weight_only(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
-    weight_OI, transposed = _weight(graph, node)
+    weight_OI, _ = _weight(graph, node)
     node.input[0] = _smoothed(graph, node.input[0], scales)
-    codes_OI = _codes(name, weight_OI, scales).numpy()
-    if isinstance(scales, Int4Scales):
-        blocks = {"block_size": scales.group_size, "axis": 1 if transposed else 0}
-        arrays = {name: array if transposed else array.T for name, array in _int4(codes_OI, scales).items()}
-    else:
-        blocks = {"axis": 0 if transposed else 1}
-        arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.tensors()["weight_scale"].numpy()}
-    _dequantized(graph, node, name, arrays, blocks)
-
-
-def _int4(codes_OI: Array, scales: Int4Scales) -> dict[str, Array]:
-    """Returns codes [O, I], scales [O, G] and, where there are any, zero points [O, G] of a weight."""
-    scale_OG = scales.weight_scale.numpy()
-    if scales.weight_zero_point is None:
-        return {"codes": codes_OI.astype(ml_dtypes.int4), "scale": scale_OG}
-    codes_OI, zero_OG = (array + np.int8(OFFSET) for array in (codes_OI, scales.weight_zero_point.numpy()))
-    return {"codes": codes_OI.astype(ml_dtypes.uint4), "scale": scale_OG, "zero_point": zero_OG.astype(ml_dtypes.uint4)}
+    _dequantized(graph, node, name, scales.stored(_codes(name, weight_OI, scales)))
 
 
 def _fp8(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
     assert isinstance(scales, Fp8Scales), type(scales)
-    weight_OI, transposed = _weight(graph, node)
-    codes_OI = _codes(name, weight_OI, scales).view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    weight_OI, _ = _weight(graph, node)
+    codes_OI = _codes(name, weight_OI, scales)
     scale = scales.input_scale.numpy()
     tensor = node.input[0]
 
@@ -208,9 +187,7 @@ def _fp8(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None
         return graph.node("DequantizeLinear", [graph.node("QuantizeLinear", [tensor, *inputs], f"{stem}.quantized"), *inputs], stem)
 
     node.input[0] = graph.once((tensor, float(scale)), quantized)
-    zeros = np.zeros(len(codes_OI), ml_dtypes.float8_e4m3fn)
-    arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.weight_scale.numpy(), "zero_point": zeros}
-    _dequantized(graph, node, name, arrays, {"axis": 0 if transposed else 1})
+    _dequantized(graph, node, name, scales.stored(codes_OI))
 
 
 def _dynamic(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
@@ -285,13 +262,21 @@ def _smoothed(graph: _Graph, tensor: str, scales: Scales) -> str:
     return graph.once((tensor, factor_I.tobytes()), multiplied)
 
 
-def _dequantized(graph: _Graph, node: onnx.NodeProto, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, int]) -> None:
+def _dequantized(graph: _Graph, node: onnx.NodeProto, name: str, weight: Stored) -> None:
     """Lets a GEMM read its weight through DequantizeLinear, which all runs of a layer share."""
     transposed = is_transposed(node)
+    graph.since = max(graph.since, weight.since)
+    blocks = bool(weight.block_size)  # blocks lie along the inputs, scales of channels along the outputs
+    attributes = {"axis": int(transposed == blocks), **({"block_size": weight.block_size} if blocks else {})}
+    arrays = {"codes": weight.codes, "scale": weight.scale, "zero_point": weight.zero_point}
 
     def dequantized() -> str:
         stem = weight_stem(name, transposed, taken=("weight", name, not transposed) in graph.made)
-        inputs = [graph.constant(f"{stem}.{suffix}", np.ascontiguousarray(array)) for suffix, array in arrays.items()]
+        inputs = [
+            graph.constant(f"{stem}.{suffix}", np.ascontiguousarray(array if transposed else array.T))
+            for suffix, array in arrays.items()
+            if array is not None
+        ]
         return graph.node("DequantizeLinear", inputs, f"{stem}.dequantized", **attributes)
 
     node.input[1] = graph.once(("weight", name, transposed), dequantized)

@@ -123,6 +123,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         probed=True,
         serves="kernels",
     ),
+    # rows are added above this line
 }
 
 EngineName = Annotated[str, Named(ENGINES)]

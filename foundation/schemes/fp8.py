@@ -24,11 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite
-from foundation.schemes.scales import Entry, Grid, Layer, positive
+from foundation.schemes.scales import Entry, Grid, Layer, Stored, positive
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -76,6 +78,11 @@ class Fp8Scales:
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
         return to_e4m3(weight_OI, self.weight_scale[:, None])
+
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes: FLOAT8E4M3FN, a scale for each output."""
+        codes = codes_OI.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        return Stored(codes, self.weight_scale.numpy(), np.zeros(len(codes), codes.dtype))
 
     def module(self, name: str, layer: Layer) -> Fp8Linear:
         """Returns the fp8 layer for a float layer."""

@@ -23,14 +23,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID
-from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, positive
+from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, Stored, positive
 from foundation.schemes.weight_only import WeightOnlyLinear
 
 LOW, HIGH = -8, 7
+INT4_OPSET, INT4_IR = 21, 10
+"""The first versions of ONNX that have INT4."""
 Bound = int | Tensor
 """Smallest or largest code: one for all weights, or int8 [O, I]."""
 WRONG_SCALES = "its scales must be positive numbers, one for each group of inputs of each output"
@@ -116,6 +120,14 @@ class Int4Scales:
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights, int8 `[O, I]` in [-8, 7]."""
         return self.differences(weight_OI) + self.zero(weight_OI.shape[1])
+
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes: INT4, or with zero points UINT4, which engines have kernels for."""
+        codes, scale, since = codes_OI.numpy(), self.weight_scale.numpy(), (INT4_OPSET, INT4_IR)
+        if self.weight_zero_point is None:
+            return Stored(codes.astype(ml_dtypes.int4), scale, None, self.group_size, since)
+        codes, zero_OG = ((array - np.int8(LOW)).astype(ml_dtypes.uint4) for array in (codes, self.weight_zero_point.numpy()))
+        return Stored(codes, scale, zero_OG, self.group_size, since)
 
     def module(self, name: str, layer: Layer) -> Int4Linear:
         """Returns the int4 layer for a float layer."""

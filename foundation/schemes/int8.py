@@ -35,7 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from foundation.core.errors import InputError
 from foundation.machine.environment import NATIVE_INT8
-from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, positive
+from foundation.schemes.scales import SMALLEST_SCALE, Entry, Grid, Layer, Stored, positive
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 EXACT_CHUNK = 1024  # inputs whose products sum to at most 2^24, which float32 holds exactly; see int8_matmul
@@ -93,6 +93,10 @@ class LayerScales:
         """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
 
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes: int8, a scale for each output."""
+        return Stored(codes_OI.numpy(), self.weight_scale.numpy())
+
     def module(self, name: str, layer: Layer) -> nn.Module:
         """Returns the int8 layer for a float layer."""
         assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
@@ -143,6 +147,10 @@ class DynamicScales:
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
+
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes: int8, a scale for each output."""
+        return Stored(codes_OI.numpy(), self.weight_scale.numpy())
 
     def module(self, name: str, layer: Layer) -> DynamicInt8Linear:
         """Returns the int8 layer for a float layer."""

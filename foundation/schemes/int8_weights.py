@@ -19,7 +19,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from foundation.schemes.int8 import OFF_GRID, are_codes, levels, on_grid, quantize
-from foundation.schemes.scales import Entry, Grid, Layer, positive
+from foundation.schemes.scales import Entry, Grid, Layer, Stored, positive
 from foundation.schemes.weight_only import WeightOnlyLinear
 
 BITS = 8
@@ -64,6 +64,10 @@ class WeightScales:
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights, int8 `[O, I]`."""
         return quantize(weight_OI, self.weight_scale[:, None], -LARGEST, LARGEST)
+
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes: int8, a scale for each output."""
+        return Stored(codes_OI.numpy(), self.weight_scale.numpy())
 
     def module(self, name: str, layer: Layer) -> Int8WeightLinear:
         """Returns the layer with int8 weights for a float layer."""

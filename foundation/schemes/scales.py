@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Protocol, Required, Self, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
@@ -32,6 +34,21 @@ class Grid(NamedTuple):
     """float32 [O], or [O, G] for groups."""
     zero_point: Tensor | None = None
     """int8 of the same shape; None where it is 0."""
+
+
+class Stored(NamedTuple):
+    """How an ONNX graph stores a weight, for DequantizeLinear."""
+
+    codes: NDArray[np.generic]
+    """[O, I], in the number format of the scheme."""
+    scale: NDArray[np.generic]
+    """float32 [O], or [O, G] for blocks of inputs."""
+    zero_point: NDArray[np.generic] | None = None
+    """Of the shape of `scale` and the type of `codes`; None where it is 0."""
+    block_size: int = 0
+    """Inputs that share a scale; 0: all inputs of an output."""
+    since: tuple[int, int] = (0, 0)
+    """The first operator set and IR version of ONNX that have this."""
 
 
 class Scales(Protocol):
@@ -78,6 +95,9 @@ class Scales(Protocol):
 
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights on the grid, `[O, I]`: int8 for integer schemes, float8_e4m3fn for FP8."""
+
+    def stored(self, codes_OI: Tensor) -> Stored:
+        """Returns how an ONNX graph stores these codes, given as `codes` returns them."""
 
     def module(self, name: str, layer: Layer) -> nn.Module:
         """Returns the quantized layer for a float layer, whose weights need not be on the grid; `layer` is not modified.

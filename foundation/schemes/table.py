@@ -62,6 +62,11 @@ class SchemeFacts:
     sites: bool = False
     """Whether attention products and residual additions can be int8 too."""
 
+    @property
+    def needs_float8(self) -> bool:
+        """Whether a layer multiplies floats of 8 bits, which no CPU does: weights and activations are such floats."""
+        return not self.integer and self.activations != "float"
+
 
 def scales_in(module: str, name: str) -> Callable[[], type[Scales]]:
     """Returns a function that imports a scheme's scales class from a file in this folder on first use."""
@@ -128,6 +133,7 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         equal_steps=False,
         integer=False,
     ),
+    # rows are added above this line
 }
 
 Scheme = Annotated[str, Named(SCHEMES)]

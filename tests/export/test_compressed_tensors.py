@@ -211,6 +211,12 @@ def test_what_the_format_has_no_word_for_is_told(tmp_path: Path) -> None:
     assert "attention: false" in str(compressed_tensors.obstacle(Checkpoint(other)))
 
 
+def test_a_scheme_that_the_format_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressed_tensors, "HELD", (Int4Scales,))
+    assert "w8a8" in str(compressed_tensors.obstacle(quantized("w8a8")))
+    assert compressed_tensors.obstacle(quantized("w4a16")) is None
+
+
 def test_an_encoder_is_no_decoder(tmp_path: Path) -> None:
     transformers.BertConfig(architectures=["BertForSequenceClassification"]).save_pretrained(tmp_path)
     assert not compressed_tensors.is_decoder(Checkpoint(tmp_path))

@@ -14,11 +14,9 @@ from torch import nn
 from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
-from foundation.schemes.fp8 import Fp8Scales
 from foundation.schemes.int4 import Int4Scales, group_range, group_scale
-from foundation.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from foundation.schemes.int8_weights import WeightScales
-from foundation.schemes.scales import Scales
+from foundation.schemes.int8 import DynamicScales, weight_scale
+from foundation.schemes.scales import Grid, Scales
 from foundation.schemes.table import SCHEMES
 
 INPUT = torch.tensor(0.02)
@@ -35,14 +33,15 @@ def pair() -> nn.Module:
 def scales_of(scheme: str, linear: nn.Linear) -> Scales:
     weight = linear.weight.detach()
     ranges = group_range(weight, 4)
-    return {
-        "w8a8": lambda: LayerScales(weight_scale(weight, 127), INPUT, 8),
+    special = {
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, 63), 7, torch.ones(weight.shape[1])),
-        "w8a16": lambda: WeightScales(weight_scale(weight, 127)),
         "w4a16": lambda: Int4Scales(group_scale(weight, 4), 4),
         "w4a16, zero points": lambda: Int4Scales(ranges.scale, 4, ranges.zero_point),
-        "fp8": lambda: Fp8Scales(weight_scale(weight, 448), INPUT),
-    }[scheme]()
+    }
+    if scheme in special:
+        return special[scheme]()
+    row = SCHEMES[scheme]
+    return row.scales().chosen(Grid(weight_scale(weight, row.largest_weight)), INPUT, row.weight_bits, 0, None)
 
 
 def quantized(scheme: str, folder: Path) -> nn.Module:
