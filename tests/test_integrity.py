@@ -249,7 +249,7 @@ def test_a_lock_file_that_leads_elsewhere_is_damage(copy: Path) -> None:
 def test_commands_of_the_report_are_safe_to_paste(finished: Outcome, tmp_path: Path) -> None:
     moved = tmp_path / "a $(touch PWNED) b"
     shutil.copytree(finished.folder, moved, symlinks=True)
-    for command in rebuild(moved)["commands"]:
+    for command in rebuild(moved).commands:
         assert str(moved) in " ".join(shlex.split(command))
         assert shlex.split(command)[0] == "compress"
 
