@@ -134,13 +134,13 @@ class ServedModel:
         run = open_run(self.run)
         exported = run.of_kind("engine")
         assert exported is not None, "the run exports"
-        entry = next(one for one in evaluations.served(run) if one["model"] == self.name)
+        entry = next(one for one in evaluations.served(run) if one.model == self.name)
         (file,) = (
             engine["predictions"]
             for build in evaluations.builds(run)
             for engine in build["engines"]
-            if (build["variant"], build["precision"]) == (entry["variant"], entry["precision"])
-            and all(engine[name] == entry[name] for name in ("engine", "mode", "float_precision"))
+            if (build["variant"], build["precision"]) == (entry.variant, entry.precision)
+            and all(engine[name] == getattr(entry, name) for name in ("engine", "mode", "float_precision"))
         )
         logits: NDArray[np.float32] = load_predictions(exported.path / file)[0]
         return logits

@@ -30,7 +30,9 @@ from safetensors.numpy import load_file, save_file
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.chain import GOLDEN, changes, damage, read_chain
+from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import REPOSITORY, Run, open_run
+from foundation.artifacts.triton import Results
 from foundation.core.errors import InputError
 from foundation.core.shown import reason
 from foundation.measure.answers import load_predictions
@@ -98,7 +100,7 @@ def missed_goals(folder: Path) -> list[str]:
 
 def _models(run: Run, made: Artifact) -> list[ServedModel]:
     file, repository = made.path / RESULTS, made.path / REPOSITORY
-    results = artifact.read_json(file) if file.exists() and not is_for_gpus(repository) else {}
+    results = read(Results, file) if file.exists() and not is_for_gpus(repository) else Results()
     return served_models.models_of(repository, results, str(run.recipe["name"]))
 
 

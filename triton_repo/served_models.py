@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from foundation.artifacts.triton import Results, TritonModel
 from triton_repo.config import model_names
 
 MAIN = "int8"
@@ -42,7 +43,7 @@ class ServedModel:
         return self.build if self.part is None else f"served{self.part}"
 
 
-def models_of(repository: Path, results: Mapping[str, Any], run: str) -> list[ServedModel]:
+def models_of(repository: Path, results: Results, run: str) -> list[ServedModel]:
     """Returns the models of the repository of a run, those that are served first.
 
     Args:
@@ -51,11 +52,11 @@ def models_of(repository: Path, results: Mapping[str, Any], run: str) -> list[Se
         run: Name of the run.
     """
     folders = model_names(repository)
-    entries = [entry for entry in results.get("models", []) if entry["model"] in folders]
-    build = _served_build(entries, results.get("chosen"))
+    entries = [entry for entry in results.models if entry.model in folders]
+    build = _served_build(entries, results.chosen)
     if build is None:
         return [ServedModel(folder, folder, folder, "") for folder in folders]
-    served = [entry["model"] for entry in entries if (entry["variant"], entry["precision"]) == build]
+    served = [str(entry.model) for entry in entries if (entry.variant, entry.precision) == build]
     parts = {folder: folder.removeprefix("-".join(build)) for folder in served}
     others = [folder for folder in folders if folder not in parts]
     named = {folder: f"{run}{part}" for folder, part in parts.items()}
@@ -120,12 +121,12 @@ def renamed(readme: str, models: Sequence[ServedModel], copied: Sequence[ServedM
     return known.sub(lambda found: names[found[1]], "".join(lines))
 
 
-def _served_build(entries: Sequence[Mapping[str, Any]], chosen: str | None) -> tuple[str, str] | None:
+def _served_build(entries: Sequence[TritonModel], chosen: str | None) -> tuple[str, str] | None:
     """Returns variant and precision of what is served; None where there are no entries."""
     if not entries:
         return None
-    named = next((entry for entry in entries if chosen is not None and entry["model"] == chosen), None)
+    named = next((entry for entry in entries if chosen is not None and entry.model == chosen), None)
     if named is None:
-        last = [entry for entry in entries if entry["variant"] == entries[-1]["variant"]]
-        named = next((entry for entry in last if entry["precision"] == MAIN), last[0])
-    return str(named["variant"]), str(named["precision"])
+        last = [entry for entry in entries if entry.variant == entries[-1].variant]
+        named = next((entry for entry in last if entry.precision == MAIN), last[0])
+    return str(named.variant), str(named.precision)

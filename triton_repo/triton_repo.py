@@ -31,6 +31,7 @@ from pydantic import Field
 
 from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
+from foundation.artifacts.triton import Results
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
 from foundation.core.facts import Facts
@@ -202,8 +203,9 @@ class TritonRepo(Stage):
             results["kernels"] = kernels
         if ranks := self._write_ranks(parent, context, out / RANKS_REPOSITORY):
             results["ranks"] = ranks
-        write_json(out / RESULTS, results)
-        return _summary(results)
+        document = Results.model_validate(results)
+        write_json(out / RESULTS, document.written())
+        return _summary(document)
 
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
@@ -486,6 +488,5 @@ def _agreement(compared: Mapping[str, Any], task: Task) -> str:
     return f"{compared['disagreements']} answers differ from the engine, max |d{answer_of(task).DIFFERS}| {compared['max_abs']:.4f}"
 
 
-def _summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("model", "metrics", "disagreements")
-    return {"models": [{key: model[key] for key in keys} for model in results["models"]]}
+def _summary(results: Results) -> dict[str, Any]:
+    return {"models": [{"model": one.model, "metrics": one.metrics, "disagreements": one.disagreements} for one in results.models]}

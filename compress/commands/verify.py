@@ -151,11 +151,11 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         ) as server,
     ):
         for model in evaluations.served(run):
-            key = f"{model['model']}.triton"
+            key = f"{model.model}.triton"
             if key in recorded:
-                prepared = prepared_of(repository_of(run.folder) / model["model"])
+                prepared = prepared_of(repository_of(run.folder) / str(model.model))
                 own = read_by(prepared.modality, rows)
-                answers = evaluate(server.grpc_address, model["model"], [rows[row] for row in own], 1)
+                answers = evaluate(server.grpc_address, str(model.model), [rows[row] for row in own], 1)
                 yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
@@ -169,7 +169,7 @@ def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray
     with Probe(address_of(url, None, "--url")) as server:
         log(f"{server.address}: {server.about()}")
         for model in evaluations.served(run):
-            name, key = model["model"], f"{model['model']}.triton"
+            name, key = str(model.model), f"{model.model}.triton"
             if key not in recorded:
                 continue
             if models[name].part is None and not server.has(name):

@@ -16,8 +16,8 @@ from compress.compare.pairs import pairs
 from compress.compare.sides import Side, check_out, read_sides
 from compress.compare.timing import NOT_IN_TURNS, configurations
 from compress.report import goals
-from compress.report.model.figures import Accuracy
 from foundation.artifacts.artifact import write_json, write_text
+from foundation.artifacts.figures import Accuracy
 from foundation.core.step_names import EVALUATION
 from foundation.measure.fastest import NAMES
 

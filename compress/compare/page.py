@@ -16,10 +16,10 @@ from compress.compare.sides import Side
 from compress.compare.timing import NOT_IN_TURNS, one_metric, points, references, shapes_of
 from compress.report import goals, phrases
 from compress.report.labelled import labelled
-from compress.report.model.figures import Accuracy, Drop
 from compress.report.page import state_of, template
 from compress.report.sections import accuracy
 from compress.report.view import View, plain
+from foundation.artifacts.figures import Accuracy, Drop
 from foundation.core.tasks import TASKS
 
 COLOURS = 8

@@ -9,8 +9,8 @@ from compress.compare.document import PAGE
 from compress.compare.model import Comparison
 from compress.compare.page import change_in_words
 from compress.report import phrases
-from compress.report.model.figures import Accuracy
 from compress.report.summary import plain_text
+from foundation.artifacts.figures import Accuracy
 
 
 def summary(folder: Path, contents: Comparison) -> list[str]:

@@ -15,9 +15,9 @@ import numpy as np
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
 from compress.report.model.contents import Contents
-from compress.report.model.figures import Accuracy
 from compress.report.served import predictions_of
 from foundation.artifacts import artifact
+from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import Run
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from compress.report import goals
 from compress.report.goals import Figure, Shape
 from compress.report.model.contents import Contents, Goal, Ranked, Served
-from compress.report.model.figures import Accuracy, Drop, Metrics
 from compress.report.model.variant import Latency, Variant
+from foundation.artifacts.figures import Accuracy, Drop, Metrics
 from foundation.core.engines import REFERENCE
 from foundation.measure.metrics import METRICS
 

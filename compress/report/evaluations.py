@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 
 from foundation.artifacts import artifact
 from foundation.artifacts.chain import DATA
+from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import PROFILES, Run
+from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
@@ -130,29 +132,17 @@ def main_builds(run: Run) -> dict[str, dict[str, Any]]:
     return chosen
 
 
-def served(run: Run) -> list[dict[str, Any]]:
+def served(run: Run) -> tuple[TritonModel, ...]:
     """Returns the models that were evaluated through the Triton server; empty if none was."""
-    return list(_triton(run).get("models", []))
+    return repository(run).models
 
 
-def for_gpus(run: Run) -> list[dict[str, Any]]:
-    """Returns the models of the additional repositories for GPUs, which no server has run; empty where there is none."""
-    told = _triton(run)
-    return [told[key] for key in ("gpu", "kernels", "ranks") if key in told]
-
-
-def tuned(run: Run) -> dict[str, Any]:
-    """Returns the search over the settings of the served model as `tuned`; empty where none was asked for."""
-    return {"tuned": found} if (found := _triton(run).get("tuned")) else {}
-
-
-def _triton(run: Run) -> dict[str, Any]:
-    """Returns what the stage wrote about its models; empty without one."""
-    repository = run.of_kind("model_repository")
-    if repository is None or not (repository.path / SERVED).exists():
-        return {}
-    found: dict[str, Any] = artifact.read_json(repository.path / SERVED)
-    return found
+def repository(run: Run) -> Results:
+    """Returns the contents of triton.json; empty without a model repository."""
+    made = run.of_kind("model_repository")
+    if made is None or not (made.path / SERVED).exists():
+        return Results()
+    return read(Results, made.path / SERVED)
 
 
 def evaluations(run: Run) -> Iterator[Evaluation]:
@@ -169,7 +159,7 @@ def _evaluations(run: Run) -> Iterator[Evaluation]:
 
 def stored(run: Run) -> Iterator[Stored]:
     """Yields where the predictions of every variant lie, in the order torch, engines, server; of each engine only its recommended mode."""
-    exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
+    exported, made = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
         yield Stored(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
@@ -178,8 +168,8 @@ def stored(run: Run) -> Iterator[Stored]:
                 path = exported.path / engine["predictions"]
                 yield Stored(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
         for model in served(run):
-            if build and (model["variant"], model["precision"]) == (name, build["precision"]) and model.get("predictions") and repository:
-                yield Stored(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
+            if build and (model.variant, model.precision) == (name, build["precision"]) and model.predictions and made:
+                yield Stored(name, "triton", "", build["precision"], made.path / model.predictions, model.figures)
 
 
 def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
@@ -201,11 +191,11 @@ def write_golden(run: Run, data: Data) -> None:
     for evaluation in evaluations(run):
         if evaluation.backend != "triton":
             tensors[f"logits.{evaluation.variant}.{evaluation.backend}"] = np.ascontiguousarray(evaluation.logits[chosen])
-    repository = run.of_kind("model_repository")
+    made = run.of_kind("model_repository")
     for model in served(run):
-        if model.get("predictions") and repository:
-            logits, _ = load_predictions(repository.path / model["predictions"])
-            tensors[f"logits.{model['model']}.triton"] = np.ascontiguousarray(logits[chosen])
+        if model.predictions and made:
+            logits, _ = load_predictions(made.path / model.predictions)
+            tensors[f"logits.{model.model}.triton"] = np.ascontiguousarray(logits[chosen])
     temporary = run.folder / ".golden.safetensors.tmp"
     write_rows(temporary, [data.evaluation.rows[row] for row in chosen], tensors)
     temporary.replace(run.folder / "golden.safetensors")

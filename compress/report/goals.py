@@ -28,11 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compress.report.model.answers import Quality
 from compress.report.model.contents import Contents, Goal
-from compress.report.model.figures import Accuracy, Drop
-from compress.report.model.triton import Limit
 from compress.report.model.variant import Latency, Variant
+from foundation.artifacts.figures import Accuracy, Drop, Quality
+from foundation.artifacts.triton import Limit
 from foundation.core.engines import REFERENCE
 from foundation.machine.environment import NATIVE_INT8
 from foundation.measure.judged import known_metric

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from compress.report import goals
 from compress.report.decision import Change, Decision
 from compress.report.model.contents import Configuration, Goal
-from compress.report.model.figures import Accuracy
 from compress.report.model.variant import Variant
+from foundation.artifacts.figures import Accuracy
 from foundation.core.engines import ENGINES
 from foundation.measure.judged import SEPARATOR, known_metric
 

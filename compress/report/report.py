@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from compress.report import evaluations, goals, intervals
 from compress.report.answers import answers, bandwidth
@@ -22,14 +21,15 @@ from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
 from compress.report.model.contents import SCHEMA, Contents
 from compress.report.served import served
-from foundation.artifacts import artifact
+from foundation.artifacts import artifact, document
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
 from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
+from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
 from foundation.core.forms import vectors
 from foundation.core.forms.table import form_of
-from foundation.core.shown import pasted, reason
+from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
 from foundation.core.tasks import TASKS, Task
 from foundation.measure import stored_vectors
@@ -76,10 +76,9 @@ def forgeries(run: Run) -> list[str]:
     """Returns one line for each part of `report.json` and `report.html` that does not follow from the files of the run."""
     cure = f"`{pasted('compress', 'report', run.folder)}` writes it again"
     try:
-        found = artifact.read_json(run.folder / FILE)
-        told = Contents.model_validate(found)
-    except (artifact.DamagedArtifact, ValidationError) as error:
-        return [f"{run.folder / FILE}: damaged ({reason(error)}); {cure}"]
+        told = document.read(Contents, run.folder / FILE)
+    except artifact.DamagedArtifact as error:
+        return [f"{error}; {cure}"]
     true = collect(run, list(told.warnings)).written()
     kept = {**told.written(), "integrity": told.integrity.with_(page_sha256=None).written()}
     kept["integrity"].pop("page_sha256", None)
@@ -108,7 +107,7 @@ def collect(run: Run, warnings: list[str]) -> Contents:
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
         "bandwidth_bytes_per_s": bandwidth(run),
         "stages": [_stage(run, stage) for stage in run.stages],
-        "triton": {"models": [*evaluations.served(run), *evaluations.for_gpus(run)], **evaluations.tuned(run)},
+        "triton": _triton(run),
         "flips": _count_lines(run.folder / FLIPS),
         "warnings": warnings,
         "integrity": chain_of(run),
@@ -151,6 +150,13 @@ def _written(run: Run) -> dict[str, Any]:
 def _scale(metric: Metric, baseline: Evaluation) -> dict[str, Any]:
     """Returns which way the judged metric points, and what a model gets in it that knows nothing."""
     return {"higher_is_better": metric.higher_is_better, "chance": chance(metric, baseline.logits, baseline.labels)}
+
+
+def _triton(run: Run) -> Triton:
+    """Returns the models of every repository, and the search over the settings of the served model, where one was asked for."""
+    found = evaluations.repository(run)
+    models = (*found.models, *found.additional)
+    return Triton(models=models) if found.tuned is None else Triton(models=models, tuned=found.tuned)
 
 
 def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def _accuracy(run: Run, name: str, metric: Metric, mine: list[Evaluation], build
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}
     if "triton" not in cells:
-        streams = [model for model in evaluations.served(run) if model["variant"] == name and model.get("tokens")]
+        streams = [model for model in evaluations.served(run) if model.variant == name and model.tokens]
         has_repository = run.of_kind("model_repository") is not None
         reason = "this variant is not in the model repository" if has_repository else "the recipe has no triton_repo stage"
         reason = "the server streams answers, which are compared token by token: see Answers" if streams else reason
@@ -311,8 +317,8 @@ def _commands(run: Run) -> list[str]:
 
 def _kept_warnings(folder: Path) -> list[str]:
     try:
-        return list(Contents.model_validate(artifact.read_json(folder / FILE)).warnings)
-    except (artifact.DamagedArtifact, ValidationError):  # written again now
+        return list(document.read(Contents, folder / FILE).warnings)
+    except artifact.DamagedArtifact:  # written again now
         return []
 
 

@@ -15,6 +15,7 @@ from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
 from foundation.artifacts.artifact import lineage
 from foundation.artifacts.run_folder import Run
+from foundation.artifacts.triton import TritonModel
 from foundation.core.engines import REFERENCE
 from foundation.core.goals import Goals
 from foundation.core.step_names import EVALUATION
@@ -123,15 +124,15 @@ def _files(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict
     if exported is not None and entry.get("predictions"):
         files[entry["engine"]] = exported.path / entry["predictions"]
     for model in evaluations.served(run):
-        if _is(model, build, entry) and model.get("predictions") and repository is not None:
-            files["triton"] = repository.path / model["predictions"]
+        if _is(model, build, entry) and model.predictions and repository is not None:
+            files["triton"] = repository.path / model.predictions
     return files
 
 
-def _is(model: Mapping[str, Any], build: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+def _is(model: TritonModel, build: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     """Whether a model of the server is this engine of this build."""
-    same = all(model.get(key) == build[key] for key in ("variant", "precision"))
-    return same and all(model.get(key) == entry[key] for key in ("mode", "engine"))
+    wanted = (build["variant"], build["precision"], entry["mode"], entry["engine"])
+    return (model.variant, model.precision, model.mode, model.engine) == wanted
 
 
 def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -150,7 +151,7 @@ def _metrics(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> di
     files = _files(run, build, entry)
     own = {entry["engine"]: entry["metrics"]} if entry["engine"] in files else {}
     models = [model for model in evaluations.served(run) if _is(model, build, entry)]
-    return own | ({"triton": models[-1]["metrics"]} if models and "triton" in files else {})
+    return own | ({"triton": models[-1].metrics} if models and "triton" in files else {})
 
 
 def _row(ranked: Ranked) -> dict[str, Any]:

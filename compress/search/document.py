@@ -11,7 +11,6 @@ from typing import Any
 
 from compress.report import goals as judged
 from compress.report.model.contents import Contents
-from compress.report.model.figures import Accuracy
 from compress.search import page
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
@@ -23,6 +22,7 @@ from compress.search.space import Knob, num_combinations
 from compress.search.study import Study
 from compress.search.work import rungs_of
 from foundation.artifacts.artifact import write_json, write_text
+from foundation.artifacts.figures import Accuracy
 from foundation.core.search import Range
 from foundation.machine import environment
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema, model_validator
+
+from foundation.artifacts.artifact import DamagedArtifact, read_json
+from foundation.core.shown import reason
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 """A number that is written as it came: 1 stays 1."""
@@ -53,6 +57,21 @@ class Document(BaseModel):
     def with_(self, **more: Any) -> Self:
         """Returns the document with other values of some fields."""
         return self.model_copy(update=more)
+
+
+D = TypeVar("D", bound=Document)
+
+
+def read(model: type[D], file: Path) -> D:
+    """Returns the document of a file.
+
+    Raises:
+        DamagedArtifact: The file is missing, or is no such document.
+    """
+    try:
+        return model.model_validate(read_json(file))
+    except ValidationError as error:
+        raise DamagedArtifact(f"{file}: damaged ({reason(error)})") from error
 
 
 class _Rule(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
+from foundation.artifacts.triton import Results
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import deployment, layout, served_models
 from triton_repo.config import from_text
@@ -45,7 +46,7 @@ def entry(model: str) -> dict[str, Any]:
     ],
 )
 def test_what_is_served_has_the_name_of_the_run(folders: list[str], chosen: str | None, expected: dict[str, str], tmp_path: Path) -> None:
-    results = {"models": [entry(f"{name}-x") | {"model": name} for name in folders], "chosen": chosen}
+    results = Results.model_validate({"models": [entry(f"{name}-x") | {"model": name} for name in folders], "chosen": chosen})
     found = served_models.models_of(repository(tmp_path, *folders), results, "run")
     assert {model.name: model.folder for model in found if model.part is not None} == expected
     assert sorted(model.folder for model in found) == sorted(folders)
@@ -56,7 +57,7 @@ def test_what_is_served_has_the_name_of_the_run(folders: list[str], chosen: str 
 
 
 def test_a_repository_without_results_is_served_whole_under_the_names_of_its_folders(tmp_path: Path) -> None:
-    found = served_models.models_of(repository(tmp_path, "a", "b"), {}, "run")
+    found = served_models.models_of(repository(tmp_path, "a", "b"), Results(), "run")
     assert [(model.name, model.part) for model in found] == [("a", ""), ("b", "")]
 
 
@@ -82,7 +83,7 @@ def test_a_deployment_holds_what_is_served_alone_under_the_name_of_the_run(expor
     files = {name: deployment._entry(path) for name, path in artifact.files_below(exported).items()}
     models = served_models.models_of(
         exported / "model_repository",
-        {"models": [entry("baseline-fp32"), entry("quantize-int8")], "chosen": "quantize-int8"},
+        Results.model_validate({"models": [entry("baseline-fp32"), entry("quantize-int8")], "chosen": "quantize-int8"}),
         "my-run",
     )
     copied = [model for model in models if everything or model.part is not None]

@@ -4,54 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from compress.report.model.figures import Drop, Metrics
 from foundation.artifacts.document import Document, Number
-
-
-class Tokens(Document):
-    """Greedy answers compared with other ones (`foundation.measure.tokens`)."""
-
-    prompts: int | None = None
-    """Number of prompts."""
-    tokens: int | None = None
-    """Tokens of an answer, at most."""
-    equal_share: Number | None = None
-    """Share of the tokens before the first one that differs."""
-    identical: int | None = None
-    """Answers that are the same as a whole."""
-    first_other: Number | None = None
-    """Median place of the first token that differs; null where none does."""
-    decisions: int | None = None
-    """Tokens that were decided on the same text before them."""
-    disagreements: int | None = None
-    """Decisions that differ."""
-    limit: int | None = None
-    """Largest allowed number of them."""
-    passed: bool | None = None
-    """Whether it is kept."""
-
-
-class Quality(Document):
-    """BLEU and chrF of the greedy answers of text-to-text (`foundation.measure.translations`)."""
-
-    n: int | None = None
-    """Answers that were compared with references."""
-    bleu: Number = 0.0
-    """BLEU."""
-    chrf: Number = 0.0
-    """chrF."""
-    bleu_before: Number = 0.0
-    """BLEU of the float baseline."""
-    chrf_before: Number = 0.0
-    """chrF of the float baseline."""
-    bleu_change: tuple[Number, ...] | None = None
-    """95 % interval of the change of BLEU; null where there are too few groups."""
-    bleu_order: int | None = None
-    """Longest word n-grams that are counted."""
-    bleu_chance: Number | None = None
-    """BLEU of answers that do not depend on their source."""
-    groups: int | None = None
-    """Groups of rows that the interval is drawn over."""
+from foundation.artifacts.figures import Drop, Metrics, Percentiles, Quality, Tokens
 
 
 class Agreement(Document):
@@ -72,17 +26,6 @@ class CacheCost(Document):
     """What the primary metric lost by the cache."""
     tokens: Tokens = Tokens()
     """Greedy answers compared with those with such a cache."""
-
-
-class Percentiles(Document):
-    """Percentiles of a time, milliseconds."""
-
-    p50: Number | None = None
-    """Median."""
-    p90: Number | None = None
-    """90th percentile."""
-    p99: Number | None = None
-    """99th percentile; null below 200 samples."""
 
 
 class Speed(Document):

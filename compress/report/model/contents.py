@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.report.model.figures import Accuracy, Backend, Drop, Metrics
-from compress.report.model.triton import Triton
 from compress.report.model.variant import Variant
 from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics
+from foundation.artifacts.triton import Triton
 
 SCHEMA = 1
 Package = Annotated[str, "PACKAGE"]

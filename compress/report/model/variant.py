@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.report.model.answers import Answer, Tokens
-from compress.report.model.figures import Accuracy, Backend, Drop, Metrics
+from compress.report.model.answers import Answer
 from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics, Tokens
 
 Form = Annotated[str, "FORM"]
 

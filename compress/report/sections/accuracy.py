@@ -13,11 +13,11 @@ from compress.report.charts import scatter
 from compress.report.decision import Decision, decision_of
 from compress.report.goals import FLOATS
 from compress.report.model.contents import Contents, JudgedMetric, Served
-from compress.report.model.figures import Accuracy, Drop, Metrics
 from compress.report.model.variant import Latency, StoredVectors, TimedAccuracy, Variant
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.sections import timings
 from compress.report.view import View
+from foundation.artifacts.figures import Accuracy, Drop, Metrics
 from foundation.core.engines import ENGINES, REFERENCE
 from foundation.measure.metrics import METRICS
 from foundation.measure.turns import ratio

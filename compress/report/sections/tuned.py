@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from compress.report import phrases
 from compress.report.model.contents import Contents
-from compress.report.model.triton import Tuned
 from compress.report.view import View
+from foundation.artifacts.triton import Tuned
 
 
 def tuned(report: Contents) -> View | None:

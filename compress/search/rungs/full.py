@@ -19,11 +19,11 @@ from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.report import goals as judged
 from compress.report.model.contents import Contents, Goal
-from compress.report.model.figures import Accuracy
 from compress.search.baseline import Baseline, float_times
 from compress.search.candidate import Candidate
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
+from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.store import share
 from foundation.core.errors import InputError
 from foundation.measure.fastest import NAMES

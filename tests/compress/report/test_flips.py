@@ -16,6 +16,7 @@ from compress.report.flips.flips import DESCRIBED_BY, write_flips
 from compress.report.flips.tokens import TokenFlips
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import Run
+from foundation.artifacts.triton import Results
 from foundation.core.forms import captions, zero_shot
 from foundation.core.forms.next_token import NO_CHOICE
 from foundation.core.forms.table import FORMS, SINGLE
@@ -97,8 +98,8 @@ def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Pa
 def test_what_was_written_for_gpus_is_told_with_the_reason_why_it_was_not_run(tmp_path: Path) -> None:
     made = Artifact(tmp_path, {"digest": "0"})
     run: Any = SimpleNamespace(of_kind=lambda kind: made if kind == "model_repository" else None)
-    assert evaluations.served(run) == evaluations.for_gpus(run) == []
+    assert evaluations.repository(run) == Results()
     document = {"models": [{"model": "a"}], "gpu": {"model": "b", "reason": "not run: no GPU"}}
     (tmp_path / "triton.json").write_text(json.dumps(document))
-    assert evaluations.served(run) == [{"model": "a"}]
-    assert evaluations.for_gpus(run) == [{"model": "b", "reason": "not run: no GPU"}]
+    assert [model.written() for model in evaluations.served(run)] == [{"model": "a"}]
+    assert [model.written() for model in evaluations.repository(run).additional] == [{"model": "b", "reason": "not run: no GPU"}]

@@ -1,12 +1,13 @@
-"""The models in Triton in report.json: what the running server answers, how fast, and the settings that were searched."""
+"""`triton.json`: what the running server answers, how fast, and the settings that were searched. report.json holds the same maps."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from compress.report.model.answers import Percentiles, Tokens
-from compress.report.model.figures import Metrics
 from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.figures import Metrics, Percentiles, Tokens
 
 
 class Load(Document):
@@ -99,6 +100,11 @@ class TritonModel(Document):
     reason: str | None = None
     """Why a model was not evaluated."""
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its metrics, as far as they are known."""
+        return {name: value for name, value in self.metrics.items() if value is not None}
+
 
 class Settings(Document):
     """Settings of a served model."""
@@ -187,3 +193,31 @@ class Triton(Document):
     """The search over settings; absent without `triton_repo.tune`."""
     reason: str | None = None
     """Only where there are no models: why."""
+
+
+class Results(Document):
+    """The contents of triton.json."""
+
+    schema_: int = Field(1, alias="schema")
+    """Version of this layout: 1."""
+    layout: str | None = None
+    """Layout of the repository."""
+    models: tuple[TritonModel, ...] = ()
+    """The models of the repository."""
+    versions: dict[Annotated[str, "PACKAGE"], str] = Field(default_factory=dict)
+    """Version of each library of the server's environment."""
+    chosen: str | None = None
+    """The model that the run chose to serve; null where nothing competed."""
+    tuned: Tuned | None = None
+    """The search over settings; absent without `triton_repo.tune`."""
+    gpu: TritonModel | None = None
+    """The model of the additional repository for GPUs, which no server has run."""
+    kernels: TritonModel | None = None
+    """The model of the additional repository for our own kernels."""
+    ranks: TritonModel | None = None
+    """The model of the additional repository of a divided model."""
+
+    @property
+    def additional(self) -> tuple[TritonModel, ...]:
+        """The models of the additional repositories."""
+        return tuple(model for model in (self.gpu, self.kernels, self.ranks) if model is not None)
