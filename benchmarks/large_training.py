@@ -108,7 +108,6 @@ def train_here(folder: Path, out: Path, method: str, given: Given) -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
-    from distill.injected import Injected
     from foundation.artifacts.artifact import Artifact
     from foundation.core.forms.next_token import labels_of
     from foundation.core.progress import ConsoleProgress
@@ -152,7 +151,6 @@ def train_here(folder: Path, out: Path, method: str, given: Given) -> None:
             teachers=(parent,),
             team=team,
             parallel=parallel,
-            losses=Injected(),
         )
         stage_of(method, rows, given.optimizer).run(parent, made, mine / "made")
         watch.enter("end")

@@ -152,10 +152,6 @@ def schema() -> dict[str, Any]:
         body = stage.model_json_schema(ref_template="#/$defs/{model}")
         definitions.update(body.pop("$defs", {}))
         entries.append({"type": "object", "properties": {stage.NAME: body}, "required": [stage.NAME], "additionalProperties": False})
-    losses = Distill.model_json_schema(ref_template="#/$defs/{model}")["properties"]["losses"]
-    for definition in definitions.values():  # other stages declare `losses` as plain maps; distill declares their type
-        if "losses" in definition.get("properties", {}):
-            definition["properties"]["losses"]["items"] = losses["items"]
     document["properties"]["stages"] = {"type": "array", "items": {"anyOf": entries}}
     document["properties"]["extends"] = {"type": "string", "description": "Base recipe: maps are merged, stages replaced."}
     document["required"] = [key for key in document.get("required", []) if key == "name"]

@@ -1,4 +1,4 @@
-"""What a recipe can choose in the stage `distill`: the layers of the teacher that are learned from, and the student.
+"""What a recipe can choose of the student in the stage `distill`.
 
 Reading a recipe imports this file, and not what makes a student: that needs torch.
 """
@@ -14,8 +14,6 @@ from foundation.core.config import Config
 from foundation.core.errors import InputError
 from foundation.models.library import SIDES
 
-LayerMap = Literal["uniform", "skip", "last"] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-SearchedMap = LayerMap | Literal["searched"]
 Init = Literal["uniform", "every_second", "first", "last", "random"]
 Choice = Init | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 """Which layers of a stack to keep: a rule, or a list counted from 1."""

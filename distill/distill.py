@@ -2,13 +2,13 @@
 
     loss_b = hard_weight * hard_b(labels) + sum_i weight_i * loss_i,b(student, teacher)
 
-`loss` selects a published combination of losses (`presets`), `losses` lists individual ones; each has a file in `distill/losses/`. The
-student is derived from the incoming model (`distill.student`). The teacher is the baseline by default; several teachers are averaged
-(`distill.ensemble`). The best weights on the selection split are kept: measured against the labels if this run trained the baseline, else
-by agreement with the teacher, as an external baseline may have been trained on those rows.
+`loss` selects a published combination of losses, `losses` lists individual ones (`foundation.training.losses.distillation`). The student is
+derived from the incoming model (`distill.student`). The teacher is the baseline by default; several teachers are averaged
+(`foundation.training.distillation.ensemble`). The best weights on the selection split are kept: measured against the labels if this run
+trained the baseline, else by agreement with the teacher, as an external baseline may have been trained on those rows.
 
-Further training data: `extra_text` adds unlabelled text, `augment` masked copies (`distill.masking`); both are used by every loss except
-the hard-target loss. With `corpus` the student learns the teacher's internals on plain text, independent of the task (task-agnostic or
+Further training data: `extra_text` adds unlabelled text, `augment` copies with masked tokens; both are used by every loss except the
+hard-target loss. With `corpus` the student learns the teacher's internals on plain text, independent of the task (task-agnostic or
 general distillation: https://arxiv.org/abs/1909.10351, section 3.2, https://arxiv.org/abs/2012.15828); add a stage for the task after it.
 Not supported: masked language modelling alongside, as task checkpoints have no head for it.
 """
@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distill.losses.loss import check_compared, check_processes, check_stacks
 from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -30,22 +29,19 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig
 
-    from distill.losses.loss import Setting
-    from distill.objective import Objective
-    from distill.presets import Preset
     from distill.steps import Steps
     from foundation.data.splits import Data
     from foundation.machine.parallel import Team
     from foundation.stage.context import Context
+    from foundation.training.distillation.objective import Objective
     from foundation.training.history import History
+    from foundation.training.losses.distillation.loss import Setting
 
 
 class Distill(DistillSettings):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     VERSION: ClassVar[int] = 3
-    JOINS_MICRO_BATCHES: ClassVar[bool] = True
-    """Whether the objective is trained on as it is, so that it can compare the rows of several micro-batches."""
 
     def team(self, processes: Team) -> Team:
         """All processes train."""
@@ -110,14 +106,14 @@ class Distill(DistillSettings):
         Raises:
             InputError: They do not fit.
         """
-        from distill.objective import check_covered
         from distill.student import check_student
         from foundation.models.config import check_length
         from foundation.training.allowed import check_training
-        from foundation.training.supervised import check_labelled, check_loss
+        from foundation.training.supervised import check_labelled
 
-        if TASKS[context.task].per_token:
-            self._check_tokens(context.task, self.resolved())
+        if TASKS[context.task].per_token and self.student.path is not None:
+            given = f"{self.key}.student.path: {self.student.path} given"
+            raise InputError(f"{given}; {context.task} keeps the tokens of the incoming model")
         if self.sequences is not None and not TASKS[context.task].generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
@@ -146,37 +142,23 @@ class Distill(DistillSettings):
         check_training(self, after, context, self.key)
         if TASKS[context.task].modality == "text":
             check_length(after, context.max_length)
-        preset = self.resolved()
-        if not preset.losses:
+        if not self.resolved().losses:
             check_labelled(context.task, context.data, self.key)
-        settings = self.loss_settings(after, teacher, context)
-        parts = None if self._joins_micro_batches(preset, settings, context.task) else self.micro_batch_size
-        if preset.hard_weight != 0:
-            check_loss(after, context, self.key, parts)
-        check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
-        for loss, setting in zip(preset.losses, settings, strict=True):
-            loss.wants(setting)
-            if loss.VECTORS_ALONE and not TASKS[context.task].embeds:
-                tasks = tasks_with(lambda row: row.embeds)
-                raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
-            check_stacks(loss, loss.name, setting)
-            check_compared(loss, loss.name, setting, context.data.train.labels)
-            if loss.ACROSS_ROWS and parts is not None:
-                raise InputError(f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({parts} given)")
-            check_processes(loss, setting, context.team)
+        joins = self._joins_micro_batches(self.plan.settings(after, teacher, context), context.task)
+        self.plan.check(after, teacher, context, None if joins else self.micro_batch_size)
 
-    def _joins_micro_batches(self, preset: Preset, settings: Sequence[Setting], task: Task) -> bool:
+    def _joins_micro_batches(self, settings: Sequence[Setting], task: Task) -> bool:
         """Whether rows of several micro-batches can be compared (`foundation.training.grad_cache`).
 
         All losses have to read the vectors alone, and to train nothing besides.
         """
         from foundation.models.meta import on_meta_device
 
-        facts = TASKS[task]
-        if not self.JOINS_MICRO_BATCHES or not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in preset.losses):
+        facts, losses = TASKS[task], self.resolved().losses
+        if not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in losses):
             return False
         with on_meta_device():
-            built = [loss.build(setting) for loss, setting in zip(preset.losses, settings, strict=True)]
+            built = [loss.build(setting) for loss, setting in zip(losses, settings, strict=True)]
         return not any(list(module.parameters()) for module in built if module is not None)
 
     def _check_rows(self, context: Context) -> None:
@@ -193,8 +175,8 @@ class Distill(DistillSettings):
 
     def _check_answers(self) -> None:
         """Raises if losses need the internals of several teachers, or logits on a corpus."""
-        from distill.presets import PRESETS
         from foundation.stage.stage import teachers_named
+        from foundation.training.losses.distillation.presets import PRESETS
 
         losses = self.losses or PRESETS[self.loss or "soft_target"].losses
         internal = [loss.name for loss in losses if not loss.ANSWERS_ONLY]
@@ -224,25 +206,11 @@ class Distill(DistillSettings):
             )
 
     def _check_vectors(self, task: Task) -> None:
-        """Raises if rows or losses do not support a task whose answers are vectors of texts that come in pairs."""
+        """Raises if rows do not support a task whose answers are vectors of texts that come in pairs."""
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
         given += ["fraction"] if self.fraction != 1 else []
         if given:
             raise InputError(f"{self.key}.{given[0]}: given; the rows of {task} are texts of pairs, which it would part: remove {given[0]}")
-        unfit = [loss.name for loss in self.resolved().losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]
-        if unfit:
-            where = f"loss: {self.loss}" if self.loss else f"losses: {unfit[0]}"
-            remedy = "give soft_target, projected, similarity or margin_mse"
-            raise InputError(f"{self.key}.{where} given; {unfit[0]} compares logits of classes, {task} has vectors: {remedy}")
-
-    def _check_tokens(self, task: Task, preset: Preset) -> None:
-        """Raises if the student or a loss does not support a task whose answers are tokens."""
-        if self.student.path is not None:
-            raise InputError(f"{self.key}.student.path: {self.student.path} given; {task} keeps the tokens of the incoming model")
-        unfit = [loss.name for loss in preset.losses if loss.ONE_ANSWER]
-        if unfit:
-            where = f"loss: {self.loss}" if self.loss else f"losses: {unfit[0]}"
-            raise InputError(f"{self.key}.{where} given; {unfit[0]} needs one prediction per row, {task} has many: give soft_target")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Trains the student and writes it as a checkpoint.

@@ -1,6 +1,6 @@
 """The student's training rows: train rows plus extra text, or a corpus; followed by masked copies.
 
-rows = [train rows (labelled) | extra text] or [corpus],  then `copies` repetitions of all of them, to be masked (`distill.masking`)
+rows = [train rows (labelled) | extra text] or [corpus],  then `copies` repetitions of all of them, to be masked
 """
 
 from __future__ import annotations

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from distill.choices import Student
-from distill.masking import Augment
 from distill.on_policy import OnPolicy
 from distill.plain_text import PlainText
-from distill.presets import AnyLoss, PresetName
-from distill.schedules import Ramp, always_zero, smallest
 from distill.sequences import Sequences
 from foundation.stage.stage import ModelStage, teachers_named
+from foundation.training.distillation.masking import Augment
+from foundation.training.distillation.schedules import Ramp, always_zero, smallest
+from foundation.training.losses.distillation.presets import AnyLoss, PresetName
 from foundation.training.settings import LearningRate, TrainingSettings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from distill.losses.loss import Setting
-    from distill.presets import Preset
-    from foundation.stage.context import Context
+    from foundation.training.distillation.plan import LossPlan
+    from foundation.training.losses.distillation.presets import Preset
 
 TeacherName = Annotated[str, Field(min_length=1)]
 
@@ -101,36 +98,23 @@ class DistillSettings(TrainingSettings, ModelStage):
         return f"{self.key}.teacher"
 
     @property
-    def student_is_part(self) -> bool:
-        """Whether the student is a pruned copy of the teacher, whose other parts are then ignored (`distill.injected`)."""
-        return False
-
-    @property
     def teacher_head(self) -> Literal["keep", "new"]:
         """Whether an external teacher must bring a head for the task ("keep") or may lack one ("new")."""
         return "keep" if self.corpus is None else "new"
 
+    @property
+    def plan(self) -> LossPlan:
+        """The losses, with every default filled in."""
+        from foundation.training.distillation.plan import LossPlan
+
+        name = None if self.losses else self.loss or "soft_target"
+        return LossPlan(self.resolved(), name, self.id or self.NAME, self.key, self.teacher_key)
+
     def resolved(self) -> Preset:
         """Returns the losses, weights and temperature with every default filled in."""
-        from distill.presets import PRESETS, Preset
+        from foundation.training.losses.distillation.presets import Preset, preset_of
 
-        preset = Preset(self.losses, 0.0) if self.losses else PRESETS[self.loss or "soft_target"]
-        if self.corpus is not None:
-            losses = tuple(loss for loss in preset.losses if not loss.COMPARES_ANSWERS)
-            return Preset(losses if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in losses), 0.0)
-        return Preset(
-            preset.losses,
-            preset.hard_weight if self.hard_weight is None else self.hard_weight,
-            preset.temperature if self.temperature is None else self.temperature,
-        )
-
-    def loss_settings(self, student: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> list[Setting]:
-        """Returns what each loss is applied to, given the Transformers configs of both models."""
-        from distill.losses.loss import Setting, Shape
-
-        ours = Shape.of(student)
-        shapes = ours, ours if self.student_is_part else Shape.of(teacher)
-        # one name per resolved loss: a corpus drops losses only from a preset, `losses` on logits are refused
-        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(self.resolved().losses)
-        part, team = self.student_is_part, context.team
-        return [Setting(*shapes, context.task, f"{self.key}.{name}", part, team) for name in names]
+        if self.corpus is None:
+            return preset_of(self.loss, self.losses, self.hard_weight, self.temperature)
+        losses = tuple(loss for loss in preset_of(self.loss, self.losses).losses if not loss.COMPARES_ANSWERS)
+        return Preset(losses if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in losses), 0.0)

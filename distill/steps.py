@@ -14,51 +14,31 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from distill.capture import Capture, Wanted
-from distill.ensemble import shares
-from distill.losses.loss import Shape
-from distill.masking import Masking, masking_of
-from distill.objective import Objective
 from distill.on_policy import Sampling
-from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
-from distill.teacher import CACHE_BYTES, Pair, Teacher, about, match_inputs
-from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.measure.predictions import compared
-from foundation.models.architecture.origin import Origin
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig
 from foundation.models.importing import import_model
 from foundation.stage.context import Context
 from foundation.stage.stage import is_model, teachers_named
 from foundation.standalone.preprocess import Preprocessor
-from foundation.training.distilled import on_devices
+from foundation.training.distillation.assembly import Loaded, StudentInputs, assembled
+from foundation.training.distillation.distilled import on_devices
+from foundation.training.distillation.ensemble import shares
+from foundation.training.distillation.masking import Masking, masking_of
+from foundation.training.distillation.objective import Objective
+from foundation.training.distillation.teacher import about
 from foundation.training.finetune import trained_here
 from foundation.training.losses.table import losses_of
-from foundation.training.rows import Rows
 from foundation.training.selection import EVALUATION_BATCH, answered, judged_by
-from foundation.training.teacher_logits import teacher_logits
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-
-@dataclass(frozen=True)
-class StudentInputs:
-    """The training rows as inputs of the student; teachers with the same preprocessing share them."""
-
-    split: Split
-    preprocessor: Preprocessor
-    rows: Rows
-    masking: Masking | None
 
 
 @dataclass(frozen=True)
@@ -69,8 +49,6 @@ class Steps:
     source: Path
     """Checkpoint with the tokenizer or image processor of the student."""
     context: Context
-    origin: Origin | None = None
-    """Which parts of the teacher the student kept, if it is a pruned copy of it."""
 
     def teacher_folder(self, number: int) -> Path:
         """Returns the checkpoint folder of a teacher; an external model is imported first, like the recipe's own model."""
@@ -133,7 +111,7 @@ class Steps:
         split: Split,
         num_labelled: int,
     ) -> Objective:
-        """Builds the objective; computes and caches the teachers' logits if the losses need nothing else of them.
+        """Returns the objective (`foundation.training.distillation.assembly`).
 
         Args:
             student: The model to train.
@@ -146,68 +124,14 @@ class Steps:
         Raises:
             InputError: A loss does not fit the models.
         """
-        stage, context, preset = self.stage, self.context, self.stage.resolved()
-        inputs = StudentInputs(split, preprocessor, Rows.prepare(split.rows, preprocessor), self._masking(split))
-        adapted = tuple(
-            self._teacher(number, teacher, teacher_preprocessors[number], inputs, preset) for number, teacher in enumerate(teachers)
-        )
-        pair = Pair(
-            student=Capture(student, stage.key),
-            teachers=adapted,
-            rows=inputs.rows,
-            labels=split.labels,
-            seed=context.seed,
-            num_labelled=None if num_labelled == len(split) else num_labelled,
-            weights=shares(stage.teacher_weights, len(teachers)),
-            masking=inputs.masking,
-            on_policy=None if stage.on_policy is None else Sampling(stage.on_policy, context.seed),
-        )
-        settings = stage.loss_settings(student.config, teachers[0].config, context)
-        objective = Objective(
-            preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task, context.team
-        )
-        if self._can_cache_logits(objective, student.config, len(split)):
-            self._cache_logits(adapted, split)
-        return objective
+        stage, context = self.stage, self.context
+        on_policy = None if stage.on_policy is None else Sampling(stage.on_policy, context.seed)
+        inputs = StudentInputs(split, preprocessor, num_labelled, self._masking(split), on_policy)
+        loaded = [Loaded(*teacher) for teacher in zip(teachers_named(stage), teachers, teacher_preprocessors, strict=True)]
+        return assembled(stage.plan, student, loaded, inputs, context, weights=stage.teacher_weights)
 
     def _masking(self, split: Split) -> Masking | None:
         augment = self.stage.augment
         if augment is None:
             return None
         return masking_of(augment, self.source, self.context.seed, len(split) // (1 + augment.copies), f"{self.stage.key}.augment")
-
-    def _teacher(self, number: int, model: nn.Module, teacher_preprocessor: Preprocessor, inputs: StudentInputs, preset: Preset) -> Teacher:
-        """Returns a teacher with the training rows as its inputs.
-
-        Raises:
-            InputError: The teacher gets other tokens than the student, and a loss or the masking needs the same.
-        """
-        key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
-        match = match_inputs(inputs.preprocessor, teacher_preprocessor, inputs.split.rows)
-        if not match.tokens and inputs.preprocessor.per_token:
-            raise InputError(f"{key}: {name} has another vocabulary than the student; give a teacher with the same tokens")
-        if not match.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
-            raise InputError(
-                f"{key}: {name} tokenizes the rows differently than the student; losses on hidden states or attention need equal tokens: "
-                "give loss: soft_target"
-            )
-        if not match.ids and inputs.masking is not None:
-            raise InputError(f"{self.stage.key}.augment: given, but {name} has other token ids than the student; remove augment")
-        if self.stage.on_policy is not None and not match.inputs:
-            raise InputError(f"{self.stage.key}.on_policy: given, but {name} takes other inputs than the student; remove on_policy")
-        rows = inputs.rows if match.inputs else Rows.prepare(inputs.split.rows, teacher_preprocessor)
-        return Teacher(Capture(model, key), rows, match.inputs, masking=inputs.masking, origin=self.origin)
-
-    def _can_cache_logits(self, objective: Objective, config: PreTrainedConfig, num_rows: int) -> bool:
-        """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
-        wanted = [from_teacher for _, from_teacher in objective.wanted]
-        only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
-        many = TASKS[self.context.task].per_token
-        fits = not many and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
-        return only_logits and fits and objective.pair.masking is None
-
-    def _cache_logits(self, teachers: Sequence[Teacher], split: Split) -> None:
-        stage, context = self.stage, self.context
-        for teacher, artifact in zip(teachers, context.teachers, strict=True):
-            identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
-            teacher.logits = teacher_logits(teacher.capture.model, teacher.rows, identity, context, stage.id or stage.NAME)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from foundation.stage.distillation import DistillationSettings
+from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.settings import Epochs, LearningRate, Passes, TrainingSettings
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]

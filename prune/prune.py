@@ -99,10 +99,10 @@ class Prune(PruneSettings):
         if self.recover is not None:
             self._check_shared(context.team.tensor)
             after = self.config_after(config) if self.recover.named or self.tokens else config
-            check_recovery(self.recover, self.training_keys, config, after, teacher, context)
+            check_recovery(self.recover, f"{self.key}.recover", config, after, teacher, context)
         if is_learned(self.method):  # masks are learned on the unpruned model
             check_learned(context.team, key)
-            check_recovery(as_trained(self.learn, self.recover or Recover()), self.training_keys, config, config, teacher, context)
+            check_recovery(as_trained(self.learn, self.recover or Recover()), f"{self.key}.recover", config, config, teacher, context)
 
     def _check_tokens_leave(self, config: PreTrainedConfig, context: Context) -> None:
         """Raises if tokens cannot leave a model of this kind, which is tried on one with two layers and random weights."""

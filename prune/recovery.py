@@ -1,6 +1,6 @@
 """Recovery: fine-tune the pruned model on the labels and a teacher.
 
-    loss_b = loss of `foundation.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
+    loss_b = loss of labels and teacher  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
 l(m) is the teacher layer that layer m came from, k(c) the channel that channel c came from. A pruned model is a part of the incoming model,
 so no projection has to be learned (unlike Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1). Hidden states are taken between
@@ -31,9 +31,16 @@ from foundation.models.folder import Checkpoint
 from foundation.models.inputs.padding import mask_of
 from foundation.models.library import depths_of
 from foundation.stage.context import Context
-from foundation.stage.distillation import Distillation, SettingKeys
 from foundation.training.allowed import check_training
-from foundation.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective, on_devices
+from foundation.training.distillation.distilled import (
+    Distillation,
+    Distilled,
+    attention_as_before,
+    distillation_objective,
+    on_devices,
+    plan_of,
+    teacher_key,
+)
 from foundation.training.finetune import trained_here
 from foundation.training.history import History
 from foundation.training.selection import judged_by, selection_metric
@@ -125,8 +132,8 @@ class RecoveryJob:
     """Checkpoint with the tokenizer or image processor of the model."""
     origin: Origin | None
     """Layers, channels and heads of the incoming model that the model consists of; None if it has no uniform width."""
-    keys: SettingKeys
-    """Key paths of the settings, for messages."""
+    key: str
+    """Key path of the settings."""
     context: Context
     """Data, seed, progress and teacher."""
     scratch: Path
@@ -160,13 +167,13 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or finetuned_elsewhere:
-            teacher = on_devices(load(folder), context, job.keys.teacher_key)
+            teacher = on_devices(load(folder), context, teacher_key(job.key))
             judged = judged_by(context, teacher, teacher_rows) if finetuned_elsewhere else context
             if settings.distill:
                 origin = job.origin if same_shape(Checkpoint(source, "model.path").config, teacher.config) else None
                 # less than an epoch does not need all of them, and hidden states come with logits
                 known = context.teacher.digest if settings.epochs >= 1 and not settings.hidden_weight else None
-                distillation = Distillation(settings, job.keys, model, source, student_rows, teacher, teacher_rows, origin, known)
+                distillation = Distillation(settings, job.key, model, source, student_rows, teacher, teacher_rows, origin, known)
                 objective = distillation_objective(distillation, replace(context, scratch=job.scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)
@@ -188,18 +195,13 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
 
 
 def check_recovery(
-    settings: Recover,
-    keys: SettingKeys,
-    config: PreTrainedConfig,
-    after: PreTrainedConfig,
-    teacher: PreTrainedConfig | None,
-    context: Context,
+    settings: Recover, key: str, config: PreTrainedConfig, after: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context
 ) -> None:
     """Checks before the first stage that the pruned model can be fine-tuned with these settings.
 
     Args:
         settings: Settings of the fine-tuning.
-        keys: Key paths of the settings, for messages.
+        key: Key path of the settings.
         config: Transformers config of the incoming model.
         after: Transformers config of the pruned model.
         teacher: Transformers config of the teacher.
@@ -208,20 +210,21 @@ def check_recovery(
     Raises:
         InputError: A loss does not fit the teacher or the model.
     """
-    check_hidden(settings, config, teacher, keys.key)
+    check_hidden(settings, config, teacher, key)
     if settings.hidden_weight and (context.team.sequence or context.team.context > 1):
         shares, without = ("sequence: true", "sequence: false") if context.team.sequence else (context.team.given, "context: 1")
-        given = f"{keys.key}.hidden_weight: {settings.hidden_weight:g} given with parallel.{shares}"
+        given = f"{key}.hidden_weight: {settings.hidden_weight:g} given with parallel.{shares}"
         raise InputError(f"{given}, which shares the tokens of hidden states; give {without}, or hidden_weight: 0")
     if settings.hidden_weight and context.team.pipeline > 1:
-        given = f"{keys.key}.hidden_weight: {settings.hidden_weight:g} given with parallel.pipeline: {context.team.pipeline}"
+        given = f"{key}.hidden_weight: {settings.hidden_weight:g} given with parallel.pipeline: {context.team.pipeline}"
         raise InputError(f"{given}, which divides the blocks; give pipeline: 1, or hidden_weight: 0")
-    check_training(settings, after, context, keys.key)
+    check_training(settings, after, context, key)
     if not settings.distill:
-        check_labelled(context.task, context.data, keys.key)
+        check_labelled(context.task, context.data, key)
     if not settings.distill or (not settings.named and settings.soft_weight < 1):
-        check_loss(after, context, keys.key, settings.micro_batch_size)
-    check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
+        check_loss(after, context, key, settings.micro_batch_size)
+    if settings.named:
+        plan_of(settings, key, same_shape(config, teacher)).check(after, teacher, context, settings.micro_batch_size)
 
 
 def check_hidden(settings: Recover, config: PreTrainedConfig, teacher: PreTrainedConfig | None, key: str) -> None:

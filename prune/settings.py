@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from foundation.core.errors import InputError
 from foundation.stage.context import TimedPrecision
-from foundation.stage.distillation import SettingKeys
 from foundation.stage.stage import ModelStage, is_model
 from prune.choices import Granularity, Learn, Recover
 from prune.cost import Measure
@@ -151,11 +150,6 @@ class PruneSettings(ModelStage):
     def key(self) -> str:
         """Key path of this stage in the recipe."""
         return f"stages.{self.id or self.NAME}"
-
-    @property
-    def training_keys(self) -> SettingKeys:
-        """Key paths of the settings that the pruned model is fine-tuned with."""
-        return SettingKeys(self.id or self.NAME, f"{self.key}.recover", f"{self.key}.teacher")
 
     @property
     def target_key(self) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from foundation.schemes.table import SCHEMES, Scheme
-from foundation.stage.distillation import DistillationSettings
+from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.lora import Lora
 from foundation.training.settings import Epochs, LearningRate, TrainingSettings
 

@@ -70,10 +70,10 @@ class Quantize(QuantizeSettings):
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
         from foundation.training.allowed import check_training
-        from foundation.training.distilled import check_distillation
+        from foundation.training.distillation.distilled import plan_of
         from foundation.training.supervised import check_labelled, check_loss
         from quantize.streaming import check_streamed
-        from quantize.training.qat import setting_keys
+        from quantize.training.qat import key_of
 
         if self.embeddings and not TASKS[context.task].generates:
             tasks = tasks_with(lambda row: row.generates)
@@ -87,14 +87,15 @@ class Quantize(QuantizeSettings):
             given = f"stages.{self.title}.mode: {self.mode} given with parallel.pipeline: {context.team.pipeline}"
             allowed = "give pipeline: 1, and strategy: ddp or fsdp2"
             raise InputError(f"{given}; layers that train in integers are not divided into stages: {allowed}")
+        key = key_of(self.title)
         if self.mode != "ptq":
-            check_training(self.qat, config, context, setting_keys(self.title).key)
+            check_training(self.qat, config, context, key)
             if not self.qat.distill:
-                check_labelled(context.task, context.data, setting_keys(self.title).key)
+                check_labelled(context.task, context.data, key)
             if not self.qat.distill or (not self.qat.named and self.qat.soft_weight < 1):
-                check_loss(config, context, setting_keys(self.title).key, self.qat.micro_batch_size)
-        if self.mode != "ptq" and teacher is not None:
-            check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
+                check_loss(config, context, key, self.qat.micro_batch_size)
+        if self.mode != "ptq" and teacher is not None and self.qat.named:
+            plan_of(self.qat, key, same_shape(config, teacher)).check(config, teacher, context, self.qat.micro_batch_size)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Quantizes the model and writes the checkpoint.

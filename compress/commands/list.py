@@ -43,8 +43,11 @@ def _stages() -> Iterator[str]:
 
 def _methods() -> Iterator[str]:
     for stage in STAGES:
+        allowed: dict[str, dict[Any, None]] = {}  # the members of a union share keys
         for name, values in _choices(stage):
-            yield f"{stage.NAME}.{name}: {', '.join(map(str, values))}"
+            allowed.setdefault(name, {}).update(dict.fromkeys(values))
+        for name, named in allowed.items():
+            yield f"{stage.NAME}.{name}: {', '.join(map(str, named))}"
 
 
 def _engines() -> Iterator[str]:
@@ -97,17 +100,18 @@ def reference() -> str:
     sections: list[tuple[str, str, type[BaseModel]]] = [("The recipe", "", Recipe)]
     sections += [(f"`{name}`", f"{name}.", model) for name, field in Recipe.model_fields.items() for model in _parts(_type(field))[1]]
     sections += [(f"stage `{stage.NAME}`", "", stage) for stage in STAGES]
-    return "\n".join(line for title, prefix, model in sections for line in _section(title, prefix, model))
+    unions: set[type[BaseModel]] = set()
+    return "\n".join(line for title, prefix, model in sections for line in _section(title, prefix, model, unions))
 
 
-def _section(title: str, prefix: str, model: type[BaseModel]) -> Iterator[str]:
+def _section(title: str, prefix: str, model: type[BaseModel], unions: set[type[BaseModel]]) -> Iterator[str]:
     yield f"### {title}\n\n{_first_line(model)}\n\n| key | allowed | default | meaning |\n| --- | --- | --- | --- |"
-    yield from dict.fromkeys(_rows(prefix, model))  # the configs of a union share keys
+    yield from dict.fromkeys(_rows(prefix, model, {model} | unions, unions))  # the configs of a union share keys
     yield ""
 
 
-def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | None = None) -> Iterator[str]:
-    shown = {model} if shown is None else shown
+def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]], unions: set[type[BaseModel]]) -> Iterator[str]:
+    """Yields the rows of a config; the members of a union, such as the losses, have rows in the first section that has them."""
     shared = TrainingSettings.model_fields if issubclass(model, TrainingSettings) else {}
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] in shared):  # its own settings first
         inner = [nested for nested in _parts(_type(field))[1] if nested not in shown]
@@ -115,8 +119,9 @@ def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | Non
         yield f"| `{prefix}{name}` | {_type_text(_type(field))} | {_default_text(field)} | {meaning} |"
         if prefix or not issubclass(model, Recipe):
             shown.update(inner)
+            unions.update(inner if len(inner) > 1 else ())
             for nested in inner:
-                yield from _rows(f"{prefix}{name}.", nested, shown)
+                yield from _rows(f"{prefix}{name}.", nested, shown, unions)
 
 
 def _type_text(annotation: Any) -> str:
@@ -128,7 +133,7 @@ def _type_text(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(_type_text(argument) for argument in arguments if argument is not NoneType)
+        return " or ".join(dict.fromkeys(_type_text(argument) for argument in arguments if argument is not NoneType))
     if origin in (tuple, list):
         return "list of " + _type_text(arguments[0])
     if origin is dict:

@@ -194,7 +194,7 @@ def rows_of(config: PreTrainedConfig, task: Task, rows: int, length: int) -> dic
 
 
 def _loss(task: Task, logits: torch.Tensor, taught: bool, soft_weight: float) -> torch.Tensor:
-    """Returns the loss of logits, float32; of text that is generated as `foundation.training.distilled` computes it."""
+    """Returns the loss of logits, float32; of text that is generated as `foundation.training.distillation.distilled` computes it."""
     if not TASKS[task].generates:
         return logits.sum()
     losses, labels = losses_of(task), torch.zeros(len(logits), logits.shape[1] - 1, dtype=torch.int32)

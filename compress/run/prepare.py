@@ -12,8 +12,6 @@ from compress.recipe import Recipe
 from compress.run.inputs import check_inputs, check_teacher
 from compress.run.lengths import in_samples
 from compress.run.timer import Timer
-from distill.injected import Injected
-from distill.teacher import FITTING, about
 from export.engines.registry import absent, runs_here
 from export.export import Export
 from foundation.artifacts.artifact import Artifact
@@ -36,6 +34,7 @@ from foundation.models.library import some
 from foundation.models.size import count
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage, input_named, is_model, teachers_named
+from foundation.training.distillation.teacher import FITTING, about
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
@@ -70,7 +69,6 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         goals=recipe.goals,
         scratch=folder / "stages" / ".scratch",
         shared=folder / "stages",
-        losses=Injected(),
         team=team,
         parallel=recipe.parallel,
         profiles=folder / PROFILES if recipe.profile else None,

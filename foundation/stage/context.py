@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
@@ -14,12 +14,7 @@ from foundation.core.target import Parallel, Target
 from foundation.core.tasks import Task
 from foundation.data.splits import Data
 from foundation.machine.parallel import ALONE, Team
-from foundation.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from foundation.standalone.preprocess import Preprocessor
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedConfig
 
 TimedPrecision = Literal["int8", "fp32"]
 
@@ -96,8 +91,6 @@ class Context:
     """Times checkpoints; None outside a run."""
     engine_job: EngineJob | None = None
     """Tells how an exported engine is opened in a process of its own; None outside a run."""
-    losses: Losses | None = None
-    """Distillation losses by name; None outside a run."""
     team: Team = ALONE
     """The processes that run this stage."""
     shared: Path | None = None
@@ -135,29 +128,3 @@ class Context:
     def baseline(self) -> Artifact:
         """The variant that all others are compared with."""
         return next(iter(self.checkpoints.values()))
-
-
-class Losses(Protocol):
-    """The losses of the stage `distill` by name, for other stages that learn from a teacher."""
-
-    def check(
-        self,
-        settings: DistillationSettings,
-        keys: SettingKeys,
-        student: PreTrainedConfig,
-        teacher: PreTrainedConfig | None,
-        part: bool,
-        context: Context,
-    ) -> None:
-        """Checks before the first stage runs that the losses fit both models (Transformers configs) and the task.
-
-        Raises:
-            InputError: They do not fit, or a setting of a loss is invalid.
-        """
-
-    def objective(self, distillation: Distillation, context: Context) -> nn.Module:
-        """Returns the training objective, which holds the teacher; with an `origin`, only the teacher parts that it names are used.
-
-        Raises:
-            InputError: A loss does not fit the models.
-        """

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from foundation.core.errors import InputError
 from foundation.machine.device import computing_device
 from foundation.machine.parallel import Team
-from foundation.stage.distillation import DistillationSettings
+from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.layer_share import LayerShare
 from foundation.training.schedule import steps_in
 from foundation.training.settings import Passes

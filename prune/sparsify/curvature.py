@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from foundation.core.tasks import Task
 from foundation.models.forward import device_of, forward
-from foundation.training.distilled import TEMPERATURE
+from foundation.training.distillation.distilled import TEMPERATURE
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.core.config import Config
-from foundation.stage.distillation import SettingKeys
 from foundation.stage.stage import ModelStage, is_model
 from foundation.training.settings import Epochs
 from prune.choices import Groups, Recover
@@ -176,7 +175,6 @@ class SparsifySettings(ModelStage):
         """Whether zeros are learned in training."""
         return self.method in ("movement", "lasso")
 
-    def training_keys(self, phase: str) -> SettingKeys:
-        """Returns the key paths of the settings of a training phase, for messages."""
-        name = "learning" if phase == LEARNING else "recover"
-        return SettingKeys(self.id or self.NAME, f"{self.key}.{name}", f"{self.key}.teacher")
+    def training_key(self, phase: str) -> str:
+        """Returns the key path of the settings of a training phase, for messages."""
+        return f"{self.key}.{'learning' if phase == LEARNING else 'recover'}"

@@ -77,7 +77,7 @@ class Sparsify(SparsifySettings):
         check_reachable(self, target_layers(self, on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
             if settings is not None:
-                check_recovery(settings, self.training_keys(name), config, config, teacher, context)
+                check_recovery(settings, self.training_key(name), config, config, teacher, context)
 
     def team(self, processes: Team) -> Team:
         """The first process chooses the zeros; all of them learn and fine-tune."""
@@ -320,7 +320,7 @@ class Sparsify(SparsifySettings):
             settings=settings,
             source=source,
             origin=Origin.of_config(config),
-            keys=self.training_keys(phase),
+            key=self.training_key(phase),
             context=context,
             scratch=context.scratch / phase,
             label=self.id or self.NAME,

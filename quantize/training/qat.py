@@ -7,8 +7,8 @@
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
 (Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or the
-losses named in `loss` or `losses` (`foundation.training.distilled`). Not supported: PACT's L2 penalty on alpha (scales start calibrated and
-move little); PACT for weights (their scales then stay fixed); gradient estimators other than straight-through.
+losses named in `loss` or `losses` (`foundation.training.distillation`). Not supported: PACT's L2 penalty on alpha (scales start
+calibrated and move little); PACT for weights (their scales then stay fixed); gradient estimators other than straight-through.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from foundation.models.architecture.origin import Origin, same_shape
 from foundation.schemes.int8 import LayerScales
 from foundation.schemes.int8_convolution import CONVOLUTIONS
 from foundation.stage.context import Context
-from foundation.stage.distillation import Distillation, SettingKeys
-from foundation.training.distilled import attention_as_before, distillation_objective, on_devices
+from foundation.training.distillation.distilled import Distillation, attention_as_before, distillation_objective, on_devices, teacher_key
 from foundation.training.history import History
 from foundation.training.selection import EVALUATION_BATCH, selection_metric
 from foundation.training.supervised import supervised
@@ -98,9 +97,9 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
     return scales
 
 
-def setting_keys(stage: str) -> SettingKeys:
-    """Returns the recipe keys of the training settings and the teacher, given the id of the stage."""
-    return SettingKeys(stage, f"stages.{stage}.qat", f"stages.{stage}.teacher")
+def key_of(stage: str) -> str:
+    """Returns the key path of the training settings of a stage, given its id."""
+    return f"stages.{stage}.qat"
 
 
 def learn(
@@ -140,14 +139,14 @@ def learn(
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
-        taught_by = on_devices(copy.deepcopy(model) if given is None else given, context, setting_keys(label).teacher_key)
+        taught_by = on_devices(copy.deepcopy(model) if given is None else given, context, teacher_key(key_of(label)))
     selected = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
         objective = supervised(context.task, team=context.team)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
             known = context.teacher.digest if isinstance(teacher, Path) and context.teacher and settings.epochs >= 1 else None
-            distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part, known)
+            distillation = Distillation(settings, key_of(label), model, checkpoint, prepared, taught_by, theirs, part, known)
             objective = distillation_objective(distillation, context).to(computing_device())
         insert(model, scales, group, settings.scales, settings.scale_learning_rate)
         training = Training.of(
@@ -158,7 +157,7 @@ def learn(
             depends=settings.model_dump(mode="json"),
             **selected,
         )
-        with changed_by_low_rank(model, settings.lora, context.seed, setting_keys(label).key):
+        with changed_by_low_rank(model, settings.lora, context.seed, key_of(label)):
             history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 

@@ -61,6 +61,18 @@ MALFORMED = [
         "- distill: {losses: [{name: minilm, wieght: 2}]}\n  - quantize:",
         ["stages.distill.losses.0.wieght", "allowed: weight, steps, name", "did you mean 'weight'"],
     ),
+    (
+        "unknown loss of a stage that learns from a teacher",
+        "{mode: ptq}",
+        "{mode: qat, qat: {losses: [{name: hiden}]}}",
+        ["stages.quantize.qat.losses.0", "'hiden'", "'hidden'"],
+    ),
+    (
+        "unknown key of a loss of such a stage",
+        "{mode: ptq}",
+        "{mode: qat, qat: {losses: [{name: minilm, layer: 2}]}}",
+        ["stages.quantize.qat.losses.0.layer", "unknown key"],
+    ),
     ("unknown task", "image-classification", "image-clasification", ["task", "'image-clasification'"]),
     ("unknown stage", "- quantize:", "- quantise:", ["stages[1]", "'quantise'", "did you mean 'quantize'"]),
     ("two keys in a stage", "- export: {}", "- {export: {}, quantize: {}}", ["stages[2]", "one key"]),

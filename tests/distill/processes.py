@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from distill.distill import Distill
-from distill.injected import Injected
 from foundation.artifacts.artifact import Artifact
 from foundation.core.forms import candidates
 from foundation.core.forms.next_token import labels_of
@@ -335,7 +334,7 @@ def context_of(folder: Path, kind: str, scratch: Path, team: Team, parallel: Par
     task: Task = "text-generation" if words else "reranking" if ordered else "text-classification"
     length = tiny_language_models.LENGTH if words else LENGTHS.get(kind, 16)
     task, length = (rows_together.task_of(kind), sentiment.LENGTH) if vectors else (task, length)
-    return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel, losses=Injected())
+    return Context(task, data, length, target, 0, told, mine, known, teachers=(baseline,), team=team, parallel=parallel)
 
 
 def of_lengths(num_rows: int, seed: int) -> Split:

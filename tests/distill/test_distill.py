@@ -15,17 +15,17 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from distill import objective
 from distill.choices import Student
 from distill.distill import Distill
 from distill.rows import chosen_rows
-from distill.teacher import match_inputs
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
+from foundation.training.distillation import objective
+from foundation.training.distillation.teacher import match_inputs
 from foundation.training.train import Batch
 from tests.distill.conftest import WORDS
 from tests.tiny_recipes import tiny_vit
@@ -143,13 +143,13 @@ def test_a_killed_run_continues_to_equal_bits(
 
 
 def test_kept_answers_are_those_of_the_teacher(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
-    from distill import steps
+    from foundation.training.distillation import assembly
 
     cached = distill(make_context(), tmp_path / "cached", epochs=2)
     [file] = (tmp_path / "scratch").glob("teacher-*/logits.safetensors")
     again = distill(make_context(), tmp_path / "again", epochs=2)
     assert f"reading cached teacher logits from {file.parent}" in "".join(told.lines)
-    monkeypatch.setattr(steps, "CACHE_BYTES", 1)
+    monkeypatch.setattr(assembly, "CACHE_BYTES", 1)
     live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", epochs=2)
     assert (cached["teacher_logits"], live["teacher_logits"]) == ("cached", "live")
     assert cached["losses"] == again["losses"]
@@ -307,12 +307,12 @@ def test_work_counts_student_and_teacher(make_context: Contexts) -> None:
 def test_answers_are_kept_where_nothing_else_is_wanted(
     changes: Any, expected: str, make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distill import steps
+    from foundation.training.distillation import assembly
 
     figures = distill(make_context(), tmp_path / "out", **changes)
     assert figures["teacher_logits"] == expected
     assert len(list((tmp_path / "scratch").glob("teacher-*"))) == (expected == "cached")
-    monkeypatch.setattr(steps, "CACHE_BYTES", 1)
+    monkeypatch.setattr(assembly, "CACHE_BYTES", 1)
     live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", **changes)
     assert figures["losses"][0]["loss"] == pytest.approx(live["losses"][0]["loss"], rel=5e-3)
 

@@ -10,18 +10,18 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from distill.capture import Capture, Wanted
 from distill.choices import Student
 from distill.distill import Distill
-from distill.layer_maps import pairs
-from distill.losses.hidden import Hidden, distance
-from distill.losses.loss import LossInputs, Setting, Shape
 from distill.student import build, student_config, take_layers
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.models.checkpoint import load, load_float
 from foundation.models.encoder_decoder import answered
 from foundation.models.inputs.padding import read_by_decoder
+from foundation.training.distillation.capture import Capture, Wanted
+from foundation.training.distillation.layer_maps import pairs
+from foundation.training.losses.distillation.hidden import Hidden, distance
+from foundation.training.losses.distillation.loss import LossInputs, Setting, Shape
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, PAD, checkpoint, context, preprocessor, sources
 from tests.prune.test_encoder_decoder import features, logits, without_layers
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from distill.distill import Distill
-from distill.ensemble import shares
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward, freeze
 from foundation.stage.context import Context
+from foundation.training.distillation.ensemble import shares
 from foundation.training.losses.classes import ClassLoss
 from foundation.training.losses.value import ValueLoss
 from foundation.training.rows import Rows

@@ -12,19 +12,19 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from distill.capture import Capture
 from distill.distill import Distill
-from distill.losses.loss import Setting, Shape
-from distill.losses.soft_target import SoftTarget
-from distill.objective import Objective
 from distill.student import take_layers
-from distill.teacher import Pair, Teacher
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward, freeze
 from foundation.stage.context import Context
+from foundation.training.distillation.capture import Capture
+from foundation.training.distillation.objective import Objective
+from foundation.training.distillation.teacher import Pair, Teacher
+from foundation.training.losses.distillation.loss import Setting, Shape
+from foundation.training.losses.distillation.soft_target import SoftTarget
 from foundation.training.rows import Rows
 from foundation.training.train import Batch
 from tests.foundation import tiny_gpt

@@ -11,14 +11,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from distill.capture import Capture
 from distill.distill import Distill
-from distill.losses.loss import Setting, Shape
-from distill.losses.soft_target import SoftTarget
-from distill.objective import Objective
 from distill.on_policy import OnPolicy, Sampling
 from distill.student import take_layers
-from distill.teacher import Pair, Teacher
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.forms.next_token import IGNORED, labels_of
@@ -29,6 +24,11 @@ from foundation.models.checkpoint import load
 from foundation.models.forward import forward, freeze
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import TokenPair
+from foundation.training.distillation.capture import Capture
+from foundation.training.distillation.objective import Objective
+from foundation.training.distillation.teacher import Pair, Teacher
+from foundation.training.losses.distillation.loss import Setting, Shape
+from foundation.training.losses.distillation.soft_target import SoftTarget
 from foundation.training.rows import Rows
 from foundation.training.train import Batch
 from tests.export.generation.tiny_encoder_decoders import EOS, checkpoint, preprocessor, sources

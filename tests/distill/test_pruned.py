@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from distill.distill import Distill
-from distill.losses.loss import Shape
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.models.architecture.shapes import remade, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.stage.context import Context
+from foundation.training.losses.distillation.loss import Shape
 
 pytestmark = pytest.mark.whole
 

@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from distill import sequences
 from distill.distill import Distill
-from distill.injected import Injected
 from distill.sequences import Sequences, with_answers
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -103,9 +102,7 @@ def test_answers_that_are_there_are_not_found_again(tmp_path: Path, monkeypatch:
 def test_a_student_learns_the_answers_of_its_teacher(tmp_path: Path) -> None:
     data = Data(split(60), split(10, 1), split(10, 2), ())
     teacher = Artifact(checkpoint("t5"), {"id": "baseline", "digest": "t5", "stage": "model"})
-    context = Context(
-        "text-to-text", data, LENGTH, Target(sequence_lengths=(LENGTH,)), 0, PROGRESS, tmp_path / "scratch", losses=Injected()
-    )
+    context = Context("text-to-text", data, LENGTH, Target(sequence_lengths=(LENGTH,)), 0, PROGRESS, tmp_path / "scratch")
     context = Context(**{**vars(context), "teachers": (teacher,), "checkpoints": {"baseline": teacher}})
     settings = {"student": {"config": {"num_layers": 1, "num_decoder_layers": 1}}, "loss": "hard_target", "sequences": {"beams": 1}}
     (tmp_path / "out").mkdir()
@@ -192,9 +189,7 @@ def test_a_decoder_learns_how_its_teacher_goes_on(tmp_path: Path) -> None:
     teacher = Artifact(tiny_gpt.checkpoint(), {"id": "baseline", "digest": "gpt2", "stage": "model"})
     data = tiny_gpt.data()
     data = replace(data, train=data.train.take(range(64)), selection=data.selection.take(range(8)))
-    context = Context(
-        "text-generation", data, tiny_gpt.LENGTH, Target(sequence_lengths=(8,)), 0, PROGRESS, tmp_path / "scratch", losses=Injected()
-    )
+    context = Context("text-generation", data, tiny_gpt.LENGTH, Target(sequence_lengths=(8,)), 0, PROGRESS, tmp_path / "scratch")
     context = replace(context, teachers=(teacher,), checkpoints={"baseline": teacher})
     settings = {"student": {"layers": 1}, "loss": "hard_target", "sequences": {"beams": 1}, "keep": "last"}
     stage = Distill(**settings, epochs=4, learning_rate=1e-2, batch_size=8)  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ def test_the_teacher_of_whole_epochs_runs_once_for_all_runs_of_a_store(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from foundation.training import teacher_logits as module
-    from foundation.training.distilled import Distilled
+    from foundation.training.distillation.distilled import Distilled
 
     context = replace(make_context(), shared=tmp_path / "run" / "stages")
     stage = Prune(**{**QUICK, "recover": {**TRAINED, "epochs": 2}})

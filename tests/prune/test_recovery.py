@@ -18,7 +18,7 @@ from foundation.models.architecture.blocks import between_blocks, blocks_of
 from foundation.models.architecture.origin import Origin
 from foundation.models.architecture.structure import Structure
 from foundation.stage.context import Context
-from foundation.training.distilled import Distilled
+from foundation.training.distillation.distilled import Distilled
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch
 from prune.choices import Recover

@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from distill.injected import Injected
-from distill.presets import PRESETS
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.models.architecture.origin import Origin, same_shape
@@ -23,8 +21,9 @@ from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
-from foundation.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
-from foundation.training.distilled import distillation_objective
+from foundation.training.distillation.distilled import Distillation, distillation_objective
+from foundation.training.distillation.settings import DistillationSettings
+from foundation.training.losses.distillation.presets import PRESETS, LossName
 from foundation.training.train import Batch
 from prune.choices import Recover
 from prune.prune import Prune
@@ -36,7 +35,7 @@ from tests.prune.small_runs import pruned
 pytestmark = pytest.mark.whole
 
 KEY = "stages.prune"
-ASKED = SettingKeys("prune", f"{KEY}.recover", f"{KEY}.teacher")
+SECTION = f"{KEY}.recover"
 OF_OTHERS = ("logit_standardization", "similarity", "projected", "margin_mse")
 NAMES: list[LossName] = [name for name in get_args(LossName) if name not in OF_OTHERS]
 """Without the one that is a setting, and those for vectors or candidates alone."""
@@ -45,12 +44,12 @@ QUICK: dict[str, Any] = {"rows": 16, "multiple_of": 4, "allocation": "global", "
 
 @pytest.fixture
 def context(make_context: Callable[..., Context]) -> Context:
-    return replace(make_context(), losses=Injected())
+    return make_context()
 
 
 def objective_of(settings: DistillationSettings, student: nn.Module, folder: Path, origin: Origin | None, context: Context) -> Any:
     prepared = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
-    return distillation_objective(Distillation(settings, ASKED, student, folder, prepared, load(folder), prepared, origin), context)
+    return distillation_objective(Distillation(settings, SECTION, student, folder, prepared, load(folder), prepared, origin), context)
 
 
 def batch_of(folder: Path, context: Context, num: int = 4) -> Batch:
@@ -200,7 +199,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
     with pytest.raises(InputError, match=r"stages.prune.teacher: distill tokenizes the rows differently than the student"):
-        distillation_objective(Distillation(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
+        distillation_objective(Distillation(settings, SECTION, load(folder), folder, student, load(other), theirs, None), run)
 
 
 def test_masks_and_zeros_are_learned_from_them_too(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
@@ -268,9 +267,6 @@ def test_what_contradicts_itself_is_refused(given: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ([{"name": "minilmm"}], r"stages.prune.recover.losses.0: .*minilmm.*"),
-        ([{"name": "minilm", "layer": 2}], r"stages.prune.recover.losses.0.layer: unknown key; allowed: weight, steps, name"),
-        ([{"name": "hidden", "weight": -1}], r"stages.prune.recover.losses.0.weight: -1 given"),
         (
             [{"name": "hidden", "layers": [1, 7]}],
             r"stages.prune.recover.losses\[0\].layers: \[1, 7\] given; give at most 3 layers, each from 1 to 3",

@@ -21,7 +21,7 @@ from foundation.models.checkpoint import load
 from foundation.models.forward import forward
 from foundation.schemes.checkpoint import load_quantization
 from foundation.stage.context import Context
-from foundation.training.distilled import Distilled
+from foundation.training.distillation.distilled import Distilled
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch
 from quantize.budget import Budget

@@ -77,7 +77,7 @@ class AnswerLoss(ABC):
         return share_b * self.labelled(logits, first) + (1 - share_b) * self.labelled(logits, second)
 
     def averaged(self, logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
-        """Returns logits with the averaged probabilities of several models at a temperature, float32 `[..., C]`; see `distill.ensemble`.
+        """Returns logits with averaged probabilities of several models, float32 `[..., C]` (`foundation.training.distillation.ensemble`).
 
         Args:
             logits: Logits of each model, float32 `[..., C]`.

@@ -14,7 +14,6 @@ import torch
 import transformers
 from torch import nn
 
-from distill.injected import Injected
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
 from foundation.artifacts.artifact import Artifact
 from foundation.core.forms.next_token import labels_of
@@ -160,5 +159,5 @@ def context(kind: str, folder: Path) -> Context:
     """Returns what stages share: 40 pairs to learn from, and the float checkpoint as the teacher."""
     teacher = Artifact(checkpoint(kind), {"id": "baseline", "digest": kind, "stage": "model"})
     data, target = Data(split(40), split(8, 1), split(8, 2), ()), Target(sequence_lengths=(LENGTH,))
-    made = Context("text-to-text", data, LENGTH, target, 0, ConsoleProgress("silent"), folder / "scratch", losses=Injected())
+    made = Context("text-to-text", data, LENGTH, target, 0, ConsoleProgress("silent"), folder / "scratch")
     return replace(made, teachers=(teacher,), checkpoints={"baseline": teacher})

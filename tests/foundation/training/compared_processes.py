@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill.capture import Captured
-from distill.losses.loss import LossInputs, Setting, Shape
-from distill.losses.relational import Relational
 from foundation.core.forms import text_groups
 from foundation.core.runs import equal
 from foundation.machine.parallel import ALONE, Team, joined
 from foundation.machine.sharding import full, shard
 from foundation.training.dealing import Dealing
+from foundation.training.distillation.capture import Captured
 from foundation.training.engine import Engine
 from foundation.training.gathered import NO_ROW
 from foundation.training.grad_cache import GradCache
+from foundation.training.losses.distillation.loss import LossInputs, Setting, Shape
+from foundation.training.losses.distillation.relational import Relational
 from foundation.training.supervised import supervised
 from foundation.training.train import Batch
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foundation.core.forms.next_token import IGNORED
 from foundation.core.tasks import Task
-from foundation.training.distilled import TEMPERATURE
+from foundation.training.distillation.distilled import TEMPERATURE
 from foundation.training.losses.classes import ClassLoss
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from distill.injected import Injected
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
@@ -35,7 +34,7 @@ def convnext(tmp_path: Path) -> Artifact:
 def context(convnext: Artifact, tmp_path: Path) -> Context:
     data = Data(images(40, 0), images(10, 1), images(10, 2), ("dark", "bright"))
     made = Context("image-classification", data, 24, Target(), 0, Told(), tmp_path / "scratch")
-    return replace(made, losses=Injected(), teachers=(convnext,))
+    return replace(made, teachers=(convnext,))
 
 
 @pytest.mark.parametrize("method", ["magnitude", "lasso"])

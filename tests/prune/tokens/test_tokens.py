@@ -19,7 +19,6 @@ from sklearn.linear_model import Ridge
 
 from compress.pipeline import run
 from distill.distill import Distill
-from distill.injected import Injected
 from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
@@ -142,7 +141,7 @@ def test_a_task_with_an_answer_for_each_token_is_refused(make_model: Callable[..
 def test_nothing_is_trained_before_a_model_is_refused(checkpoint: Callable[..., Path], make_context: Callable[..., Context]) -> None:
     folder = checkpoint("bert", position_embedding_type="absolute")
     config = load(folder).config
-    context = replace(make_context(folder), losses=Injected())
+    context = replace(make_context(folder))
     Prune(tokens=(0.5,), **BRIEF).check(config, config, context)
     with pytest.raises(InputError, match="4 shares given for a model of 3 layers"):
         Prune(tokens=(0.5, 0.4, 0.3, 0.2), **BRIEF).check(config, config, context)

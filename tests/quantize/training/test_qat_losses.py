@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from distill.injected import Injected
 from foundation.artifacts.artifact import Artifact, write_json
 from foundation.core.errors import InputError
 from foundation.data.splits import Split
@@ -25,15 +24,15 @@ from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.importing import import_model
 from foundation.stage.context import Context
-from foundation.stage.distillation import Distillation, LossName
-from foundation.training.distilled import distillation_objective
+from foundation.training.distillation.distilled import Distillation, distillation_objective
+from foundation.training.losses.distillation.presets import LossName
 from foundation.training.train import Batch
 from quantize.choices import Qat
 from quantize.in_memory import quantize_in_memory
 from quantize.quantize import Quantize
 from quantize.steps import Steps
 from quantize.training.linear import QatLinear
-from quantize.training.qat import insert, learn, setting_keys
+from quantize.training.qat import insert, key_of, learn
 from tests.quantize.training.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole
@@ -47,7 +46,7 @@ QUICK: dict[str, Any] = {"epochs": 0.1, "batch_size": 8, "learning_rate": 1e-3, 
 @pytest.fixture
 def run(context: Context, bert: Artifact) -> Context:
     teacher = Artifact(bert.path, {"id": "baseline", "digest": "0" * 64})
-    return replace(context, losses=Injected(), checkpoints={"baseline": teacher}, teachers=(teacher,))
+    return replace(context, checkpoints={"baseline": teacher}, teachers=(teacher,))
 
 
 @pytest.mark.parametrize("loss", NAMES)
@@ -87,7 +86,7 @@ def test_a_model_that_differs_from_stage_to_stage_trains_too(image_context: Cont
     config = {"model_type": "convnext", "num_channels": 1, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": 64}
     import_model(ModelConfig(config=config, init="random", task="image-classification"), ("dark", "bright"), 0, tmp_path)
     made = Artifact(tmp_path, {"id": "baseline", "digest": "0" * 64})
-    run = replace(image_context, losses=Injected(), teachers=(made,), scratch=tmp_path / "scratch")
+    run = replace(image_context, teachers=(made,), scratch=tmp_path / "scratch")
     found: Any = load(made.path).config
     assert not same_shape(found, found)
     for loss in (None, "soft_target"):
@@ -103,7 +102,7 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     prepared = Checkpoint(bert.path).preprocessor(run.task, run.max_length, run.target)
     insert(model, scales, group_of(scales))
     settings = Qat(losses=({"name": "hidden"},))
-    distillation = Distillation(settings, setting_keys("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
+    distillation = Distillation(settings, key_of("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
     objective: Any = distillation_objective(distillation, run)
     labels = torch.from_numpy(run.data.train.labels[:8])
     with torch.no_grad():
@@ -124,7 +123,7 @@ def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
     prepared, theirs = (Checkpoint(folder).preprocessor(context.task, context.max_length, context.target) for folder in (student, teacher))
     model, split = load(teacher), context.data.train
     objective: Any = distillation_objective(
-        Distillation(Qat(), setting_keys("quantize"), load(student), student, prepared, model, theirs, None), context
+        Distillation(Qat(), key_of("quantize"), load(student), student, prepared, model, theirs, None), context
     )
     given, own = ({name: torch.from_numpy(value) for name, value in each.encode(split.rows[:4], 0).items()} for each in (prepared, theirs))
     found = objective.answers(Batch(given, torch.from_numpy(split.labels[:4]), np.arange(4), 0, 1))

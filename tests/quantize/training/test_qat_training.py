@@ -23,7 +23,7 @@ from foundation.models.forward import forward, linears
 from foundation.schemes.checkpoint import apply_quantization, save_quantization
 from foundation.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from foundation.stage.context import Context
-from foundation.training.distilled import Distilled
+from foundation.training.distillation.distilled import Distilled
 from foundation.training.losses.table import losses_of
 from foundation.training.train import Batch, TrainConfig, Training, train
 from quantize.choices import Qat

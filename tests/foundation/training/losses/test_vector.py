@@ -20,7 +20,7 @@ from foundation.core.spread import spread
 from foundation.data.splits import Data, Split
 from foundation.measure.closeness import spread_rows
 from foundation.training.allowed import check_together
-from foundation.training.distilled import Distilled
+from foundation.training.distillation.distilled import Distilled
 from foundation.training.finetune import Finetune
 from foundation.training.losses.table import losses_of
 from foundation.training.losses.vector import pair_loss, vector_distance

@@ -1,0 +1,1 @@
+"""Training against a teacher: settings, what is captured of both models, and the objective."""
