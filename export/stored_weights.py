@@ -12,7 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import onnx
+    import openvino
 
 ONNX_INTEGERS = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
 ONNX_SCALED = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, "GatherBlockQuantized": 2, "GroupQueryAttention": 5}
@@ -58,7 +62,7 @@ def _of_onnx(path: Path) -> Iterator[Weight]:
             yield Weight(sizes.get(tensor.name, math.prod(tensor.dims)), kind in ONNX_INTEGERS)
 
 
-def attribute(node: Any, name: str) -> int:
+def attribute(node: onnx.NodeProto, name: str) -> int:
     """Returns an attribute of an ONNX node that is a number."""
     return next(int(one.i) for one in node.attribute if one.name == name)
 
@@ -73,7 +77,7 @@ def _of_openvino(path: Path) -> Iterator[Weight]:
                 yield Weight(math.prod(shape), not kind.is_real())
 
 
-def _scales(node: Any) -> bool:
+def _scales(node: openvino.Node) -> bool:
     """Whether a constant of an IR is a scale or a zero point."""
     for target in (target for value in node.outputs() for target in value.get_target_inputs()):
         kind = target.get_node().get_type_name()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
@@ -33,6 +33,9 @@ from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SchemeFacts, of_precision, weight_only
 from foundation.standalone.onnx_decoder import session_options
+
+if TYPE_CHECKING:
+    import onnx
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
@@ -173,7 +176,7 @@ class OnnxRuntime:
         values = session.run(list(tensors), dict(features))
         return {name: _codes(value) if name in quantized else value for name, value in zip(tensors, values, strict=True)}
 
-    def _optimized_graph(self) -> Any:
+    def _optimized_graph(self) -> onnx.GraphProto:
         with tempfile.TemporaryDirectory() as folder:
             options = session_options(properties(self._spec.threads))
             options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))

@@ -218,7 +218,7 @@ class OpenVino:
 class RuntimeLayer:
     """What the runtime model says of one layer."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: openvino.Node) -> None:
         info = {key: str(node.get_rt_info()[key].value) for key in ("layerType", "runtimePrecision", "originalLayersNames")}
         inputs = node.input_values()
         self.is_gemm, self.is_fused = info["layerType"] in GEMM_LAYERS, info["layerType"] in FUSED_LAYERS
@@ -283,7 +283,7 @@ def _widest(types: Sequence[str]) -> str:
     return next((precision for precision in ("f32", "bf16", "f16") if precision in types), types[0])
 
 
-def _dequantized(codes: Any) -> tuple[Any, NDArray[np.float32]] | None:
+def _dequantized(codes: openvino.Output) -> tuple[openvino.Output, NDArray[np.float32]] | None:
     """Returns the tensor that the codes of a convolution's input are dequantized to, and its scale; None for any other tensor.
 
     As an output, int8 codes would stay signed. The convolution of the model itself reads them plus 128, as uint8. With signed inputs oneDNN

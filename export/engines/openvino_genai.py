@@ -33,7 +33,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino
@@ -54,6 +54,9 @@ from foundation.standalone.draft_folder import with_stand_in
 from foundation.standalone.language_text import LanguageText
 from foundation.standalone.openvino_request import Request
 from foundation.standalone.stretches import read_again_at, stretches
+
+if TYPE_CHECKING:
+    import openvino_genai
 
 FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
@@ -179,11 +182,11 @@ class OpenVinoGenai:
         return answered(prompts, decoding, told or (lambda number, tokens: None))
 
     @cached_property
-    def _model(self) -> Any:
+    def _model(self) -> openvino.Model:
         return openvino.Core().read_model(self._spec.path)
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _compiled(self) -> openvino.CompiledModel:
         return openvino.Core().compile_model(self._model, "CPU", self._compile_properties)
 
     @cached_property
@@ -204,7 +207,7 @@ class OpenVinoGenai:
         )
 
     @cached_property
-    def _paged_pipeline(self) -> Any:
+    def _paged_pipeline(self) -> openvino_genai.ContinuousBatchingPipeline:
         import openvino_genai
 
         folder, scheduler, speculation = Path(self._spec.path).parent, openvino_genai.SchedulerConfig(), self._spec.speculation
@@ -221,7 +224,7 @@ class OpenVinoGenai:
         return read_again_at(Path(self._spec.path).parent)
 
     @cached_property
-    def _stateful_pipeline(self) -> Any:
+    def _stateful_pipeline(self) -> openvino_genai.LLMPipeline:
         import openvino_genai
 
         return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
@@ -254,7 +257,7 @@ class OpenVinoGenai:
         return LanguageText.load(Path(self._spec.path).parent)
 
     @cached_property
-    def _of_model(self) -> Any:
+    def _of_model(self) -> openvino_genai.GenerationConfig:
         """GenAI's config of the model; a pipeline to which tokens are proposed does not know it."""
         import openvino_genai
 
@@ -351,7 +354,9 @@ def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer
     return replace(answer, proposed=proposed, accepted=len(tokens) - len(kept))
 
 
-def generation_config(decoding: Decoding, of_model: Any, speculation: Speculation | None = None) -> Any:
+def generation_config(
+    decoding: Decoding, of_model: openvino_genai.GenerationConfig, speculation: Speculation | None = None
+) -> openvino_genai.GenerationConfig:
     """Returns the settings in GenAI's words.
 
     Args:
@@ -401,17 +406,17 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
     return config
 
 
-def end_tokens(of_model: Any) -> tuple[int, ...]:
+def end_tokens(of_model: openvino_genai.GenerationConfig) -> tuple[int, ...]:
     """Returns the end tokens of a model, given GenAI's config of it."""
     return tuple(token for token in (*of_model.stop_token_ids, of_model.eos_token_id) if token >= 0)
 
 
-def _own_ends(decoding: Decoding, of_model: Any) -> frozenset[int]:
+def _own_ends(decoding: Decoding, of_model: openvino_genai.GenerationConfig) -> frozenset[int]:
     """Returns the tokens that end an answer."""
     return frozenset((*decoding.stop_tokens, *(() if decoding.ignore_end else end_tokens(of_model))))
 
 
-def _tensor(prompt: NDArray[np.int32]) -> Any:
+def _tensor(prompt: NDArray[np.int32]) -> openvino.Tensor:
     return openvino.Tensor(np.ascontiguousarray(prompt, np.int64)[None])
 
 

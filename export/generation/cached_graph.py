@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino
@@ -129,7 +129,7 @@ def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     return [(one.shape[1], one.shape[3]) for layer in cache.layers for one in (layer.keys, layer.values)]
 
 
-def name_values(values: Sequence[Any], names: Sequence[str]) -> None:
+def name_values(values: Sequence[openvino.Output], names: Sequence[str]) -> None:
     """Names inputs or outputs, which the trace lists in the order of the traced `forward`."""
     for value, name in zip(values, names, strict=True):
         value.get_tensor().set_names({name})
@@ -142,6 +142,7 @@ def start_empty(graph: openvino.Model) -> None:
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             _, heads, _, size = node.get_output_partial_shape(0)
-            parts: list[Any] = [batch, *(ops.constant([axis], dtype=np.int64) for axis in (heads.get_length(), 0, size.get_length()))]
+            axes = heads.get_length(), 0, size.get_length()
+            parts: list[openvino.Node] = [batch, *(ops.constant([axis], dtype=np.int64) for axis in axes)]
             node.set_arguments([ops.broadcast(ops.constant(0.0, dtype=np.float32), ops.concat(parts, axis=0))])
     graph.validate_nodes_and_infer_types()

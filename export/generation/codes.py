@@ -33,6 +33,7 @@ import torch
 from openvino import opset15 as ops
 from torch import Tensor
 
+from foundation.core.arrays import Array
 from foundation.schemes.int4 import LOW, Int4Scales
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
 from foundation.schemes.int8_weights import WeightScales
@@ -81,12 +82,12 @@ def insert_tables(graph: openvino.Model, tables: Mapping[str, Tensor]) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def table_constants(graph: openvino.Model, scale_V: Tensor) -> list[Any]:
+def table_constants(graph: openvino.Model, scale_V: Tensor) -> list[openvino.Node]:
     """Returns the constants of a graph that are tables on the grid of these scales."""
     return [node for node in graph.get_ops() if node.get_type_name() == "Constant" and _holds_table(node, scale_V)]
 
 
-def _holds_table(node: Any, scale_V: Tensor) -> bool:
+def _holds_table(node: openvino.Node, scale_V: Tensor) -> bool:
     """Whether a constant is a table on the grid of these scales."""
     shape = list(node.get_output_shape(0))
     if len(shape) != 2 or shape[0] != len(scale_V) or not node.get_element_type().is_real():
@@ -109,7 +110,7 @@ def module_of(node: str) -> str:
     return node.partition("/")[0].removeprefix("__module.model.")
 
 
-def _insert(product: Any, name: str, scales: Scales, inputs: _Inputs) -> None:
+def _insert(product: openvino.Node, name: str, scales: Scales, inputs: _Inputs) -> None:
     attributes, constant = product.get_attributes(), product.input_value(1).get_node()
     assert attributes["transpose_b"], f"{name}: the trace gives weights as [O, I]"
     weight_OI = torch.from_numpy(np.array(constant.data, np.float32))
@@ -131,11 +132,11 @@ class _Inputs:
     """What quantized layers multiply; layers that read one tensor with one scale share its rounding."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], Any] = {}
+        self._made: dict[tuple[object, ...], openvino.Output] = {}
 
-    def of(self, value: Any, scales: LayerScales | DynamicScales) -> Any:
+    def of(self, value: openvino.Output, scales: LayerScales | DynamicScales) -> openvino.Output:
         """Returns the input of a layer, divided by its smoothing vector if it has one, and rounded where its scale is fixed."""
-        source: tuple[Any, ...] = value.get_node().get_friendly_name(), value.get_index()
+        source: tuple[object, ...] = value.get_node().get_friendly_name(), value.get_index()
         smooth, step = scales.input_smooth, scales.input_scale if isinstance(scales, LayerScales) else None
         if smooth is not None:
             factor_I = smooth.reciprocal().numpy()
@@ -143,13 +144,13 @@ class _Inputs:
             value = self._once(source, lambda: ops.multiply(value, _constant(factor_I)))
         return value if step is None else self._once((*source, step.item()), lambda: rounded(value, step.item()))
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _once(self, key: tuple[object, ...], make: Callable[[], openvino.Node]) -> openvino.Output:
         if key not in self._made:
             self._made[key] = make().output(0)
         return self._made[key]
 
 
-def rounded(value: Any, step: float) -> Any:
+def rounded(value: openvino.Output, step: float) -> openvino.Node:
     """Returns a float32 tensor rounded to static int8 codes times `step`, with the codes of `foundation.schemes.int8.quantize`.
 
     x * (1 / s) may differ from the x / s of torch in the last place of float32; nothing coarser comes between.
@@ -164,7 +165,7 @@ def rounded(value: Any, step: float) -> Any:
     return ops.fake_quantize(codes, low, high, lowest, highest, ACTIVATION_HIGH - ACTIVATION_LOW + 1)
 
 
-def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> Any:
+def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> openvino.Node:
     """Returns the weight float32 [O, I] of int4 codes in groups of equal width."""
     outputs, inputs = codes_OI.shape
     width = math.gcd(scales.group_size, inputs)
@@ -179,7 +180,7 @@ def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> Any:
     return ops.reshape(grouped, ops.constant([outputs, inputs], dtype=np.int64), special_zero=False)
 
 
-def _packed(codes: Tensor, kind: openvino.Type) -> Any:
+def _packed(codes: Tensor, kind: openvino.Type) -> openvino.Node:
     """Returns a constant of 4-bit numbers: two a byte, the first in the low half."""
     flat = np.pad(codes.numpy().reshape(-1), (0, codes.numel() % 2))
     pairs = flat.reshape(-1, 2).view(np.uint8) & 0xF
@@ -188,12 +189,12 @@ def _packed(codes: Tensor, kind: openvino.Type) -> Any:
     return ops.constant(tensor, shared_memory=False)  # shared, it would point at memory that is freed
 
 
-def _multiplied(codes: Any, scale: Tensor, zero_point: Any = None) -> Any:
+def _multiplied(codes: openvino.Node, scale: Tensor, zero_point: openvino.Node | None = None) -> openvino.Node:
     steps = ops.convert(codes, np.float32)
     if zero_point is not None:
         steps = ops.subtract(steps, ops.convert(zero_point, np.float32))
     return ops.multiply(steps, _constant(scale.numpy()))
 
 
-def _constant(array: Any) -> Any:
+def _constant(array: Array | np.generic) -> openvino.Node:
     return ops.constant(np.ascontiguousarray(array), shared_memory=False)

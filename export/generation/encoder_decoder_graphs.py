@@ -25,7 +25,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import openvino
 import torch
@@ -97,7 +97,7 @@ class _Encoder(nn.Module):
 class _Taken(DynamicLayer):  # type: ignore[misc]
     """A layer that takes its first keys and values as they are; the usual one joins them to an empty tensor, which has no trace."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Keeps keys and values."""
         self.keys, self.values, self.is_initialized = key_states, value_states, True
         return key_states, value_states
@@ -172,7 +172,7 @@ def _finish_decoder(graph: openvino.Model, cross: Sequence[tuple[int, int]], own
     start_empty(graph)
 
 
-def _open_axes(values: Iterable[Any]) -> None:
+def _open_axes(values: Iterable[openvino.Output]) -> None:
     for value in values:
         value.get_node().set_partial_shape(openvino.PartialShape([-1] * len(value.partial_shape)))
 

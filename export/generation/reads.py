@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openvino
 
@@ -40,7 +39,7 @@ def reads_per_token(model: Path, float_precision: str, cache_precision: str) -> 
     return {"weight_bytes": bits // 8, "cache_bytes_per_token": values * BITS[cache_precision] // 8}
 
 
-def _bits(constant: Any, float_bits: int, is_static: bool) -> int:
+def _bits(constant: openvino.Node, float_bits: int, is_static: bool) -> int:
     """Returns the bits of a constant that are read for each token.
 
     Args:
@@ -57,7 +56,7 @@ def _bits(constant: Any, float_bits: int, is_static: bool) -> int:
     return int(count) * (kind.bitwidth if kept else float_bits)
 
 
-def _readers(node: Any) -> Iterator[Any]:
+def _readers(node: openvino.Node) -> Iterator[openvino.Node]:
     """Yields what reads a constant, past what stands between stored integers and their product."""
     for reader in (target.get_node() for value in node.outputs() for target in value.get_target_inputs()):
         if reader.get_type_name() in BETWEEN:

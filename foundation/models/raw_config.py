@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
@@ -41,7 +41,7 @@ OUTPUTS = {"output_attentions", "output_hidden_states", "return_dict", "torchscr
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
-def check_raw(raw: Mapping[str, Any], default: Mapping[str, Any], where: str) -> None:
+def check_raw(raw: Mapping[str, object], default: Mapping[str, object], where: str) -> None:
     """Checks numbers and implementations.
 
     Args:
@@ -68,12 +68,12 @@ def check_raw(raw: Mapping[str, Any], default: Mapping[str, Any], where: str) ->
         raise InputError(*problems)
 
 
-def without_outputs(raw: Mapping[str, Any]) -> dict[str, Any]:
+def without_outputs(raw: Mapping[str, object]) -> dict[str, Any]:
     """Returns the contents of a config.json, checked by `check_raw`, without the keys in `OUTPUTS`, in the configs inside it too."""
     return {name: without_outputs(value) if isinstance(value, dict) else value for name, value in raw.items() if name not in OUTPUTS}
 
 
-def check_labels(names: Mapping[int, Any], where: str) -> tuple[str, ...]:
+def check_labels(names: Mapping[int, object], where: str) -> tuple[str, ...]:
     """Returns the class names of an id2label by id.
 
     Args:
@@ -86,21 +86,26 @@ def check_labels(names: Mapping[int, Any], where: str) -> tuple[str, ...]:
     if sorted(names) != list(range(len(names))):
         raise InputError(f"{where}: id2label has the ids {shown(sorted(names))}; {len(names)} labels need 0 to {len(names) - 1}")
     ordered = [names[index] for index in range(len(names))]
-    wrong = [name for name in ordered if not isinstance(name, str) or not name.strip() or not name.isprintable()]
-    if wrong:
-        raise InputError(f"{where}: id2label has the name {shown(wrong[0])}; text without control characters is allowed")
-    folded = [name.strip() for name in ordered]
+    texts = [name for name in ordered if _is_name(name)]
+    if len(texts) < len(ordered):
+        wrong = next(name for name in ordered if not _is_name(name))
+        raise InputError(f"{where}: id2label has the name {shown(wrong)}; text without control characters is allowed")
+    folded = [name.strip() for name in texts]
     again = next((name for position, name in enumerate(folded) if name in set(folded[:position])), None) if _repeats(folded) else None
     if again is not None:
         raise InputError(f"{where}: id2label names several classes {shown(again)}; give each its own name, or give model.head: new")
-    return tuple(ordered)
+    return tuple(texts)
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and bool(name.strip()) and name.isprintable()
 
 
 def _repeats(names: list[str]) -> bool:
     return len(set(names)) < len(names)
 
 
-def _problems(value: Any, default: Any, where: str, depth: int) -> Iterator[str]:
+def _problems(value: object, default: object, where: str, depth: int) -> Iterator[str]:
     if depth > DEEPEST:
         yield f"{where}: config.json is nested more than {DEEPEST} levels deep"
         return
@@ -115,7 +120,7 @@ def _problems(value: Any, default: Any, where: str, depth: int) -> Iterator[str]
             yield from _values(str(name), inner, known, where, depth)
 
 
-def _values(name: str, value: Any, default: Any, where: str, depth: int) -> Iterator[str]:
+def _values(name: str, value: object, default: object, where: str, depth: int) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield from _problems(value, default, where, depth + 1)
     elif isinstance(value, list) and depth <= DEEPEST:
@@ -129,7 +134,7 @@ def _values(name: str, value: Any, default: Any, where: str, depth: int) -> Iter
             yield f"{where}: {name}: {shown(value)} given; {allowed}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Returns the number that `{"__float__": "NaN"}` stands for in Transformers, else the value."""
     if isinstance(value, Mapping) and set(value) == {"__float__"}:
         try:
@@ -159,7 +164,7 @@ def _refused(name: str, value: float) -> str | None:
     return None
 
 
-def _implementation(name: str, value: Any, allowed: tuple[str, ...], where: str) -> Iterator[str]:
+def _implementation(name: str, value: object, allowed: tuple[str, ...], where: str) -> Iterator[str]:
     given = list(value.values()) if isinstance(value, Mapping) else [value]
     wrong = [inner for inner in given if inner is not None and inner not in allowed]
     if wrong:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -176,7 +176,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
+def _names(checkpoint: Path, config: Mapping[str, object], task: Task) -> tuple[str, ...]:
     known = answer_of(task).LABELS
     if known is not None:
         return known
@@ -187,7 +187,7 @@ def _names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, .
     return check_labels({int(key): name for key, name in named.items()}, str(where))
 
 
-def _whole(settings: dict[str, Any], name: str, default: int, where: Path) -> int:
+def _whole(settings: Mapping[str, object], name: str, default: int, where: Path) -> int:
     """Returns a setting that is a number of something; the default if it is absent, null or zero."""
     value = settings.get(name)
     if value is None or (type(value) is int and value == 0):
@@ -203,7 +203,7 @@ def _pad_token_id(own: PreTrainedConfig, checkpoint: Path, tokenizer: Tokenizer,
     return pad_token_id(own, checkpoint, tokenizer) if named is None else named
 
 
-def _decoder_start_token_id(checkpoint: Path, config: dict[str, Any]) -> int:
+def _decoder_start_token_id(checkpoint: Path, config: Mapping[str, object]) -> int:
     found = config.get("decoder_start_token_id")
     if found is None and (checkpoint / "generation_config.json").is_file():
         found = _read_json(checkpoint / "generation_config.json").get("decoder_start_token_id")
@@ -212,7 +212,7 @@ def _decoder_start_token_id(checkpoint: Path, config: dict[str, Any]) -> int:
     return found
 
 
-def _threshold(checkpoint: Path, config: dict[str, Any]) -> float | None:
+def _threshold(checkpoint: Path, config: Mapping[str, object]) -> float | None:
     value = config.get(THRESHOLD_KEY)
     if value is None:
         return None
@@ -274,5 +274,5 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
     return plain
 
 
-def _is_stock(processor: Any, stock: type, step: str) -> bool:
+def _is_stock(processor: object, stock: type, step: str) -> bool:
     return getattr(type(processor), step, None) is getattr(stock, step)
