@@ -1,6 +1,7 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
 import functools
+import gc
 import os
 import sys
 
@@ -23,9 +24,15 @@ from tests.traced_once import traced_once
 NORMAL = torch.nn.init.normal_
 torch.set_num_threads(1)
 TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("timeless", TIMELESS, max_examples=25)  # each test run draws others
+settings.register_profile("timeless", TIMELESS, max_examples=15)  # each test run draws others
 settings.register_profile("thorough", TIMELESS, max_examples=500)  # --hypothesis-profile thorough
 settings.load_profile("timeless")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: the garbage collector looks at what comes after them alone, and less often."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 10)
 
 
 def pytest_runtest_setup() -> None:

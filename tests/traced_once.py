@@ -1,7 +1,7 @@
 """Graphs that were traced before, for all tests that export, in all processes of a test run.
 
 The exporter of torch takes two to four seconds for a tiny model, and makes the same graph of the same model
-(`test_onnx.test_same_bytes_twice`, which asks `really` for it). Tests export the same tiny models again and again: under other names, with
+(`test_onnx.test_a_second_trace_...` asks `really` for it). Tests export the same tiny models again and again: under other names, with
 other lengths, as the float part of several schemes, in each process of the tests. What decides is the model with its weights, the example
 and the settings; what is made of the graph afterwards is made each time.
 

@@ -7,6 +7,7 @@ including the attention products Q K^T and P V. FLOPs = 2 MACs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
 from foundation.models.library import REFUSED, on_meta_else_cpu, one_line, quiet, uninitialized, with_class
 from foundation.models.meta import on_meta_device
-from foundation.models.tied import shared_as
+from foundation.models.tied import shared_as, shared_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -43,6 +44,10 @@ class Counts:
         return 2 * self.macs
 
 
+_known: dict[Hashable, Counts] = {}
+"""What was counted before: the run takes a tenth of a second, and each step of a plan asks for the same few models."""
+
+
 def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) -> Counts:
     """Returns the parameters and MACs of the model that a config describes; reads no weights.
 
@@ -57,11 +62,15 @@ def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) ->
     Raises:
         InputError: Transformers cannot run this config.
     """
-    try:
-        return on_meta_else_cpu(lambda meta: _counted(model, task, length, on_meta=meta))
-    except REFUSED as error:
-        config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
-        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+    config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
+    shared = shared_names(model) if isinstance(model, nn.Module) else None
+    key = type(model), config.to_json_string(), shared, task, length
+    if key not in _known:
+        try:
+            _known[key] = on_meta_else_cpu(lambda meta: _counted(model, task, length, on_meta=meta))
+        except REFUSED as error:
+            raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+    return _known[key]
 
 
 def _counted(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int, on_meta: bool) -> Counts:

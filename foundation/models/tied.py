@@ -34,6 +34,14 @@ def shared_as(made: nn.Module, source: nn.Module) -> None:
             _place(made, name, tied)
 
 
+def shared_names(model: nn.Module) -> frozenset[frozenset[str]]:
+    """Returns the names of each parameter that has several."""
+    names: dict[Hashable, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(_identity(parameter), set()).add(name)
+    return frozenset(frozenset(group) for group in names.values() if len(group) > 1)
+
+
 def apart(made: nn.Module, stored: Collection[str]) -> None:
     """Gives each parameter of a model that stands in a file under its own name memory of its own, in place.
 

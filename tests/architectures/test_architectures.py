@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,10 @@ def test_no_reason_blames_the_user_for_the_architecture() -> None:
 @pytest.mark.usefixtures("engines_inside")
 @pytest.mark.parametrize("name", seldom(WHOLE, ("swinv2", "albert")))
 def test_each_way_in_which_models_differ(name: str, tmp_path: Path) -> None:
-    found = tried(ARCHITECTURES[name], tmp_path, WHOLE[name])
+    architecture = ARCHITECTURES[name]
+    if WHOLE[name] == ("export",) and "num_hidden_layers" in architecture.config:  # the exporter takes seconds for each layer
+        architecture = replace(architecture, config={**architecture.config, "num_hidden_layers": 1})
+    found = tried(architecture, tmp_path, WHOLE[name])
     assert found == {step: SHOWN[name][step] for step in found}
     assert set(found.values()) <= set(DONE)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from foundation.core.errors import InputError
+from foundation.models.architecture import attention
+from foundation.models.architecture.blocks import Kind
+from foundation.models.architecture.shapes import on_meta
 from tests.architectures.rebuilt import difference, part, tied
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
@@ -35,6 +40,8 @@ TIED = (
 """Architectures of the table that tie weights."""
 OFTEN = {"gpt2", "t5 (text to text)", "bert"}
 """Ways that differ: a head, a head and tables of two stacks, and nothing."""
+TRACED = {"bert", "gpt2", "vit", "t5", "mixtral", "gpt_neo", "resnet"}
+"""One layer for each of query, key and value, one for all; two stacks, experts, a list of attentions of its own, and no attention."""
 
 
 @pytest.mark.parametrize("name", seldom(ARCHITECTURES, ARCHITECTURES.keys() - OFTEN))
@@ -50,3 +57,18 @@ def test_a_model_built_again_is_its_source_with_weights_apart(name: str, tmp_pat
     part(model)
     assert not tied(model)
     assert difference(ARCHITECTURES[name], model, tmp_path) is None
+
+
+@pytest.mark.parametrize("name", seldom(ARCHITECTURES, ARCHITECTURES.keys() - TRACED))
+def test_attention_is_found_alike_on_the_cpu_and_on_the_meta_device(name: str) -> None:
+    """Small models are run on the CPU, on weights that may be anything."""
+    for value in (float("nan"), float("inf")):
+        [torch.full((10**power,), value) for power in range(1, 6)]  # memory that the weights may get
+    found = []
+    for small in (False, True):
+        attention._attentions.cache_clear()
+        try:
+            found.append(attention._attentions(Kind.of(on_meta(drawn(ARCHITECTURES[name]).config)), "key", small))
+        except InputError as error:
+            found.append(str(error))
+    assert found[0] == found[1]

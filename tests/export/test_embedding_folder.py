@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import openvino
 import pytest
 from onnxruntime import InferenceSession
 
-from compress.pipeline import run
 from compress.recipe import check
+from compress.run.prepare import prepare
+from export.builds import Build
 from export.embedding_folder import write_folder
+from export.export import Export
+from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.models.folder import Checkpoint
-from tests import tiny_embedding, without_clocks
+from foundation.models.importing import import_model
+from quantize.quantize import Quantize
+from tests import tiny_embedding
 from tests.export import sentiment
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
@@ -28,16 +34,26 @@ TEXTS = ["a fine film", "it was very dull this movie", "love"]
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last two stages of a run: a quantized checkpoint, and the one build that is made of it."""
     folder = tmp_path_factory.mktemp("vectors")
-    given = tiny_embedding.recipe("tiny", tiny_embedding.folder(folder / "source"), tiny_embedding.pairs(folder / "data"))
+    given = tiny_embedding.recipe("tiny", tiny_embedding.folder(folder / "source"), tiny_embedding.pairs(folder / "data", 80, 12))
     given["model"]["embedding"] = {"dimensions": 8}
     target = {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
-    recipe = check({**given, "target": target, "stages": [{"quantize": {"calibration": {"rows": 64}}}, {"export": {}}]})
+    recipe = check({**given, "target": target, "stages": [{"quantize": {}}]})
+    floating, quantized, exported = (folder / name for name in ("float", "stages/quantize-0", "stages/export-0"))
+    for out in (floating, quantized, exported):
+        out.mkdir(parents=True)
+    context = prepare(recipe, folder, ConsoleProgress("silent"))
+    import_model(recipe.model, context.data.labels, 0, floating)
+    model = Artifact(floating, {"id": "baseline", "stage": "model", "digest": "0" * 64})
+    context = replace(context, checkpoints={"baseline": model}, teachers=(model,))
+    Quantize(id="quantize", calibration={"rows": 64}).run(model, context, quantized)
+    last = Artifact(quantized, {"id": "quantize", "digest": "1" * 64})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-        patch.setattr("foundation.measure.latency.measure", without_clocks.measure)
-        run(recipe, folder / "run", progress=ConsoleProgress("silent"))
-    return folder / "run" / "stages"
+        patch.setattr("export.builds.planned", lambda *given: [Build("quantize", quantized, "int8", "quantize")])
+        Export(id="export").run(last, replace(context, checkpoints={"quantize": last}), exported)
+    return folder / "stages"
 
 
 def parts(stages: Path) -> tuple[Path, Path]:

@@ -13,6 +13,7 @@ from export.exporter import Exporter
 from export.reuse import Reuse
 from foundation.artifacts.artifact import Artifact
 from foundation.core.progress import ConsoleProgress
+from foundation.core.target import Target
 from foundation.stage.context import Context
 from tests.engines_inside import inside
 from tests.export import sentiment
@@ -44,16 +45,23 @@ class Lines(ConsoleProgress):
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     checkpoints = {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}
-    made = sentiment.context(tmp_path / "scratch", checkpoints)
+    made = sentiment.context(tmp_path / "scratch", checkpoints, count=8)
     (tmp_path / "stages").mkdir()
     count = len(made.data.evaluation)
     answers = {name: sentiment.answers(one.path, count) for name, one in made.checkpoints.items()}
     return replace(made, shared=tmp_path / "stages", predictions=answers, progress=Lines())
 
 
+@pytest.fixture
+def floats(context: Context) -> Context:
+    """One float build for one engine, where a test is about what a build is taken or made for."""
+    target = Target(engines=("onnxruntime",), sequence_lengths=(8,), threads=1)
+    return replace(context, target=target, checkpoints={"baseline": context.checkpoints["baseline"]})
+
+
 def exported(context: Context, out: Path, told: dict[str, Any] | None = None) -> dict[str, Any]:
     out.mkdir()
-    metrics = Export(id="export").run(context.checkpoints["quantize"], context, out)
+    metrics = Export(id="export").run(list(context.checkpoints.values())[-1], context, out)
     if told is not None:
         told |= metrics
     found: dict[str, Any] = json.loads((out / "export.json").read_text())
@@ -99,39 +107,39 @@ def test_a_second_export_takes_float_builds_and_makes_what_is_quantized(
     assert logged.count(f"    {REUSED}") == len(second["builds"]) - 1
 
 
-def test_files_are_copied_where_they_cannot_be_linked(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_where_they_cannot_be_linked(floats: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: str, destination: str) -> None:
         raise OSError(95, "Operation not supported", destination)
 
     monkeypatch.setattr("export.reuse.os.link", refuse)
-    first, second = exported(context, tmp_path / "first"), exported(context, tmp_path / "second")
+    first, second = exported(floats, tmp_path / "first"), exported(floats, tmp_path / "second")
     assert floating(second) == floating(first)
     assert contents(tmp_path / "second" / "baseline-fp32") == contents(tmp_path / "first" / "baseline-fp32")
 
 
-def test_an_export_that_is_forced_makes_all_builds_again(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = exported(context, tmp_path / "first")
+def test_an_export_that_is_forced_makes_all_builds_again(floats: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = exported(floats, tmp_path / "first")
     made: list[str] = []
     run = Exporter.run
     monkeypatch.setattr(Exporter, "run", lambda self: made.append(self.build.name) or run(self))
-    exported(replace(context, forced=True), tmp_path / "second")
+    exported(replace(floats, forced=True), tmp_path / "second")
     assert made == [build["folder"] for build in first["builds"]]
 
 
-def test_what_was_changed_is_made_again(context: Context, tmp_path: Path) -> None:
-    first = exported(context, tmp_path / "first")
+def test_what_was_changed_is_made_again(floats: Context, tmp_path: Path) -> None:
+    first = exported(floats, tmp_path / "first")
     (kept,) = [folder for folder in (tmp_path / "stages").glob("build-*") if (folder / "baseline-fp32").exists()]
     graph = kept / "baseline-fp32" / "model.onnx"
     changed = graph.read_bytes()[:-1]
     graph.unlink()
     graph.write_bytes(changed)
-    second = exported(context, tmp_path / "second")
+    second = exported(floats, tmp_path / "second")
     assert [build["folder"] for build in second["builds"]] == [build["folder"] for build in first["builds"]]
-    logged = context.progress.lines  # type: ignore[attr-defined]
+    logged = floats.progress.lines  # type: ignore[attr-defined]
     assert any("contents differ from the manifest" in line and line.endswith("baseline-fp32 is made again") for line in logged)
     assert (tmp_path / "second" / "baseline-fp32" / "model.onnx").read_bytes() != changed
     before = len(logged)
-    exported(context, tmp_path / "third")
+    exported(floats, tmp_path / "third")
     assert f"    {REUSED}" in logged[before:]
 
 

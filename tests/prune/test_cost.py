@@ -86,7 +86,7 @@ def test_whole_numbers_are_expected_to_cost_what_they_cost(make_model: Callable[
     structure = Structure.of(model, KEY)
     cost = ShapeCost.of(model, structure, measure)
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(st.integers(1, 4), st.integers(1, 24), st.integers(1, 16), st.integers(0, 2))
     def check(heads: int, ffn: int, hidden: int, gone: int) -> None:
         sizes = with_count(with_count(replace(structure.sizes, hidden=hidden), 1, "heads", heads), 1, "ffn", ffn)

@@ -38,7 +38,7 @@ def test_the_budget_is_kept_and_used(make_model: Callable[..., Any]) -> None:
     structure = Structure.of(model, KEY)
     cost = ShapeCost.of(model, structure, "macs")
 
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(
         st.floats(0.34, 1.0),
         st.integers(0, 999),
@@ -104,7 +104,7 @@ def test_layers_go_where_what_is_inside_does_not_suffice(make_model: Callable[..
             select(cost, Incoming.of(cost), 0.1, limits, scores, by_worth(scores.components), KEY, learned)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(("layers", "hidden", "heads", "ffn")), min_size=1, max_size=4, unique=True),
     st.floats(0, 1),
@@ -144,7 +144,7 @@ def test_a_message_names_the_key_that_was_given(make_model: Callable[..., Any]) 
         select(cost, Incoming.of(cost), 0.05, limits, scores, by_worth(scores.components), KEY)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.floats(0, 1), st.integers(0, 99), st.sampled_from((2, 4)), st.sampled_from((1, 3, 4)), st.sampled_from((uniform, None)))
 def test_what_stays_divides_among_devices(
     make_model: Callable[..., Any], part: float, seed: int, devices: int, step: int, allocation: Any

@@ -75,7 +75,7 @@ words = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "BPE", "Unigram", "WordLevel"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(train=st.lists(words, min_size=1, max_size=4), others=st.lists(words, min_size=1, max_size=8))
 def test_texts_of_kept_tokens_are_renumbered_and_no_other_becomes_unknown(kind: str, train: list[str], others: list[str]) -> None:
     old = tokenizer_of(kind)

@@ -64,7 +64,7 @@ def test_the_exponent_is_that_of_the_loop(seed: int, symmetric: bool) -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(1, 30), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_error_is_never_above_that_of_the_nearest(
     seed: int, outputs: int, inputs: int, group_size: int, rows: int, symmetric: bool
 ) -> None:

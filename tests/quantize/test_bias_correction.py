@@ -129,7 +129,7 @@ class Stack(nn.Module):
         return x
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**31), st.lists(st.booleans(), min_size=1, max_size=4))
 def test_the_mean_output_of_every_layer_is_that_of_the_float_network(seed: int, biases: list[bool]) -> None:
     """With all layers in int8; a layer without a bias keeps its error, and the next one makes up for it."""

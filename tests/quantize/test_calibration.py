@@ -65,13 +65,13 @@ def sample(shape: str, seed: int = 0) -> np.ndarray:
 
 
 @given(ARRAYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_minmax_is_the_largest_magnitude_exactly(x: np.ndarray) -> None:
     assert minmax_threshold(histogram(x)) == float(np.abs(x).max())
 
 
 @given(ARRAYS, st.floats(51, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_percentile_is_right_to_one_bin(x: np.ndarray, percentile: float) -> None:
     found = histogram(x)
     rank = max(1, math.ceil(percentile / 100 * len(x) - 1e-6))
@@ -116,7 +116,7 @@ def naive_divergence(counts: np.ndarray, bins: int) -> float:
 
 
 @given(st.integers(ENTROPY_LEVELS, 260), st.integers(0, 2**31), st.floats(0, 1))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_divergences_are_those_of_the_written_out_method(bins: int, seed: int, full: float) -> None:
     random = np.random.default_rng(seed)
     counts = random.integers(1, 1000, bins) * (random.random(bins) < full) * 1.0
@@ -150,7 +150,7 @@ def test_zeros_do_not_move_the_entropy_threshold() -> None:
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_moving_average_is_that_of_the_largest_of_each_batch(arrays: list[np.ndarray]) -> None:
     average = float(np.abs(arrays[0]).max())
     for array in arrays[1:]:
@@ -176,7 +176,7 @@ def test_the_clipped_share_is_right_to_one_bin() -> None:
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_order_and_batches_change_nothing(arrays: list[np.ndarray], random) -> None:
     shuffled = random.sample(arrays, len(arrays))
     first, second, whole = histogram(*arrays), histogram(*shuffled), histogram(np.concatenate(arrays))
@@ -186,7 +186,7 @@ def test_order_and_batches_change_nothing(arrays: list[np.ndarray], random) -> N
 
 
 @given(ARRAYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_value_is_counted_in_its_bin(x: np.ndarray) -> None:
     found = histogram(x)
     expected = np.bincount((np.abs(x).astype(np.float64) / found.width).astype(int), minlength=BINS)

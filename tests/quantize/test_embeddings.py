@@ -29,7 +29,7 @@ from tests.export.generation.test_codes import FLOAT, logits
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(-6, 6))
 def test_rows_are_those_of_a_loop(rows: int, width: int, seed: int, size: float) -> None:
     random = np.random.default_rng(seed)

@@ -45,7 +45,7 @@ def ranges(model: nn.Sequential, first: str, second: str) -> tuple[Tensor, Tenso
     return rows.amax(1), columns.amax(0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.sampled_from(["relu", "identity"]), st.lists(st.integers(1, 9), min_size=3, max_size=5), st.integers(0, 99), st.floats(0, 2))
 def test_ranges_are_equal_and_the_function_is_kept(activation: str, widths: list[int], seed: int, spread: float) -> None:
     model = chain(activation, tuple(widths), seed, spread)

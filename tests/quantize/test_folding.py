@@ -83,7 +83,7 @@ def test_a_norm_before_attention_and_one_before_the_ffn_are_folded() -> None:
     assert folds[f"{layer}.layernorm_after"] == (f"{layer}.mlp.fc1",)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(sorted(CONFIGS)), st.integers(0, 2**31), st.floats(0, 3))
 def test_random_factors_leave_the_function_as_it_was(family: str, seed: int, size: float) -> None:
     original, features, folds = example(family)
@@ -295,7 +295,7 @@ class Block(nn.Module):
         return y
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_folds_hold_on_rows_that_the_trace_did_not_see(seed: int, traced: int) -> None:
     net, generator = Block(seed), torch.Generator().manual_seed(seed)

@@ -77,7 +77,7 @@ def test_sixteen_levels_on_one_side_of_zero_are_all_used() -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([0.0, 0.1, -1.0, 3.0]), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size: int, mean: float, weighted: bool) -> None:
     outputs = 6
     weight, hessian = problem(seed, outputs, group_size * groups)
@@ -94,7 +94,7 @@ def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 20), st.integers(1, 8), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inputs: int, group_size: int, symmetric: bool) -> None:
     weight, hessian = problem(seed, outputs, inputs)
     errors = [

@@ -15,7 +15,7 @@ from quantize.moments import Moments, in_groups, observe, output_errors
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.lists(st.integers(0, 9), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_sums_do_not_depend_on_the_batches(seed: int, inputs: int, sizes: list[int]) -> None:
     x = torch.randn(sum(sizes), inputs, generator=torch.Generator().manual_seed(seed))
     found = Moments()
@@ -29,7 +29,7 @@ def test_sums_do_not_depend_on_the_batches(seed: int, inputs: int, sizes: list[i
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 6), st.integers(1, 30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_error_of_the_outputs_is_that_of_the_rows(seed: int, outputs: int, inputs: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight, rounded = torch.randn(2, outputs, inputs, generator=generator)

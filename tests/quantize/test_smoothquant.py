@@ -115,7 +115,7 @@ def test_the_float_weights_of_a_smoothed_checkpoint_mean_the_same(tiny_bert: Pat
     assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(st.one_of(st.floats(0, 1), st.just("auto")), st.sampled_from([7, 8]))
 def test_smoothing_leaves_the_float_function_as_it_was(tiny_vit: Path, image_context_rows: Any, alpha: float, bits: int) -> None:
     model, features = load(tiny_vit), image_context_rows
@@ -231,7 +231,7 @@ def test_a_fold_takes_every_reader_along() -> None:
 
 
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=6), st.integers(0, 100))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_sample_does_not_depend_on_the_batches(sizes: list[int], seed: int) -> None:
     x, one = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(seed)), Channels()
     several = observed_of(*x.split(sizes)).of("a")

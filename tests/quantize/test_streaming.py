@@ -279,7 +279,7 @@ def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: 
             reading(out)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.sampled_from(["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "fp8"]),

@@ -403,7 +403,7 @@ def test_a_full_disk_keeps_no_model_from_answering(filled, tmp_path, capsys):
 
 
 @given(rows=st.integers(1, 70), sizes=st.sets(st.integers(2, 32), max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_rows_are_cut_into_compiled_sizes(rows, sizes):
     sizes = sizes | {1}
     spans = list(Engine.spans(rows, sorted(sizes, reverse=True)))

@@ -167,7 +167,7 @@ def test_a_spoiled_message_does_not(spoil):
         check_request(request)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=st.lists(st.binary(max_size=20), max_size=8), cut=st.integers(0, 200), extra=st.binary(max_size=5))
 def test_strings_hold_exactly_what_their_lengths_say(values, cut, extra):
     raw = b"".join(struct.pack("<I", len(value)) + value for value in values)

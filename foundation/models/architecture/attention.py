@@ -1,8 +1,8 @@
 """Finds the query, key, value and output layers of every block's attention by tracing, without relying on names or weights.
 
-The backbone runs on the meta device, on eight tokens, one image or one sound, and all torch calls are recorded
-(`foundation.models.architecture.trace`). Most models of Transformers pass queries, keys and values to an attention function as positional
-arguments; in the others the softmax between two matrix products tells them. The trace answers three questions:
+The backbone runs on eight tokens, one image or one sound, on the meta device or, where it is small, on the CPU, and all torch calls are
+recorded (`foundation.models.architecture.trace`). Most models of Transformers pass queries, keys and values to an attention function as
+positional arguments; in the others the softmax between two matrix products tells them. The trace answers three questions:
 
     which layer produced it      a layer marks its output; results computed from it without another layer inherit the mark
     which part of the output     if one layer produces all three (GPT-2), the offset of the part in that layer's output
@@ -31,7 +31,7 @@ from foundation.models.architecture.blocks import Kind, block_of, blocks_of
 from foundation.models.architecture.trace import TRACE, Call, Trace
 from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, reads_sounds, spectrogram_shape
-from foundation.models.library import REFUSED
+from foundation.models.library import REFUSED, quiet
 from foundation.models.meta import on_meta_device
 
 if TYPE_CHECKING:
@@ -99,13 +99,14 @@ def find_attentions(model: nn.Module, key: str) -> Attentions:
     Raises:
         InputError: The layers cannot be identified.
     """
-    return _attentions(Kind.of(model), key)
+    small = sum(weight.numel() for weight in model.parameters()) <= SMALL
+    return _attentions(Kind.of(model), key, small)
 
 
 @functools.lru_cache(maxsize=64)
-def _attentions(kind: Kind, key: str) -> Attentions:
+def _attentions(kind: Kind, key: str, small: bool) -> Attentions:
     problems: list[InputError] = []
-    for way in WAYS:
+    for way in ON_CPU if small else WAYS:
         try:
             return _found(kind, way, key)
         except InputError as error:
@@ -134,6 +135,9 @@ class _Way:
 
 WAYS = (_Way(TRACING, True), _Way("eager", True), _Way("eager", False))
 """First the attention function, which tells the most; then the softmax of models that do not call it; at last models that read values."""
+SMALL = 30_000_000
+"""Parameters up to which a model runs on the CPU alone: on the meta device torch runs Python code, a millisecond for each operation."""
+ON_CPU = (_Way(TRACING, False), _Way("eager", False))
 
 
 def _found(kind: Kind, way: _Way, key: str) -> Attentions:
@@ -149,7 +153,8 @@ def _found(kind: Kind, way: _Way, key: str) -> Attentions:
     blocks = blocks_of(model, key)
     layers = {f"{name}.{inner}": module for name, block in blocks.items() for inner, module in block.named_modules() if is_layer(module)}
     trace = Trace({id(module.weight): name for name, module in layers.items()})
-    _run(model, trace, way, key)
+    with torch.random.fork_rng(devices=[]):  # what is drawn later does not depend on what was looked at
+        _run(model, trace, way, key)
     numbers = {module: number for number, block in enumerate(blocks.values()) for module in block.modules()}
     names = {module: name for name, module in model.named_modules()}
     own: dict[int, Attention] = {}
@@ -204,7 +209,7 @@ def _traced_config(config: PreTrainedConfig, way: _Way) -> PreTrainedConfig:
 
 def _run(model: PreTrainedModel, trace: Trace, way: _Way, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
-    with on_meta_device() if way.on_meta else torch.device("cpu"):
+    with on_meta_device() if way.on_meta else torch.device("cpu"), quiet():
         inputs = probe(model)
         # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: last try.
         masks: list[dict[str, Tensor]] = [{}]

@@ -38,7 +38,7 @@ def layer_of(outputs: int, inputs: int, seed: int) -> nn.Linear:
     return layer
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     scheme=st.sampled_from(SCHEMES),
     ranks=st.sampled_from([1, 2, 3, 4]),

@@ -161,7 +161,7 @@ def texts_of(kind: str, scheme: str | None = None) -> Texts:
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_texts_that_come_and_go_are_written_as_if_alone(data: Any) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     texts, alone = texts_of("mistral"), list[np.ndarray]()

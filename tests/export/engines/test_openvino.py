@@ -20,7 +20,7 @@ def spec(folder: Path, mode: str, precision: str = "fp32") -> EngineSpec:
     return EngineSpec("openvino", mode, precision, "fp32", "cpu", 1, str(folder / "openvino.xml"), str(folder), (1, 4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 40), sizes=st.sets(st.integers(1, 9), min_size=1))
 def test_chunks_have_compiled_sizes_and_lose_nothing(count: int, sizes: set[int]) -> None:
     batch_sizes = sorted(sizes)

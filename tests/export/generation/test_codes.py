@@ -142,7 +142,7 @@ def rounded_by_openvino(x: np.ndarray, step: float) -> np.ndarray:
 BOUNDARIES = np.arange(ACTIVATION_LOW - 2, ACTIVATION_HIGH + 2) + 0.5
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.floats(2.0**-13, 8, width=32))
 @example(UNEVEN)
 def test_inputs_are_rounded_as_in_torch_right_beside_a_boundary(step: float) -> None:
@@ -159,7 +159,7 @@ def test_inputs_on_a_boundary_go_to_the_even_code() -> None:
     np.testing.assert_array_equal(rounded_by_openvino(np.asarray(step * BOUNDARIES, np.float32), step), expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 7), st.integers(1, 50), st.sampled_from([3, 16, 32]), st.integers(0, 2**31), st.sampled_from(["w4a16", ZERO_POINTS]))
 def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs: int, group: int, seed: int, scheme: str) -> None:
     torch.manual_seed(seed)

@@ -31,7 +31,7 @@ def mixture(experts: int = 4, chosen: int = 2) -> torch.nn.Module:
     return model
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 7))
 def test_it_says_what_the_chosen_experts_say(experts: int, chosen: int, tokens: int) -> None:
     module = mixture(experts, min(chosen, experts)).model.layers[0].mlp.experts

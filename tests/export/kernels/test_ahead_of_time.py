@@ -36,14 +36,14 @@ GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
 INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128x32.S8.S8", 100: INT8_ON_100}
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
-ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(EVERY)}
-"""The capability at which a row of the table is compiled in every test run; the others are slow."""
+ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
+"""The capability at which a row of the table is compiled in every test run; the others, and larger shapes of the same kernels, are slow."""
 OWN = (80, 90, 100)
 """Capabilities whose matrix instructions differ."""
 APPROXIMATE = ("SiLU",)
 """Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
-    pytest.param(name, capability, marks=[] if capability == ONCE[name] or (name == GEMM and capability in OWN) else pytest.mark.slow)
+    pytest.param(name, capability, marks=[] if capability == ONCE.get(name) or (name == GEMM and capability in OWN) else pytest.mark.slow)
     for name in EVERY
     for capability in CAPABILITIES
 ]

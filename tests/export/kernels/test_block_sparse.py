@@ -33,7 +33,7 @@ def weight_of(packed: Packed, bias: bool = True) -> SparseWeight:
 
 
 @given(LENGTHS, LENGTHS, st.sampled_from([32, 64]), SPARSITY, st.integers(0, 999))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_packing_loses_nothing(outputs: int, inputs: int, side: int, sparsity: float, seed: int) -> None:
     torch.manual_seed(seed)
     codes = pruned(outputs, inputs, side, sparsity)
@@ -61,7 +61,7 @@ def test_sizes_of_a_pruned_layer() -> None:
 
 
 @given(st.sampled_from([1, 16, 17, 65, 130]), LENGTHS, LENGTHS, st.sampled_from([32, 64]), SPARSITY, st.booleans(), st.integers(0, 999))
-@settings(max_examples=20)
+@settings(max_examples=10)
 @example(130, 129, 300, 64, 0.3, True, 0)
 @example(1, 1, 1, 32, 1.0, False, 0)
 def test_every_bit_is_that_of_the_dense_kernel_and_of_torch(

@@ -31,7 +31,7 @@ def norm_of(inputs: int) -> Norm:
     st.integers(1, 7), st.sampled_from([1, 2, 33, 128, 129, 384, 769]), st.sampled_from([torch.float32, torch.float16]),
     st.sampled_from([None, 0.03]), st.integers(0, 999),
 )  # fmt: skip
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_against_float64(interpreted: Interpreted, tokens: int, inputs: int, dtype: torch.dtype, scale: float | None, seed: int) -> None:
     torch.manual_seed(seed)
     tables, norm = lookups(tokens, inputs, dtype), norm_of(inputs)

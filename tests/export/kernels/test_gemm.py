@@ -33,7 +33,7 @@ def weight(outputs: int, inputs: int, bias: bool) -> Int8Weight:
 
 
 @given(ROWS, OUTPUTS, INPUTS, st.booleans(), st.booleans(), st.sampled_from([None, 0.003, 0.1]), st.integers(0, 999))
-@settings(max_examples=20)
+@settings(max_examples=10)
 @example(130, 129, 300, True, True, 0.1, 0)
 @example(1, 1, 1, False, False, None, 0)
 def test_without_activation_every_bit_is_torchs(
@@ -63,7 +63,7 @@ def test_requantized_ties_go_to_even_and_ends_saturate(interpreted: Interpreted)
 
 
 @given(st.sampled_from(["gelu", "silu"]), ROWS, st.sampled_from([0.01, 0.05]), st.integers(0, 999))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_activations_are_within_their_bound_of_float64(
     interpreted: Interpreted, activation: str, rows: int, out_scale: float, seed: int
 ) -> None:

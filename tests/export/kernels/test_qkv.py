@@ -38,7 +38,7 @@ def rotary_of(rows: int, dimension: int) -> Rotary:
     st.sampled_from([32, 64]), st.booleans(), st.booleans(), st.sampled_from([None, 0.01]),
     st.sampled_from([torch.float16, torch.float32]), st.integers(0, 999),
 )  # fmt: skip
-@settings(max_examples=15)
+@settings(max_examples=7)
 @example(17, 129, (4, 2), 128, True, True, 0.01, torch.float32, 0)
 @example(1, 1, (1, 1), 256, False, False, None, torch.float16, 0)
 def test_every_bit_is_torchs(

@@ -21,7 +21,7 @@ DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 
 
 @given(SHAPES, DTYPES, st.sampled_from([2.0**-63, 1e-3, 0.05, 0.1, 1.0, 3.7e4]), st.integers(0, 999))
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example((4, 768), torch.float32, 0.05, 0)
 def test_per_tensor(interpreted: Interpreted, shape: tuple[int, ...], dtype: torch.dtype, scale: float, seed: int) -> None:
     torch.manual_seed(seed)
@@ -37,7 +37,7 @@ def test_ties_go_to_even_and_ends_saturate(interpreted: Interpreted) -> None:
 
 
 @given(SHAPES, DTYPES, st.sampled_from([0.0, 1e-30, 1.0, 400.0]), st.integers(0, 999))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_per_token(interpreted: Interpreted, shape: tuple[int, ...], dtype: torch.dtype, size: float, seed: int) -> None:
     torch.manual_seed(seed)
     x = (torch.randn(shape) * size).to(dtype)

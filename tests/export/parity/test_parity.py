@@ -42,7 +42,7 @@ def inputs(seed: int, shape: tuple[int, ...] = (2, 5, 10)) -> np.ndarray:
     return ((random.integers(-200, 200, shape) + random.uniform(-0.4, 0.4, shape)) * SCALE).astype(np.float32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), bias=st.sampled_from([0.0, 1.0, 30.0]))
 def test_a_correct_engine_passes(seed: int, bias: float) -> None:
     gemm = layer(seed, bias=bias)
@@ -51,7 +51,7 @@ def test_a_correct_engine_passes(seed: int, bias: float) -> None:
     assert (found.codes, found.sums, found.different, found.wrong_sums, found.passed) == (100, 60, 0, 0, True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), bias=st.sampled_from([0.0, 1.0]), off=st.sampled_from([-2, -1, 1, 2]))
 def test_a_sum_that_is_off_by_one_is_found(seed: int, bias: float, off: int) -> None:
     gemm, x = layer(seed, bias=bias), inputs(seed)

@@ -12,8 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from foundation.core.errors import InputError
-from foundation.models.architecture.shapes import sizes_of
-from foundation.models.folder import Checkpoint
+from foundation.models.architecture.blocks import with_layers
+from foundation.models.checkpoint import load
+from foundation.models.own_shape import SHAPE_KEY
 from foundation.stage.context import Context
 from prune.latency.budget import TOLERANCE
 from prune.latency.timing import Timing, table_folder
@@ -40,20 +41,55 @@ class Engine:
 
     def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: str) -> list[float]:
         self.asked.append((len(checkpoints), shape, precision))
-        return [self.time(sizes_of(Checkpoint(folder, "test").config, "test")) for folder in checkpoints]
+        return [self.time(blocks_in(folder)) for folder in checkpoints]
 
-    def time(self, sizes: Any) -> float:
-        ms = 0.5 + sum(0.1 + 0.2 * heads + 0.01 * ffn for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
-        few = len(set(zip(sizes.heads, sizes.ffn, strict=True))) > 1  # blocks of the table are all alike
-        return ms * (1 - self.caches * few)
+    def time(self, blocks: list[tuple[int, int]]) -> float:
+        ms = 0.5 + sum(0.1 + 0.2 * heads + 0.01 * ffn for heads, ffn in blocks)
+        return ms * (1 - self.caches * (len(set(blocks)) > 1))  # blocks of the table are all alike
+
+
+def blocks_in(checkpoint: Path) -> list[tuple[int, int]]:
+    """Returns the heads and neurons of each block, as the config says."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    own, depth = config.get(SHAPE_KEY, {}), config["num_hidden_layers"]
+    heads, ffn = ([config[name]] * depth for name in ("num_attention_heads", "intermediate_size"))
+    return list(zip(own.get("heads", heads), own.get("ffn", ffn), strict=True))
 
 
 WHOLE = 0.5 + 3 * (0.1 + 0.8 + 0.24)
 
 
+WRITE = Timing._write
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _configs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up engines read the config of a checkpoint; weights would take most of the time of these tests."""
+
+    def write(self: Timing, config: Any, folder: Path) -> Path:
+        config.save_pretrained(folder)
+        return folder
+
+    monkeypatch.setattr(Timing, "_write", write)
+
+
+def test_what_is_timed_is_a_whole_checkpoint(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loading(Engine):
+        def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: str) -> list[float]:
+            assert all((folder / "tokenizer.json").is_file() for folder in checkpoints)
+            return [float(len(load(folder).bert.encoder.layer)) for folder in checkpoints]
+
+    monkeypatch.setattr(Timing, "_write", WRITE)
+    model, context = load(checkpoint("bert")), replace(make_context(), measure_latency=Loading())
+    timing = Timing(model, checkpoint("bert"), context, (1, 8), "fp32", tmp_path / "times")
+    assert timing.of([with_layers(model.config, [0]), model.config]) == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +113,7 @@ def test_what_is_asked_for_is_measured_in_the_end(
     context = replace(make_context(), measure_latency=engine)
     figures = pruned(Prune(**{**QUICK, **settings}), checkpoint("bert"), context, tmp_path / "out")[1]
     told = figures["latency"]
-    made = engine.time(sizes_of(Checkpoint(tmp_path / "out", "test").config, "test"))
+    made = engine.time(blocks_in(tmp_path / "out"))
     assert told["after"]["measured_ms"] == pytest.approx(made)
     assert 0.9 * asked <= made <= asked
     assert told["asked_ms"] == pytest.approx(asked)
@@ -113,7 +149,7 @@ def test_masks_are_learned_against_the_clock(
     learn = {"epochs": 20, "learning_rate": 1e-3, "batch_size": 16}
     stage = Prune(**{**QUICK, "method": "joint", "learn": learn, "granularity": granularity, "latency_ms": {"sequence": 8, "value": 2.2}})
     figures = pruned(stage, checkpoint("bert"), replace(make_context(), measure_latency=engine), tmp_path / "out")[1]
-    assert engine.time(sizes_of(Checkpoint(tmp_path / "out", "test").config, "test")) == pytest.approx(2.2, rel=0.1)
+    assert engine.time(blocks_in(tmp_path / "out")) == pytest.approx(2.2, rel=0.1)
     asked = (WHOLE - 2.2) / (WHOLE - 0.5)
     assert figures["steps"][0]["learned"]["sparsity"] == pytest.approx(asked, abs=0.07)
 
@@ -160,8 +196,8 @@ def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_cont
 
 def test_blocks_that_take_no_time_are_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
     class Noise(Engine):
-        def time(self, sizes: Any) -> float:
-            return 1.0 + 0.01 * (len(sizes.ffn) < 6)
+        def time(self, blocks: list[tuple[int, int]]) -> float:
+            return 1.0 + 0.01 * (len(blocks) < 6)
 
     message = (
         r"prune.measure: latency given; .*: 6 blocks take 1 ms and 2 take 1.01 ms, so their latency .*: give measure: macs, or a larger"

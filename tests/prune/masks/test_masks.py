@@ -94,7 +94,7 @@ def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_
 
 
 @pytest.mark.whole
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.sampled_from((*DENSE, "gemma")), st.integers(0, 99))
 def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(
     make_model: Callable[..., Any], make_features: Callable[..., Any], kind: str, seed: int

@@ -84,7 +84,7 @@ def test_codes_with_zero_points_are_those_of_the_naive_loop(outputs: int, inputs
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 20), st.integers(1, 40), st.floats(-2, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_with_zero_points_a_zero_stays_and_no_output_gets_worse(seed: int, outputs: int, inputs: int, rows: int, mean: float) -> None:
     weight_OI, hessian_II = problem(seed, outputs, inputs, rows)
     weight_OI = (weight_OI + mean) * (torch.rand(outputs, inputs, generator=torch.Generator().manual_seed(seed)) < 0.7)
@@ -107,7 +107,7 @@ def test_blocks_make_no_difference(inputs: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 20), st.integers(1, 40), st.sampled_from([1, 3, 7, 127]), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_error_is_never_above_that_of_the_nearest(seed: int, outputs: int, inputs: int, rows: int, high: int, act_order: bool) -> None:
     weight_OI, hessian_II = problem(seed, outputs, inputs, rows)
     scale_OI = weight_scale(weight_OI, high)[:, None].expand(weight_OI.shape)

@@ -121,7 +121,7 @@ class Blocks(nn.Module):
         return y
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.sampled_from(["gptq", "adaround"]))
 def test_every_block_is_rounded_for_what_the_rounded_blocks_before_it_give(seed: int, depth: int, method: Rounding) -> None:
     """Against the same written out: all inputs of a block by its float weights, then its rounded weights for the next one."""

@@ -103,7 +103,7 @@ def assert_close(found: list[Tensor], expected: list[Any], tolerance: float = 1e
         np.testing.assert_allclose(a.numpy(), b, rtol=tolerance, atol=tolerance * (size + 1e-3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(0, 40),
     inputs=st.integers(1, 70),
@@ -132,7 +132,7 @@ def test_saturated_codes_never_wrap(value: float, inputs: int) -> None:
     assert torch.equal(y, torch.full((2, 3), float((HIGH if value > 0 else LOW) * -127 * inputs)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 6), st.integers(1, 9), st.integers(1, 6), st.sampled_from([7, 8]), st.booleans(), st.integers(0, 99))
 def test_gradients_are_those_written_out(rows: int, inputs: int, outputs: int, bits: int, pact: bool, seed: int) -> None:
     case = problem(rows, inputs, outputs, bits, seed)

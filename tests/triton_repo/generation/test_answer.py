@@ -89,7 +89,7 @@ GAPS = st.lists(st.sampled_from([0.0, 0.01, 0.03, 0.2, 1.5]), min_size=1, max_si
 
 
 @given(GAPS, st.sampled_from([0.0, 0.05, 1.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_tokens_come_together_that_are_written_close_to_one_another(gaps: list[float], seconds: float) -> None:
     found = told(gaps, PIECE_SECONDS=seconds)
     assert [token for _, tokens in found for token in tokens] == list(range(len(gaps)))

@@ -17,6 +17,8 @@ from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.load.fake_server import TEXT, Fake, serving
 from triton_repo.load.settings import Load
 
+pytestmark = pytest.mark.usefixtures("generator_inside")
+
 PAIRS = {"TEXT": ("BYTES", [-1, 1]), "TEXT_PAIR": ("BYTES", [-1, 1])}
 
 
@@ -31,7 +33,6 @@ def texts(tmp_path):
     return str(tmp_path / "rows.txt")
 
 
-@pytest.mark.whole
 def test_a_table_and_a_file_of_figures(tmp_path, texts):
     with serving(Fake()) as fake:
         out = tmp_path / "load.json"

@@ -84,6 +84,7 @@ def test_a_load_from_a_process_of_its_own(protocol):
     assert {row.decode() for rows in got for row in rows} == set(ROWS)
 
 
+@pytest.mark.usefixtures("generator_inside")
 def test_what_goes_wrong_is_one_line(tmp_path, monkeypatch):
     with serving(Fake()) as fake:
         server = Address("grpc", fake.grpc_address)
@@ -104,7 +105,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, monkeypatch):
 spawned = calling.spawn
 
 
-@pytest.mark.whole
+@pytest.mark.usefixtures("generator_inside")
 def test_errors_and_shed_requests_are_in_the_figures():
     """A slow row holds its place until the time limit, so that a bound of one request sheds what is due meanwhile."""
     rows = ["fine", "slow", "exhausted", "internal"]

@@ -21,7 +21,7 @@ RATES = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 
 
 @given(RATES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_fastest_wins_and_the_settings_of_the_recipe_see_every_round(rates: list[int]) -> None:
     asked: list[tuple[int, float]] = []
 

@@ -24,7 +24,7 @@ SERVERS = st.lists(st.tuples(st.floats(0.1, 1000), st.floats(0.1, 100), st.sampl
 
 
 @given(SERVERS, st.none() | st.floats(0.1, 100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_most_rows_within_the_limit_count(server: list[tuple[float, float, int]], limit: float | None) -> None:
     loads = [2**number for number in range(len(server))]
     answers = {load: figures(load, rate, p99, refused=refused) for load, (rate, p99, refused) in zip(loads, server, strict=True)}

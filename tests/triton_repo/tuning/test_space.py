@@ -10,7 +10,7 @@ from triton_repo.tuning.space import Point, points
 
 
 @given(st.integers(1, 48), st.integers(1, 64), st.integers(1, 64), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_processes_share_the_threads_of_the_target(cores: int, instances: int, batch: int, rows: int) -> None:
     own = Point(instances, cores, batch, 0)
     found = points(Tune(rows=rows), own, cores)
