@@ -35,6 +35,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 10)
 
 
+def pytest_unconfigure() -> None:
+    """Libraries that count their objects at the end find none left."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup() -> None:
     """Every test draws the same numbers, whichever ones ran before it in its process."""
     torch.manual_seed(0)
