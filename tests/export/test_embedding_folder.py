@@ -51,23 +51,23 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     last = Artifact(quantized, {"id": "quantize", "digest": "1" * 64})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.engines.openvino.computes_bf16", lambda: False)
-        patch.setattr("export.builds.planned", lambda *given: [Build("quantize", quantized, "int8", "quantize")])
+        patch.setattr("export.builds.planned", lambda *given: [Build("quantize", Checkpoint(quantized), "int8", "quantize")])
         Export(id="export").run(last, replace(context, checkpoints={"quantize": last}), exported)
     return folder / "stages"
 
 
-def parts(stages: Path) -> tuple[Path, Path]:
-    return next(stages.glob("quantize-*")), next(stages.glob("export-*")) / "quantize-int8"
+def parts(stages: Path) -> tuple[Checkpoint, Path]:
+    return Checkpoint(next(stages.glob("quantize-*"))), next(stages.glob("export-*")) / "quantize-int8"
 
 
-def features(checkpoint: Path) -> dict[str, np.ndarray]:
-    prepared = Checkpoint(checkpoint).preprocessor("sentence-embedding", sentiment.LENGTH, Target(sequence_lengths=(8,)))
+def features(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    prepared = checkpoint.preprocessor("sentence-embedding", sentiment.LENGTH, Target(sequence_lengths=(8,)))
     return dict(prepared.encode(TEXTS, 0))
 
 
 def test_both_backends_get_the_vectors_of_our_engines_as_one_token(stages: Path, tmp_path: Path) -> None:
     checkpoint, build = parts(stages)
-    out = write_folder(Checkpoint(checkpoint), build, tmp_path / "out")
+    out = write_folder(checkpoint, build, tmp_path / "out")
     given = features(checkpoint)
     entries = {entry["engine"]: entry for entry in json.loads((build.parent / "export.json").read_text())["builds"][-1]["engines"]}
     ours = InferenceSession(build.parent / entries["onnxruntime"]["file"]).run(["logits"], given)[0]
@@ -89,7 +89,7 @@ def test_both_backends_get_the_vectors_of_our_engines_as_one_token(stages: Path,
 def test_the_files_are_those_that_sentence_transformers_reads(stages: Path, tmp_path: Path) -> None:
     out = write_folder(*parts(stages), tmp_path / "out")
     assert [entry["path"] for entry in json.loads((out / "modules.json").read_text())] == ["", "1_Pooling"]
-    before, after = (json.loads((folder / "tokenizer_config.json").read_text()) for folder in (parts(stages)[0], out))
+    before, after = (json.loads((folder / "tokenizer_config.json").read_text()) for folder in (parts(stages)[0].folder, out))
     assert before["tokenizer_class"] == "TokenizersBackend"  # which Transformers 4 does not know
     assert after == {**before, "tokenizer_class": "PreTrainedTokenizerFast"}
     pooling: Any = json.loads((out / "1_Pooling" / "config.json").read_text())
@@ -110,9 +110,9 @@ def test_what_cannot_be_written_is_refused_in_one_line(stages: Path, tmp_path: P
     (tmp_path / "there").mkdir()
     for wrong, line in (
         ((checkpoint, build, tmp_path / "there"), "there exists; give a folder that does not"),
-        ((sentiment.checkpoint(), build, tmp_path / "a"), "no model whose answers are vectors of texts"),
+        ((Checkpoint(sentiment.checkpoint()), build, tmp_path / "a"), "no model whose answers are vectors of texts"),
         ((checkpoint, build.with_name("other"), tmp_path / "b"), "no such build; .*quantize-int8"),
-        ((checkpoint, checkpoint, tmp_path / "c"), "no export.json; give a folder of a build"),
+        ((checkpoint, checkpoint.folder, tmp_path / "c"), "no export.json; give a folder of a build"),
     ):
         with pytest.raises(InputError, match=line) as caught:
             write_folder(*wrong)

@@ -38,6 +38,12 @@ WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love",
 ENCODER = 12  # six linear layers in each of two blocks
 
 
+@pytest.fixture(autouse=True)
+def _few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the thousand that the method `mse` tries for each layer; test_calibration holds it against a search written out."""
+    monkeypatch.setattr("quantize.calibration.MSE_CANDIDATES", 40)
+
+
 def logits(folder: Path, context: Context) -> np.ndarray:
     processor = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     return predict(load(folder), processor, context.data.evaluation.rows, 16)
