@@ -45,7 +45,7 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import LATENCY
-from foundation.data.resemblance import unlike
+from foundation.data.resemblance import warn_if_lengths_differ
 from foundation.data.splits import Judge, trained_on
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
@@ -143,7 +143,7 @@ def run(
 
 def _warn_of_what_was_given(recipe: Recipe, context: Context, judge: Judge) -> None:
     """Warns of data and goals that are allowed but probably not what was meant."""
-    seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), unlike(context.data))
+    seen = (UNSEEN if judge == "selection" else None, trained_on(context.data), warn_if_lengths_differ(context.data))
     for warning in filter(None, (*seen, *recipe.goals.questions())):
         context.progress.warn(warning)
 

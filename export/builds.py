@@ -13,7 +13,7 @@ from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 
 HALVES: Final = ("fp16", "bf16")
-Asked = tuple[str, str, str, str]
+Request = tuple[str, str, str, str]
 """Whose answers: engine, variant, precision and float precision."""
 
 

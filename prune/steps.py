@@ -196,7 +196,7 @@ class Steps:
         """Learns masks together with the weights, in place; returns the scores and adds the training's figures to `figures`."""
         stage, context = self.stage, self.context
         hand_out(context.team, Cut(model, self.source, None), context.scratch)
-        goal = context.team.hand_out(goal)
+        goal = context.team.broadcast_object(goal)
         learned = learn(stage.method, model, goal, stage.learn, learning_job(stage, self.source, goal, context), stage.key)
         figures["learned"] = dict(learned.figures)
         model.to(computing_device())
@@ -274,7 +274,7 @@ def take_part(stage: PruneSettings, context: Context) -> None:
     team = context.team
     for number in range(1, len(stage.shares) + 1):
         if is_learned(stage.method) and (whole := received(team)) is not None:
-            goal: SparsityGoal = team.hand_out(None)  # type: ignore[assignment]  # of the first process
+            goal: SparsityGoal = team.broadcast_object(None)  # type: ignore[assignment]  # of the first process
             learn(stage.method, whole.model, goal, stage.learn, learning_job(stage, whole.source, goal, context), stage.key)
         if stage.recover is not None and (cut := received(team)) is not None:
             recover(cut.model, recovery_job(stage, stage.recover, number, cut.source, cut.origin, context))

@@ -65,7 +65,7 @@ def choose_layers(
     """
     unused = [pattern for pattern in exclude if not _matching(pattern, layers)]
     if unused:
-        named = f"layers are named like {_some(list(layers))}"
+        named = f"layers are named like {_preview(list(layers))}"
         raise InputError(*(f"{key}: {pattern!r} matches no layer; {named}{nearest(pattern, layers)}" for pattern in unused))
     blocks = block_prefixes(model)
     reasons = {name: HEAD for name, layer in layers.items() if isinstance(layer, nn.Linear) and not name.startswith(blocks)} | dict(kept)
@@ -75,7 +75,7 @@ def choose_layers(
         linears = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
         others = f"; its {len(kept)} convolutions stay float: {next(iter(kept.values()))}" if kept else ""
         raise InputError(
-            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_some(linears)}{others}"
+            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_preview(linears)}{others}"
         )
     return chosen, reasons
 
@@ -89,7 +89,7 @@ def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str)
     reached = {name: layer for name, layer in layers.items() if name in observed.group and observed.of(name).total}
     unreached = [name for name in layers if name not in reached]
     if not reached:
-        raise InputError(f"{key}: the calibration rows reach none of the layers to quantize, such as {_some(unreached)}")
+        raise InputError(f"{key}: the calibration rows reach none of the layers to quantize, such as {_preview(unreached)}")
     return reached, unreached
 
 
@@ -162,7 +162,7 @@ def range_warnings(rows: Sequence[Row], unreached: Sequence[str], *, chosen_by: 
     if chosen_by and len(rows) < FEW_ROWS:
         warnings.append(f"only {len(rows)} calibration rows; use at least {FEW_ROWS} for reliable ranges")
     if unreached:
-        warnings.append(f"{len(unreached)} layers never run on the calibration rows and stay float: {_some(unreached)}")
+        warnings.append(f"{len(unreached)} layers never run on the calibration rows and stay float: {_preview(unreached)}")
     return warnings
 
 
@@ -219,5 +219,5 @@ def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
-def _some(names: Sequence[str]) -> str:
+def _preview(names: Sequence[str]) -> str:
     return ", ".join(names[:3])

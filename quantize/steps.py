@@ -177,7 +177,7 @@ class Steps:
         named = self.context.teacher
         teacher = named.path if named and named.path != self.source else uncorrected
         team = self.context.team  # every process calibrated; they start from what the first one found
-        scales, group = team.hand_out((dict(scales), dict(group)))
+        scales, group = team.broadcast_object((dict(scales), dict(group)))
         for model in (self.model, *([] if uncorrected is None else [uncorrected])):
             team.align(model)
         start = cast("Mapping[str, LayerScales]", scales)

@@ -159,9 +159,9 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
             for row in range(count):
                 values = {key: next(texts) for key in columns if key != "label"}
                 label: object = ("negative", "positive")[row % 2]
-                if facts.regresses:
+                if facts.regression:
                     label = round(random.uniform(0, 5), 2)
-                elif facts.several:
+                elif facts.multi_label:
                     label = ("", "negative", "positive", "negative, positive")[row % 4]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1

@@ -99,7 +99,7 @@ class Choice:
 
 
 @dataclass
-class Told:
+class Reply:
     """What one prompt was answered as text, and how long it took."""
 
     text: str
@@ -165,7 +165,7 @@ class Answerer:
             )
         return found
 
-    def answer(self, prompt: str, decoding: Decoding, write: Write | None = None) -> Told:
+    def answer(self, prompt: str, decoding: Decoding, write: Write | None = None) -> Reply:
         """Answers one prompt.
 
         Args:
@@ -193,7 +193,7 @@ class Answerer:
             take([stream.end()])
         else:
             take([BETWEEN.join(self._text.decode(one) for one in found.tokens)])
-        return Told("".join(text), found, len(ids), decoding)
+        return Reply("".join(text), found, len(ids), decoding)
 
     def __enter__(self) -> Answerer:
         return self

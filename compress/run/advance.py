@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compress.run.cache import DEPENDS_ON, depends_on, find, unlike
+from compress.run.cache import DEPENDS_ON, depends_on, explain_miss, find
 from compress.run.state import RunState
 from foundation.artifacts import artifact, chain
 from foundation.artifacts.artifact import Artifact
@@ -68,7 +68,7 @@ def _found_or_made(
         return found, True, float(found.manifest["seconds"])
     context.count_macs()  # checks, before the first step that runs, that the model fits all stages
     context.progress.log(f"{step.id}: running")
-    if team.is_first and not force and (difference := unlike(step, destination.parent, inputs)):
+    if team.is_first and not force and (difference := explain_miss(step, destination.parent, inputs)):
         context.progress.log(f"  {difference}")
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")

@@ -77,7 +77,7 @@ def find(destination: Path, key: str, context: Context) -> Artifact | None:
     return found if found.key == key else None
 
 
-def unlike(step: Stage, stages: Path, wanted: Mapping[str, Any]) -> str | None:
+def explain_miss(step: Stage, stages: Path, wanted: Mapping[str, Any]) -> str | None:
     """Returns in one line how the nearest artifact of a step differs from the one that is wanted.
 
     Args:

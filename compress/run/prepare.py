@@ -30,7 +30,7 @@ from foundation.models.adapters import model_folder
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.importing import check_model, source_digest
 from foundation.models.inputs.tokenizer import resolve_tokenizer
-from foundation.models.library import some
+from foundation.models.library import preview
 from foundation.models.size import count
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage, input_named, is_model, teachers_named
@@ -197,5 +197,7 @@ def _config_outside(step: Any, name: str, context: Context) -> Any:
         checked = check_model(_outside(step, name, context), num_labels, context.max_length)
         check_teacher(checked.config, model_folder(name, "model.path", None, weights=False), context)
     if num_labels and checked.labels not in (None, context.data.labels):
-        raise InputError(f"{key}: the teacher has the labels {some(checked.labels or ())}, the data {some(context.data.labels)}{FITTING}")
+        raise InputError(
+            f"{key}: the teacher has the labels {preview(checked.labels or ())}, the data {preview(context.data.labels)}{FITTING}"
+        )
     return checked.config

@@ -32,7 +32,7 @@ from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
 from foundation.core.yaml_file import parse_yaml
-from foundation.data.resemblance import unlike
+from foundation.data.resemblance import warn_if_lengths_differ
 from foundation.machine.process import keep_freed_memory
 
 LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"
@@ -72,7 +72,7 @@ def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress
     setup = Setup.of(recipe, folder, progress)
     open_folder(setup)
     progress.file = folder / LOG
-    if (difference := unlike(setup.data)) is not None:
+    if (difference := warn_if_lengths_differ(setup.data)) is not None:
         progress.warn(difference)
     study = Study(folder, recipe, setup.knobs, setup.metric.higher_is_better)
     for rung, absent in rungs_of(setup).items():

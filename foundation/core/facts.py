@@ -135,7 +135,7 @@ class Facts:
         return "negative" in self.columns or (self.searches and self.embeds)
 
     @property
-    def several(self) -> bool:
+    def multi_label(self) -> bool:
         """Whether any number of labels may hold for a row."""
         return self.answer == "labels"
 
@@ -147,15 +147,15 @@ class Facts:
     @property
     def fits_thresholds(self) -> bool:
         """Whether thresholds that are chosen on selection rows decide what holds."""
-        return self.several or self.finds_spans
+        return self.multi_label or self.finds_spans
 
     @property
-    def orders(self) -> bool:
+    def reranks(self) -> bool:
         """Whether it puts candidates of a query in order."""
         return self.searches and self.answer == "value"
 
     @property
-    def regresses(self) -> bool:
+    def regression(self) -> bool:
         """Whether it answers with a number that is in the data."""
         return self.answer == "value" and not self.searches
 

@@ -114,7 +114,7 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
             f"{sources[0].place(0)}: all {rows} train rows have the label {shown(found.pop())}; two or more classes are needed"
         )
     if len(found) > 20 and 2 * len(found) > rows:
-        values = tasks_with(lambda row: row.regresses)
+        values = tasks_with(lambda row: row.regression)
         advice = f"set data.columns.label to the column of the class labels (to predict numbers, set task: {values})"
         raise InputError(f"{sources[0].place(0)}: {len(found)} different labels in {rows} train rows; {advice}")
     whole = all(_is_whole(name) for name in found)

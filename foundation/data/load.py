@@ -77,7 +77,7 @@ def load_data(
         return load_tagged(config, task, label_names, tokenizer, log)
     if TASKS[task].searches:
         model = tokenizer if isinstance(tokenizer, str) else None
-        data = load_candidates(config, task, log) if TASKS[task].orders else load_judged(config, task, log, model)
+        data = load_candidates(config, task, log) if TASKS[task].reranks else load_judged(config, task, log, model)
     elif TASKS[task].captioned:
         data = load_captioned(config, task, log)
     elif TASKS[task].needs_pairs:
@@ -96,11 +96,11 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     unlabelled = labels.drop_unlabelled(sources, log)
     names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
     every = [source for found in sources.values() for source in found]
-    vectors = TASKS[task].several and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
+    vectors = TASKS[task].multi_label and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
     if not predicts_values:
-        found = partial(label_sets.set_names, vectors=vectors) if TASKS[task].several else labels.class_names
+        found = partial(label_sets.set_names, vectors=vectors) if TASKS[task].multi_label else labels.class_names
         names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
-    ids = partial(label_sets.set_ids, vectors=vectors) if TASKS[task].several else labels.class_ids
+    ids = partial(label_sets.set_ids, vectors=vectors) if TASKS[task].multi_label else labels.class_ids
     numbered = label_names is not None or bool(labels.own_names(sources["train"]))
     convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=numbered)
     if vectors:
@@ -122,10 +122,10 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
 def _check_keys(config: DataConfig, task: Task) -> None:
     """Raises an `InputError` if a key is given that the task does not read."""
     readers: dict[str, Callable[[Facts], bool]] = {
-        "candidates": lambda row: row.orders,
+        "candidates": lambda row: row.reranks,
         "negatives": lambda row: row.reads_negatives,
         "stride": lambda row: row.finds_spans,
-        "multi_hot": lambda row: row.several,
+        "multi_hot": lambda row: row.multi_label,
         "windows": lambda row: row.reads_windows,
     }
     if config.keep_evaluation_rows and TASKS[task].searches:

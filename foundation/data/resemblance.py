@@ -18,7 +18,7 @@ FEWEST = 20
 """Splits with fewer rows are not compared."""
 
 
-def unlike(data: Data) -> str | None:
+def warn_if_lengths_differ(data: Data) -> str | None:
     """Returns a warning if the median length of the selection rows is far from the median length of the evaluation rows; None if it is
     near, or if the rows are not texts."""
     selection, evaluation = _lengths(data.selection.rows), _lengths((data.hidden or data.evaluation).rows)

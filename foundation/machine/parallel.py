@@ -119,32 +119,32 @@ class Team:
         return shared if self.tensor > 1 else str(self.strategy)
 
     @property
-    def holders(self) -> int:
+    def model_parallel_size(self) -> int:
         """Neighbouring processes that run one model together, and take the same rows."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def data_rank(self) -> int:
         """Index of the rows that this process takes; those that hold one model together take the same ones."""
-        return self.rank // self.holders
+        return self.rank // self.model_parallel_size
 
     @property
     def data_size(self) -> int:
         """Number of shares that the rows of a batch are dealt out in."""
-        return self.size // self.holders
+        return self.size // self.model_parallel_size
 
     @property
     def stream(self) -> int:
         """Index of the random numbers that this process draws; processes that share layers or tokens draw the same ones."""
-        return self.rank // self.twins
+        return self.rank // self.replicas
 
     @property
-    def twins(self) -> int:
+    def replicas(self) -> int:
         """Neighbouring processes that compute the same outside of blocks."""
         return self.tensor * self.context
 
     @property
-    def whole(self) -> Team:
+    def without_pipeline(self) -> Team:
         """The processes of a pipeline, as they work on a model that each of them has whole, such as a teacher; else the same team."""
         return replace(self, pipeline=1)
 
@@ -179,7 +179,7 @@ class Team:
 
     def data_group(self) -> Any:
         """Returns the process group of those that have the same part of the model, or of its tokens; None for all processes."""
-        return self.mesh()["data"].get_group() if self.holders > 1 else None
+        return self.mesh()["data"].get_group() if self.model_parallel_size > 1 else None
 
     def gradient_group(self) -> Any:
         """Returns the process group over which gradients are summed; None for all processes."""
@@ -200,7 +200,7 @@ class Team:
         received: T = json.loads(data.numpy().tobytes())
         return received
 
-    def hand_out(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """Returns process 0's value in every process; all must call it. Unlike `broadcast` it takes all that can be pickled."""
         if self.size == 1:
             return value
@@ -237,7 +237,7 @@ class Team:
 
     def _once(self, tensor: Tensor) -> Tensor:
         """Sets a tensor to 0, in place, in all but one of the processes that have the same one; returns it."""
-        return tensor.zero_() if self.rank % self.holders else tensor
+        return tensor.zero_() if self.rank % self.model_parallel_size else tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Returns the tensors of all processes, in order of rank; all must be on the CPU and have the same shape."""

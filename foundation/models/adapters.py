@@ -23,7 +23,7 @@ from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.models.files import find
-from foundation.models.library import REFUSED, one_line, quiet, some
+from foundation.models.library import REFUSED, one_line, preview, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,5 +126,5 @@ def merged(model: PreTrainedModel, folder: Path, key: str) -> PreTrainedModel:
         raise InputError(f"{what} cannot be merged ({one_line(error)}); merge it with peft first, and give the result") from error
     lost = [*result.missing_keys, *result.unexpected_keys]
     if lost:
-        raise InputError(f"{what} does not fit the model ({some(lost)}: missing, or not of the model); give files that belong together")
+        raise InputError(f"{what} does not fit the model ({preview(lost)}: missing, or not of the model); give files that belong together")
     return whole

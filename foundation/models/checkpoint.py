@@ -22,7 +22,7 @@ from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import write_files
 from foundation.models.layers.conv1d import stock_state, with_linears
 from foundation.models.layers.experts import with_separate_experts
-from foundation.models.library import REFUSED, one_line, quiet, some, task_of
+from foundation.models.library import REFUSED, one_line, preview, quiet, task_of
 from foundation.schemes.checkpoint import apply_quantization
 from foundation.schemes.sites import apply_sites
 
@@ -59,7 +59,7 @@ def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)
     if info["missing"] or info["mismatched"]:
         raise InputError(
-            f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
+            f"checkpoint: {folder} lacks weights: {preview(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
         )
     with_linears(model)
     floating: nn.Module = model.eval()

@@ -47,7 +47,7 @@ from foundation.models.heads.towers import check_towers, with_first_scale
 from foundation.models.inputs.saving import save_preprocessing, settle_inputs
 from foundation.models.inputs.sounds import settle
 from foundation.models.inputs.tokenizer import TrainedTokenizer
-from foundation.models.library import REFUSED, as_with_head, one_line, quiet, some, with_class
+from foundation.models.library import REFUSED, as_with_head, one_line, preview, quiet, with_class
 from foundation.models.meta import on_meta_device
 from foundation.models.raw_config import check_raw
 from foundation.models.size import count
@@ -146,7 +146,7 @@ def import_model(
     """
     task = config.task
     if TASKS[task].classifies and len(data_labels) < 2:
-        values = tasks_with(lambda row: row.regresses)
+        values = tasks_with(lambda row: row.regression)
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else model_folder(config.path, "model.path", config.adapter, weights=True)
     linked = _linked(config, source, out)
@@ -190,7 +190,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     labels = own_names(found) if config.head == "keep" and TASKS[config.task].classifies else None
     if labels is not None and labels != tuple(data_labels):
         raise InputError(
-            f"model.path: the model's labels are {some(labels)}, the data's are {some(data_labels)}; rename them, or give model.head: new"
+            f"model.path: the model's labels are {preview(labels)}, the data's {preview(data_labels)}; rename them, or give model.head: new"
         )
     set_labels(settle(found), config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
@@ -263,18 +263,18 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
     lost = info["missing"] | info["mismatched"]
     if lost - head:
         raise InputError(
-            f"model.path: {source}: {len(lost - head)} weights are missing or do not have the shape in config.json: {some(lost - head)}; "
+            f"model.path: {source}: {len(lost - head)} weights are missing or differ in shape from config.json: {preview(lost - head)}; "
             "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
         row = TASKS[config.task]
         remedy = "give a complete model" if row.generates or row.two_towers else "give model.head: new"
-        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or with another shape); {remedy}")
+        raise InputError(f"model.path: {source} has no trained head ({preview(lost)} missing or with another shape); {remedy}")
     known = ("text_model.", "vision_model.") if TASKS[config.task].two_towers else f"{prefix}."
     layers = {name for name in info["unexpected"] if name.startswith(known) and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
-            f"model.path: {source} has weights of layers that are not in config.json: {some(layers)}; give files that belong together"
+            f"model.path: {source} has weights of layers that are not in config.json: {preview(layers)}; give files that belong together"
         )
 
 

@@ -142,7 +142,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def some(names: Iterable[str], limit: int = 3) -> str:
+def preview(names: Iterable[str], limit: int = 3) -> str:
     """Returns the first `limit` names and the number of the others, as text; sets are sorted first."""
     names = sorted(names) if isinstance(names, set) else list(names)
     return ", ".join(map(str, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -43,7 +43,7 @@ from foundation.models.architecture.shapes import auto_class
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import is_conv1d, with_linears
 from foundation.models.layers.stored_linear import StoredEmbedding, StoredLinear, rows_of
-from foundation.models.library import quiet, some, task_of, with_class
+from foundation.models.library import preview, quiet, task_of, with_class
 from foundation.models.meta import on_meta_device
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from foundation.schemes.int4 import Int4Scales
@@ -320,7 +320,7 @@ def structure_problem(model: nn.Module) -> str | None:
     """Returns in one line why a model cannot be run layer by layer, or None if it can."""
     lists = _outermost_lists(model)
     if len(lists) != 1:
-        return f"it has {len(lists)} lists of layers ({some(lists) or 'none'}); streaming needs exactly one list of decoder layers"
+        return f"it has {len(lists)} lists of layers ({preview(lists) or 'none'}); streaming needs exactly one list of decoder layers"
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None:
         return "it has no language model head"
@@ -365,7 +365,7 @@ def stored_names(model: nn.Module, transposed: Collection[str], weights: StoredW
         else:
             stored[name] = found
     if wrong:
-        raise InputError(f"{what}: weights are missing or have another shape: {some(wrong)}; write it again with save_pretrained")
+        raise InputError(f"{what}: weights are missing or have another shape: {preview(wrong)}; write it again with save_pretrained")
     return stored
 
 

@@ -106,7 +106,7 @@ def divided(model: nn.Module, team: Team, parallel: Parallel, key: str, share: b
     Raises:
         InputError: The layers cannot be shared; see `foundation.models.architecture.split.split_of`.
     """
-    if not team.whole.runs_together:
+    if not team.without_pipeline.runs_together:
         return Division(model, None, {})
     before, orders = skeleton(model), dict[str, Tensor]()
     blocks = list(blocks_of(model, key).values())

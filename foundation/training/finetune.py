@@ -126,7 +126,7 @@ class Finetune(TrainingSettings, Stage):
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
         history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team), training)
-        fits = fit_thresholds if TASKS[context.task].several else fit_null_threshold
+        fits = fit_thresholds if TASKS[context.task].multi_label else fit_null_threshold
         moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
         if context.team.is_first:
             save(

@@ -99,7 +99,7 @@ def row_draws(team: Team, device: torch.device, rows: Rows, runs_twice: bool) ->
         rows: The training rows.
         runs_twice: Whether micro-batches are run twice (`foundation.training.grad_cache`), in an order of their own.
     """
-    shared = team.data_size > 1 and team.holders == 1 and device.type == "cpu" and not rows.towers and not runs_twice
+    shared = team.data_size > 1 and team.model_parallel_size == 1 and device.type == "cpu" and not rows.towers and not runs_twice
     return RowDraws() if shared else None
 
 

@@ -41,7 +41,7 @@ def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], co
     """
     from safetensors.torch import save_file
 
-    team, device = context.team.whole, device_of(model)
+    team, device = context.team.without_pipeline, device_of(model)
     few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
     autocast = autocast_dtype(device)
     if not team.runs_together:  # one process alone cannot run a divided model
@@ -90,7 +90,7 @@ def _held(folder: Path, context: Context) -> AbstractContextManager[None]:
 
 def _computed(model: nn.Module, rows: Rows, autocast: torch.dtype | None, context: Context, label: str) -> Tensor:
     """Returns the logits in every process; rows of similar length run together."""
-    team, device = context.team.whole, device_of(model)
+    team, device = context.team.without_pipeline, device_of(model)
     order = np.argsort(-rows.lengths, kind="stable")
     all_logits: Tensor | None = None
     with without_gradients(model), context.progress.bar(f"{label}: teacher", len(order)) as advance:

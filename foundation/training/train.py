@@ -231,7 +231,7 @@ class _Loop:
         self.plan_text += f" of {threads} thread{'s' * (threads > 1)}"
         self.history = History()
         self.autocast = autocast_dtype(self.device)
-        if not team.whole.runs_together:  # one process alone cannot run such a model
+        if not team.without_pipeline.runs_together:  # one process alone cannot run such a model
             few = on_device(self.rows.batch(np.arange(min(2, len(self.rows.lengths)))), self.device)
             self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
         self.history.autocast = str(self.autocast).removeprefix("torch.")
@@ -403,7 +403,7 @@ class _Loop:
 
     def _weights(self) -> dict[str, Tensor]:
         """Returns a copy of all weights that training changes, on the CPU unless they are sharded."""
-        if self.team.whole.shards:
+        if self.team.without_pipeline.shards:
             return {name: value.detach().clone() for name, value in self._changing().items()}
         return {name: value.detach().cpu().clone() for name, value in self._changing().items()}
 
@@ -419,7 +419,7 @@ class _Loop:
         for name, parameter in self.trained.named_parameters():
             entries |= {f"optimizer.{moment}.{name}": entry for moment, entry in moments_of(self.optimizer, parameter).items()}
         # processes that share layers or tokens have the same generator
-        generators = self.team.gather(generator_state(self.device))[:: self.team.twins]
+        generators = self.team.gather(generator_state(self.device))[:: self.team.replicas]
         drawn: Gathers = {f"rank.{rank}": partial(torch.clone, generator) for rank, generator in enumerate(generators)}
         values = {
             "history": asdict(self.history),

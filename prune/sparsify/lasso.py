@@ -145,7 +145,7 @@ class Lasso(nn.Module):
         """Returns the factors of the metric and beta, as they are now, by name of their buffer."""
         device = self.layers[0][1].weight.device
         found = {name: value.cpu() for name, value in self._measured_here(model).items()} if self.team.is_first else {}
-        return {name: value.to(device) for name, value in self.team.hand_out(found).items()}
+        return {name: value.to(device) for name, value in self.team.broadcast_object(found).items()}
 
     def _measured_here(self, model: nn.Module) -> dict[str, Tensor]:
         weights = {name: layer.weight.detach() for name, layer in self.layers}

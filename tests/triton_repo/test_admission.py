@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.config import ModelSettings, Scheduling, from_text, model_config, to_text
-from triton_repo.front.admission import Admission, Asked, Flow, refusal
+from triton_repo.front.admission import Admission, Flow, Request, refusal
 from triton_repo.front.figures import figures
 from triton_repo.front.inference import Inference, asked_of
 from triton_repo.front.limits import Rejected
@@ -21,7 +21,7 @@ from triton_repo.front.routes import Route, Routes
 from triton_repo.queueing import MOST_TIMEOUT_MS, Queue, read_policy
 
 ROUTE = Route("1", timeout_ms=100)
-ASKED = Asked(timeout_s=0.1)
+ASKED = Request(timeout_s=0.1)
 
 
 class Clock:
@@ -92,7 +92,7 @@ def test_the_service_time_is_that_of_the_answers():
     clock = Clock()
     admission = Admission(clock)
     for _ in range(500):
-        with admission.enter("m", Asked(rows=4), ROUTE):
+        with admission.enter("m", Request(rows=4), ROUTE):
             clock.now += 0.02
         clock.now += 1.0  # a pause is no service
     assert admission.flows["m"].service_s == pytest.approx(0.005)
@@ -102,25 +102,25 @@ def test_higher_priorities_do_not_wait_for_lower_ones():
     flow = Flow(service_s=0.01)
     flow.rows[2] += 20
     flow.requests = 20
-    assert "about 210 ms, longer than the 100 ms" in str(refusal(flow, Asked(1, 2, 0.1), ROUTE))
-    assert refusal(flow, Asked(1, 1, 0.1), ROUTE) is None
+    assert "about 210 ms, longer than the 100 ms" in str(refusal(flow, Request(1, 2, 0.1), ROUTE))
+    assert refusal(flow, Request(1, 1, 0.1), ROUTE) is None
     flow.rows[1] += 20
-    assert refusal(flow, Asked(1, 1, 0.1), ROUTE) is not None
+    assert refusal(flow, Request(1, 1, 0.1), ROUTE) is not None
 
 
 def test_an_idle_model_takes_a_request_whatever_the_estimate_says():
-    assert refusal(Flow(service_s=60.0), Asked(8, 1, 0.1), ROUTE) is None
+    assert refusal(Flow(service_s=60.0), Request(8, 1, 0.1), ROUTE) is None
 
 
 def test_requests_are_counted_and_limited():
     admission, route = Admission(Clock()), Route("1", max_requests=2)
-    with admission.enter("m", Asked(), route), admission.enter("m", Asked(), route):
+    with admission.enter("m", Request(), route), admission.enter("m", Request(), route):
         with pytest.raises(Rejected, match="model m: 2 requests are under way, the most allowed; try again later") as caught:
-            admission.enter("m", Asked(), route).__enter__()
+            admission.enter("m", Request(), route).__enter__()
         assert caught.value.status == 503
         assert admission.flows["m"].requests == 2
     for error in (Rejected("x", 503), Rejected("x", 504), Rejected("x", 400), ValueError(), asyncio.CancelledError()):
-        with pytest.raises(type(error)), admission.enter("m", Asked(), route):
+        with pytest.raises(type(error)), admission.enter("m", Request(), route):
             raise error
     ended = {"answered": 2, "refused": 2, "timed_out": 1, "failed": 2, "cancelled": 1}
     assert (admission.flows["m"].ended, admission.flows["m"].requests) == (ended, 0)
@@ -129,7 +129,7 @@ def test_requests_are_counted_and_limited():
 def test_names_that_a_client_made_up_are_not_kept():
     admission = Admission(Clock())
     for number in range(10):
-        with admission.enter(f"made-up-{number}", Asked(), Route()):
+        with admission.enter(f"made-up-{number}", Request(), Route()):
             pass
     assert admission.flows == {}
 
@@ -144,11 +144,11 @@ def request(**parameters: int) -> pb.ModelInferRequest:
 
 def test_a_request_asks_for_its_level_and_for_less_time():
     route = Route("1", timeout_ms=100, priorities=3)
-    assert asked_of(request(), route) == Asked(3, 3, 0.1)
-    assert asked_of(request(priority=1, timeout=20_000), route) == Asked(3, 1, 0.02)
+    assert asked_of(request(), route) == Request(3, 3, 0.1)
+    assert asked_of(request(priority=1, timeout=20_000), route) == Request(3, 1, 0.02)
     assert asked_of(request(timeout=900_000), route).timeout_s == 0.1
     assert asked_of(request(), route, 0.05).timeout_s == 0.05
-    assert asked_of(request(), Route("1")) == Asked(3, 1, None)
+    assert asked_of(request(), Route("1")) == Request(3, 1, None)
     with pytest.raises(Rejected, match="priority 4 given; model m has 3"):
         asked_of(request(priority=4), route)
 
@@ -193,7 +193,7 @@ def test_metrics_name_each_model_and_outcome(tmp_path):
     (tmp_path / "routes").write_text(json.dumps({"m": {"version": "7"}}))
     clock = Clock()
     admission = Admission(clock)
-    with admission.enter("m", Asked(), Route("7")):
+    with admission.enter("m", Request(), Route("7")):
         clock.now = 0.25
     lines = figures(admission, Routes(str(tmp_path / "routes"))).splitlines()
     assert 'compress_front_requests_total{model="m",outcome="answered"} 1' in lines

@@ -49,7 +49,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a request asks of the queue."""
 
     rows: int = 1
@@ -69,7 +69,7 @@ class Admission:
         self.flows: dict[str, Flow] = {}
 
     @contextmanager
-    def enter(self, model: str, asked: Asked, route: Route) -> Iterator[None]:
+    def enter(self, model: str, asked: Request, route: Route) -> Iterator[None]:
         """Holds a place while a request is answered; what is raised inside counts as no answer.
 
         Raises:
@@ -113,7 +113,7 @@ class Admission:
         flow.since = now
 
 
-def refusal(flow: Flow, asked: Asked, route: Route) -> str | None:
+def refusal(flow: Flow, asked: Request, route: Route) -> str | None:
     """Returns why a request is not taken; None where it is."""
     if route.max_requests is not None and flow.requests >= route.max_requests:
         return f"{flow.requests} requests are under way, the most allowed"

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from triton_repo.front.admission import Admission, Asked
+from triton_repo.front.admission import Admission, Request
 from triton_repo.front.limits import MODEL_FAILED, REQUEST_SECONDS, TRY_LATER, Rejected
 from triton_repo.front.routes import Route, Routes
 from triton_repo.front.tensors import QUEUED
@@ -87,7 +87,7 @@ class Inference:
         with self._admission.enter(request.model_name, asked_of(request, route), route):
             yield route
 
-    async def _sent(self, request: Any, asked: Asked) -> bytes:
+    async def _sent(self, request: Any, asked: Request) -> bytes:
         seconds = REQUEST_SECONDS if asked.timeout_s is None else min(REQUEST_SECONDS, asked.timeout_s)
         started = time.monotonic()
         try:
@@ -115,7 +115,7 @@ def failure(line: str) -> Rejected:
     return Rejected(line, 500 if line.startswith(MODEL_FAILED) else 400)
 
 
-def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Asked:
+def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Request:
     """Returns what a request asks of the queue.
 
     Raises:
@@ -131,7 +131,7 @@ def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> As
         remaining_s,
     ]
     rows = 1 if route.request_seconds is not None else max(1, int(request.inputs[0].shape[0]))
-    return Asked(rows, priority, min((limit for limit in limits if limit is not None), default=None))
+    return Request(rows, priority, min((limit for limit in limits if limit is not None), default=None))
 
 
 def _number(request: Any, name: str) -> int:

@@ -149,7 +149,7 @@ def on_devices(teacher: nn.Module, context: Context, key: str) -> nn.Module:
         key: Key path of the teacher, for messages.
     """
     freeze(teacher)
-    if not context.team.whole.runs_together:
+    if not context.team.without_pipeline.runs_together:
         return teacher.to(computing_device())
     problem = _unshared(teacher.config, context, key)
     if problem is not None:

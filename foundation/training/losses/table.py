@@ -27,7 +27,7 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team =
         loss: The loss against labels, for tasks that have several (`loss_names`); None: the usual one.
         team: For vectors, the processes that share the rows of a batch.
     """
-    if TASKS[task].orders:
+    if TASKS[task].reranks:
         assert loss is None or loss in loss_names(task), (task, loss)
         return CandidateLoss(cast("OrderLoss | None", loss))
     losses: dict[str, AnswerLoss] = {
@@ -46,4 +46,4 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team =
 def loss_names(task: Task) -> tuple[str, ...]:
     """Returns the names of the losses against labels that a task chooses from; empty for one that has a single loss."""
     facts = TASKS[task]
-    return get_args(OrderLoss) if facts.orders else get_args(PairLoss) if facts.embeds and not facts.two_towers else ()
+    return get_args(OrderLoss) if facts.reranks else get_args(PairLoss) if facts.embeds and not facts.two_towers else ()

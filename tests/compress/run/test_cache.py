@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compress.run.cache import DEPENDS_ON, depends_on, unlike
+from compress.run.cache import DEPENDS_ON, depends_on, explain_miss
 from compress.run.implicit import Evaluate
 from foundation.artifacts import artifact
 from foundation.core.target import Target
@@ -49,17 +49,17 @@ def made(tmp_path: Path) -> Callable[..., Path]:
 
 def test_the_nearest_artifact_is_named_with_what_differs(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
     wanted = depends_on(STEP, None, context)
-    assert unlike(STEP, tmp_path, wanted) is None  # nothing to compare with
+    assert explain_miss(STEP, tmp_path, wanted) is None  # nothing to compare with
     far = Finetune(id="finetune", epochs=5, learning_rate=1e-4)
     made(far, depends_on(far, None, context))
     near = made(STEP, depends_on(STEP, None, replace(context, target=Target(sequence_lengths=(8,), threads=2))))
-    assert unlike(STEP, tmp_path, wanted) == f"unlike {near.name}: threads 1, was 2"
+    assert explain_miss(STEP, tmp_path, wanted) == f"unlike {near.name}: threads 1, was 2"
 
 
 def test_three_differences_are_told(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
     step = Finetune(id="finetune", epochs=5, learning_rate=1e-4)
     other = made(step, depends_on(step, None, replace(context, seed=3, data=replace(context.data, train=context.data.train.take([0, 1])))))
-    assert unlike(STEP, tmp_path, depends_on(STEP, None, context)) == (
+    assert explain_miss(STEP, tmp_path, depends_on(STEP, None, context)) == (
         f"unlike {other.name}: config.epochs 3.0, was 5.0; config.learning_rate 3e-05, was 0.0001; data has other contents; and 1 more"
     )
 
@@ -67,7 +67,7 @@ def test_three_differences_are_told(context: Context, made: Callable[..., Path],
 def test_what_an_earlier_step_changed_is_not_told_again(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
     wanted = depends_on(STEP, None, context)
     made(STEP, {**wanted, "parent": "a" * 64, "threads": 2})
-    assert unlike(STEP, tmp_path, wanted) is None
+    assert explain_miss(STEP, tmp_path, wanted) is None
 
 
 def test_other_steps_and_unreadable_folders_are_passed_over(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_other_steps_and_unreadable_folders_are_passed_over(context: Context, ma
     (tmp_path / "evaluate-00000000").mkdir()
     (tmp_path / "evaluate-11111111").mkdir()
     (tmp_path / "evaluate-11111111" / artifact.MANIFEST).write_text("{", encoding="utf-8")
-    assert unlike(evaluate, tmp_path, depends_on(evaluate, None, context)) is None
+    assert explain_miss(evaluate, tmp_path, depends_on(evaluate, None, context)) is None
 
 
 def test_tuples_are_lists_in_a_manifest(context: Context, made: Callable[..., Path], tmp_path: Path) -> None:
     inputs = {**depends_on(STEP, None, context), "more": (1, (2, 3)), "by_number": {1: 2}}
     made(STEP, {**inputs, "seed": 9})
-    assert str(unlike(STEP, tmp_path, inputs)).endswith(": seed 0, was 9")
+    assert str(explain_miss(STEP, tmp_path, inputs)).endswith(": seed 0, was 9")

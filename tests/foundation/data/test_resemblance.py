@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foundation.data.resemblance import FEWEST, unlike
+from foundation.data.resemblance import FEWEST, warn_if_lengths_differ
 from foundation.data.splits import Data, Split
 from foundation.standalone.preprocess import Row
 
@@ -19,14 +19,14 @@ def texts(*lengths: int) -> list[Row]:
 
 @pytest.mark.parametrize("judge", ["evaluation", "selection"])
 def test_phrases_against_sentences_are_told_with_both_medians(judge: str) -> None:
-    found = unlike(data_of(texts(9, 30, 40), texts(80, 104, 300)).judged_on(judge))  # type: ignore[arg-type]
+    found = warn_if_lengths_differ(data_of(texts(9, 30, 40), texts(80, 104, 300)).judged_on(judge))  # type: ignore[arg-type]
     assert found is not None
     assert "median selection row has 30 characters, the median evaluation row 104" in found
     assert "data.files.validation" in found
 
 
 def test_longer_selection_rows_are_told_too() -> None:
-    assert unlike(data_of(texts(104), texts(30))) is not None
+    assert warn_if_lengths_differ(data_of(texts(104), texts(30))) is not None
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_longer_selection_rows_are_told_too() -> None:
     ],
 )
 def test_others_are_not(selection: list[Row], evaluation: list[Row]) -> None:
-    assert unlike(data_of(selection, evaluation)) is None
+    assert warn_if_lengths_differ(data_of(selection, evaluation)) is None
 
 
 def test_pairs_count_with_both_texts() -> None:
-    assert unlike(data_of([("x" * 50, "x" * 50)] * FEWEST, [("x" * 20, "x" * 90)] * FEWEST)) is None
-    assert unlike(data_of([("x" * 50, "x" * 50)] * FEWEST, [("x" * 50, "x" * 101)] * FEWEST)) is not None
+    assert warn_if_lengths_differ(data_of([("x" * 50, "x" * 50)] * FEWEST, [("x" * 20, "x" * 90)] * FEWEST)) is None
+    assert warn_if_lengths_differ(data_of([("x" * 50, "x" * 50)] * FEWEST, [("x" * 50, "x" * 101)] * FEWEST)) is not None

@@ -117,8 +117,8 @@ def test_neighbours_hold_one_model_and_take_the_same_rows() -> None:
     assert [team.pipeline_rank for team in teams] == [0, 1, 0, 1]
     assert [team.stream for team in teams] == [0, 1, 2, 3]  # each stage draws its own dropout
     assert {team.data_size for team in teams} == {2}
-    assert all(team.shards and not team.whole.shards for team in teams)
-    assert [team.whole.data_rank for team in teams] == [0, 1, 2, 3]  # a teacher is whole in each process
+    assert all(team.shards and not team.without_pipeline.shards for team in teams)
+    assert [team.without_pipeline.data_rank for team in teams] == [0, 1, 2, 3]  # a teacher is whole in each process
 
 
 @pytest.mark.parametrize(

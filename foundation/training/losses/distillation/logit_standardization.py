@@ -44,7 +44,7 @@ class LogitStandardization(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if TASKS[setting.task].several:
+        if TASKS[setting.task].multi_label:
             raise InputError(
                 f"{setting.key}: logit_standardization given; the labels of {setting.task} do not exclude each other: give soft_target"
             )

@@ -69,7 +69,7 @@ class MarginMSE(Loss):
 
 
 def _compares(row: Facts) -> bool:
-    return row.orders or row.reads_negatives
+    return row.reranks or row.reads_negatives
 
 
 def margin_mse(student_b: Tensor, teacher_b: Tensor, numbers_b: Tensor) -> Tensor:

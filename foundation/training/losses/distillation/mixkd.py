@@ -72,7 +72,7 @@ class MixKD(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if TASKS[setting.task].orders:
+        if TASKS[setting.task].reranks:
             raise InputError(
                 f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
             )

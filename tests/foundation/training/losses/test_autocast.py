@@ -62,7 +62,7 @@ def cases() -> list[tuple[str, AnswerLoss, Tensor, Tensor, Tensor]]:
         answer, names = TASKS[task].answer, loss_names(task)
         if answer == "vector":
             continue
-        if TASKS[task].orders:
+        if TASKS[task].reranks:
             labels = torch.from_numpy(candidates.labels_of([0, 0, 0, 1, 1], [2, 1, 0, 1, 0], [[2, 1], [1]]))
             made |= {name: (losses_of(task, name), labels, *near((5, 1))) for name in names}
         else:
