@@ -185,7 +185,7 @@ def test_a_teacher_from_outside_is_checked_and_imported(make_context: Contexts, 
     renamed = dataclasses.replace(outside, data=dataclasses.replace(context.data, labels=("positive", "negative")))
     with pytest.raises(
         InputError,
-        match=r"stages.distill.teacher: the model's labels are negative, positive, the data's are positive.*; give a model",
+        match=r"stages.distill.teacher: the model's labels are negative, positive, the data's positive.*; give a model",
     ):
         distill(renamed, tmp_path / "renamed", teacher=str(checkpoint("bert", num_labels=2)))
 

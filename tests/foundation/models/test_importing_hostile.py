@@ -70,7 +70,7 @@ def test_a_missing_weight(folder: Path, out: Path) -> None:
 
 def test_weights_of_another_shape(folder: Path, out: Path) -> None:
     edit(folder, intermediate_size=48)
-    refused(named(folder), out, "weights are missing or do not have the shape in config.json")
+    refused(named(folder), out, "weights are missing or differ in shape")
 
 
 def test_more_layers_than_the_config(folder: Path, out: Path) -> None:
