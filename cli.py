@@ -144,7 +144,7 @@ def run(
 
 @app.command(
     epilog="Examples: compress search sst2-minilm-search; compress search recipe.yaml --set search.budget.trials=60; "
-    "the same command goes on where it was stopped, and a second one beside it helps"
+    "the same command resumes where it was stopped, and a second one next to it helps"
 )
 def search(
     recipe: RecipeFile,

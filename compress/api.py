@@ -110,7 +110,7 @@ def run(
 
 
 def search(recipe: Recipe, out: str | Path | None = None, *, volume: Volume = "normal") -> dict[str, Any]:
-    """Searches for the best settings of a recipe with a `search`, and goes on where it was stopped.
+    """Searches for the best settings of a recipe with a `search`, and resumes where it was stopped.
 
     Args:
         recipe: A recipe of `load_recipe`.

@@ -422,7 +422,7 @@ def _check_generating(recipe: Recipe) -> list[str]:
 
 
 def _check_proposals(recipe: Recipe) -> list[str]:
-    """Returns what is wrong with the tokens that are to be proposed to engines: no engine takes them, or no stage makes the draft."""
+    """Returns the problems of proposed tokens: no engine takes them, or no stage makes the draft."""
     problems, made = [], [str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint"]
     measured = any(isinstance(stage, Export) and (stage.generation.draft or stage.generation.prompt_lookup) for stage in recipe.stages)
     problems += [

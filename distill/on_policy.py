@@ -35,7 +35,7 @@ class OnPolicy(Config):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Probability that a step takes the student's answers instead of the data's."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Of the sampling."""
+    """Settings of the sampling."""
     prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """text-generation: the share of a block that is given; the student writes the rest."""
 

@@ -51,8 +51,8 @@ class PlainText(Config):
     header: bool = True
     """Whether the first line of a tsv or csv names the columns."""
     quoting: Quoting | None = None
-    """Of tsv: minimal, if fields that contain tabs, line ends or quotes stand in quotes, as pandas and csv writers write them; none, if
-    quotes are part of the text. Default: none, and files that look like minimal are refused."""
+    """Quotes in tsv files: minimal, if fields that contain tabs, line ends or quotes stand in quotes, as pandas and csv writers write them;
+    none, if quotes are part of the text. Default: none, and files that look like minimal are refused."""
 
 
 def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda message: None) -> list[Row]:

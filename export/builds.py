@@ -49,7 +49,7 @@ class Build:
 
 
 def planned(context: Context, variants: Literal["ends", "all"], draft: str | None = None) -> list[Build]:
-    """Returns what is built, in order: variants first to last, then on a processor with bf16 the float one behind the last in that, from
+    """Returns the builds, in order: variants first to last, then on a processor with bf16 the float one behind the last in that, from
     the files of its fp32. What half graphs add is in `rivals`.
 
     Args:
@@ -89,7 +89,7 @@ def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
 
 
 def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str], draft: str | None = None) -> list[str]:
-    """Returns what is built of the variants where not all are.
+    """Returns the variants to build where not all are.
 
     Args:
         made: Variants, in order, and for each those that it was made by: itself the last.

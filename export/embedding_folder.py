@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 HIDDEN = "last_hidden_state"
 """What both backends read."""
 ENDINGS = ONNX, NETWORK = ".onnx", ".xml"
-"""Of the files of the two engines."""
+"""Endings of the files of the two engines."""
 WEIGHTS = (".safetensors", ".index.json")
 OWN = ("manifest.json", "quantization.json", "README.md", MODULES)
 EXPORTED = "export.json"

@@ -60,7 +60,7 @@ class HalfGraph:
     """Why an attention is no node, by the name of its last product."""
 
     def facts(self) -> dict[str, Any]:
-        """Returns what the entry of an engine tells of its graph; JSON types."""
+        """Returns the facts about the graph for an engine's entry; JSON types."""
         return {"half": self.half, "islands": dict(self.islands), "operations": self.of, "range_rows": self.rows, "left": dict(self.left)}
 
 
@@ -79,13 +79,13 @@ class HalfGraphs:
         self._ranges: dict[Path, tuple[Ranges, int]] = {}
 
     def half_of(self, model: Path, preprocessor: Preprocessor) -> Half | None:
-        """Returns what the float part of a graph runs in besides fp32: the setting's, or what `pick` gives; None: nothing."""
+        """Returns the type of the float part next to fp32: the setting's, or the result of `pick`; None: fp32 alone."""
         if self.setting == "fp32":
             return None
         return self.pick(model, preprocessor) if self.setting == "auto" else self.setting
 
     def pick(self, model: Path, preprocessor: Preprocessor) -> Half:
-        """Returns what `auto` takes for a float or Q/DQ graph: see above."""
+        """Returns the type that `auto` takes for a float or Q/DQ graph: see above."""
         proto = _loaded(model)
         halved = to_halves(proto, self._measured(model, proto, preprocessor)[0], "fp16")
         kinds = {node.name: node.op_type for node in proto.graph.node}

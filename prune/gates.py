@@ -31,7 +31,7 @@ class Gates:
     """The gates of one forward pass."""
 
     values: dict[GateSite, Tensor] = field(default_factory=dict)
-    """By site, float32 `[b, n]`, all 1."""
+    """Gates by site, float32 `[b, n]`, all 1."""
 
     def open(self, where: GateSite, rows: int, number: int, device: torch.device) -> Tensor:
         """Returns the gates of a site, created on first use; all norms share the gates of "hidden"."""

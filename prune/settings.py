@@ -167,7 +167,7 @@ class PruneSettings(ModelStage):
         return [1 - sparsity * cubic(number / count) for number in range(1, count + 1)]
 
     def limits(self, structure: Structure) -> Limits:
-        """Returns what may be pruned in a model.
+        """Returns the prunable components of a model.
 
         Raises:
             InputError: `granularity` or `measure` does not fit a model with (or without) experts; a pattern of `protect` matches nothing.

@@ -238,7 +238,7 @@ class Observed(Generic[S]):
     """Statistics of the inputs of the observed layers."""
 
     statistics: Mapping[str, S]
-    """By group; a group is named after the first layer that reads the tensor."""
+    """Keyed by group; a group is named after the first layer that reads the tensor."""
     group: Mapping[str, str]
     """Group of each layer that ran, in execution order; layers that read the same tensor share a group, and so a scale."""
 

@@ -73,7 +73,7 @@ def float_convolutions(
 
 
 def block_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Returns what the names of the modules inside repeated blocks, the entries of `nn.ModuleList`s, begin with."""
+    """Returns the name prefixes of repeated blocks, the entries of `nn.ModuleList`s."""
     return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
 
 

@@ -171,7 +171,7 @@ class _Flow:
     frames: _Frames = field(default_factory=lambda: _Frames())
     """Which modules ran, and which tensors the code of each can see."""
     unreached: dict[str, str] = field(default_factory=dict)
-    """By module path of the code that would call it, a layer that did not run."""
+    """Layers that did not run, by the module path of the code that would call them."""
 
     def add(self, call: _Call) -> None:
         for tensor in {id(tensor): tensor for tensor in tensors_in((call.args, tuple(call.kwargs.values())))}:

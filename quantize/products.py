@@ -48,7 +48,7 @@ class Ranges:
     products: Mapping[str, tuple[Histogram, Histogram]]
     """Histograms of the left and right factor, by site."""
     residuals: Mapping[str, Histogram]
-    """By site."""
+    """Keyed by site."""
 
     def of(self, site: str) -> tuple[Histogram, ...]:
         """Returns the histograms of a site's tensors."""

@@ -102,7 +102,7 @@ def round_weights(layers: Mapping[str, Layer], rounded: Mapping[str, Layer], sca
 
 
 def layer_figures(name: str, layer: Layer, rounded: Layer, scales: Scales, observed: Observed[Histogram]) -> dict[str, Any]:
-    """Returns what quantization does to one layer, for the report; of a smoothed layer, to its smoothed inputs and weights.
+    """Returns the quantization figures of one layer, for the report; for a smoothed layer, of its smoothed inputs and weights.
 
     Args:
         name: Its module path.
@@ -121,7 +121,7 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
     Args:
         weight_OI: float32 [O, I], or the weight of a convolution.
         grid_OI: The weights that a checkpoint keeps, float32.
-        scales: Of the layer.
+        scales: Scales of the layer.
     """
     smooth_I: Tensor | None = getattr(scales, "input_smooth", None)
     error_OI = grid_OI - weight_OI
@@ -131,7 +131,7 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
 
 
 def input_figures(scales: Scales, histogram: Histogram) -> dict[str, Any]:
-    """Returns what quantization does to the inputs of a layer; nothing where it leaves them in float, or each token finds its scale."""
+    """Returns the quantization figures of a layer's inputs; none where it leaves them in float, or each token finds its scale."""
     row = facts_of(scales)
     if row.largest_activation is None:
         return {}

@@ -289,7 +289,7 @@ def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
 
 
 def parts_of(row: Row) -> tuple[Any, ...]:
-    """Returns what is sent of a row, one part for each input."""
+    """Returns the parts of a row, one for each input."""
     if isinstance(row, Window):
         return row.texts
     return row if isinstance(row, tuple) else (row,)

@@ -185,7 +185,7 @@ def _install(path: Path) -> None:
 
 
 def _remedy(cause: str) -> str:
-    """Returns what to do about a failed build."""
+    """Returns the remedy for a failed build."""
     known = next((remedy for words, remedy in _REMEDIES.items() if re.search(words, cause)), None)
     if known is not None:
         return known

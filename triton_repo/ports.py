@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from foundation.core.errors import InputError
 
 Ports = tuple[int, int, int]
-"""Of gRPC, HTTP and metrics."""
+"""Ports of gRPC, HTTP and metrics."""
 FIXED: Ports = (8001, 8000, 8002)
 FREE: Ports = (0, 0, 0)
 _OPTIONS = ("--grpc-port", "--http-port", "--metrics-port")

@@ -35,7 +35,7 @@ class ServedModel:
     build: str
     """Its name in the run, under which the golden rows have its answers."""
     part: str | None = None
-    """Of what is served: empty, `-image` or `-text`. None: it is served only on request."""
+    """Suffix of the served name: empty, `-image` or `-text`. None: it is served only on request."""
 
     @property
     def role(self) -> str:
@@ -101,7 +101,7 @@ def of_earlier_version(repository: Path, chosen: Sequence[str] | None, run: str)
 
 
 def aliases(models: Sequence[ServedModel]) -> dict[str, str]:
-    """Returns what else clients may call a model: its name in the run, by which it was called before."""
+    """Returns an earlier name that clients may still use for a model: its name in the run."""
     names = {model.name for model in models}
     return {alias: model.name for model in models for alias in (model.build, model.folder) if alias not in names}
 

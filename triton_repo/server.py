@@ -338,7 +338,7 @@ def command_line(
         repository: Model repository.
         environment: The server environment.
         backends: Folder of the backends.
-        address: Of gRPC, and its port.
+        address: Address of gRPC, and its port.
         names: Prefix of the names of shared memory, and the key of the closed protocols.
         models: Models to load; None loads all.
     """

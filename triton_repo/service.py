@@ -116,7 +116,7 @@ class Service:
         return self._settings.models
 
     def name_of(self, name: str) -> str:
-        """Returns what clients call a model that they may call by an earlier name, too."""
+        """Returns the current name of a model that clients may also call by an earlier one."""
         return self._settings.aliases.get(name, name)
 
     @property

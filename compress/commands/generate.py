@@ -258,7 +258,7 @@ def _check_stop_tokens(choice: Choice, decoding: Decoding) -> None:
 
 
 def choices(run: Run) -> list[Choice]:
-    """Returns what can answer in a run: the engines of its builds that generate, then every variant in torch.
+    """Returns the choices of a run: the engines of its builds that generate, then every variant in torch.
 
     Raises:
         InputError: The run is no language model.
@@ -285,7 +285,7 @@ def choices(run: Run) -> list[Choice]:
 
 
 def chosen(known: Sequence[Choice], variant: str | None, engine: str | None, option: str = "--variant") -> Choice:
-    """Returns what the user means.
+    """Returns the choice that the user names.
 
     Args:
         known: What `choices` gave.
@@ -313,7 +313,7 @@ def chosen(known: Sequence[Choice], variant: str | None, engine: str | None, opt
 
 
 def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
-    """Returns what stands beside the first: a variant in the same engine if it was built for it, or an engine with the same variant."""
+    """Returns what the first is compared with: a variant in the same engine if it was built for it, or an engine with the same variant."""
     if name in {choice.engine for choice in known}:
         return chosen(known, first.variant, name)
     built = any(choice.engine == first.engine and name in choice.names for choice in known)
@@ -321,7 +321,7 @@ def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
 
 
 def proposed_to(first: Choice, known: Sequence[Choice], wanted: Wanted, decoding: Decoding) -> Choice:
-    """Returns what answers, with what proposes tokens to it, if anything is to.
+    """Returns the choice with its draft model or prompt lookup, if one was requested.
 
     Raises:
         InputError: It cannot take proposals, or what was named cannot propose.

@@ -33,7 +33,7 @@ POLL_S = 0.1
 GRACE_S = 5.0
 """How long the others may take to end by themselves after one has failed."""
 STOPPED_S = 20.0
-"""How long they may take when they are told to; then they are killed."""
+"""Seconds that they may take to end after a signal; then they are killed."""
 _HOST = re.compile(r"(?P<name>[^,\[]+)(?:\[(?P<number>\d+)[^\]]*\](?P<rest>[^,]*))?")
 
 

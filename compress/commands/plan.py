@@ -91,7 +91,7 @@ def _facts(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | None, out: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Returns what was counted, and what is said of devices and of a search."""
+    """Returns the counts, and the lines about devices and about a search."""
     from compress.commands.counted import counted
 
     found, lines = counted(recipe, folder), list[str]()

@@ -16,7 +16,7 @@ NAMED = {"cpu": "CPU", "gpus": "GPUs", "compress": "the version of compress"}
 
 
 def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    """Returns what differs between the machines of runs.
+    """Returns the differences between the machines of runs.
 
     Returns:
         `name`, such as `cpu`, `threads` or `versions.torch`, and `values` by the key of the run; null where a run does not say.
@@ -29,7 +29,7 @@ def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
 
 
 def machine(report: Contents) -> dict[str, Any]:
-    """Returns what times of a report depend on, by name."""
+    """Returns the hardware and libraries that times of a report depend on, by name."""
     found = {name: value for name, value in report.environment.written().items() if name not in (*UNIMPORTANT, "versions")}
     timed = [row.threads for variant in report.variants for row in variant.latency if row.p50_ms]
     threads = sorted({one for one in timed if one is not None})
@@ -38,7 +38,7 @@ def machine(report: Contents) -> dict[str, Any]:
 
 
 def in_words(rows: Sequence[Fact]) -> str | None:
-    """Returns what differs as part of a sentence: hardware by name, libraries counted; None where nothing does."""
+    """Returns the differences as part of a sentence: hardware by name, libraries counted; None if there are none."""
     named = [NAMED.get(row.name, str(row.name).replace("_", " ")) for row in rows if not row.name.startswith("versions.")]
     libraries = len(rows) - len(named)
     if libraries:

@@ -77,7 +77,7 @@ def _verdict(contents: Comparison) -> str:
 
 
 def change_in_words(pair: Pair, metric: str) -> str:
-    """Returns what two runs differ by in the metric, or why that cannot be told, in one line."""
+    """Returns the difference of two runs in the metric, or why it is unknown, in one line."""
     if pair.first is None or pair.second is None:
         return f"{metric} cannot be compared: {pair.reason}"
     names = f"{pair.second.run} against {pair.first.run}"
@@ -149,7 +149,7 @@ def _model(names: Model | None) -> View:
 
 
 def _timing_note(contents: Comparison) -> str:
-    """Returns what stands beside every figure that compares times: not measured in turns, and what else differs."""
+    """Returns the note next to every figure that compares times: not measured in turns, and what else differs."""
     words = machines.in_words(contents.machine)
     same = "the recorded machine and versions are the same"
     spoiled = list(dict.fromkeys(one.run for one in contents.configurations if one.busy))

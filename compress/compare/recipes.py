@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 
 def differences(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what differs between recipes.
+    """Returns the differences between recipes.
 
     Args:
         recipes: Recipes as plain data, by the key of the run.

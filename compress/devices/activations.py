@@ -224,7 +224,7 @@ Counted = dict[tuple[int, Checkpointing, int, bool, int], list[Phase]]
 
 
 def phases_of_backward(step: Step) -> list[Phase]:
-    """Returns what is there at most in the forward pass, and in the backward pass after each gradient."""
+    """Returns the peak bytes of the forward pass, and of the backward pass after each gradient."""
     taught = 0 if step.teacher is None else _of_teacher(step)
     with without_memory(
         step.config, step.task, step.tensor, sequence=step.sequence, context=step.context, lora=step.lora, changes=step.changes

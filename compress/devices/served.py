@@ -72,7 +72,7 @@ class Model:
     config: PreTrainedConfig
     """Its Transformers config."""
     precision: Precision
-    """Of the matrices of its blocks."""
+    """Bytes of the matrices of its blocks."""
     generates: bool
     """Whether it is a language model, which keeps keys and values."""
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 FLOAT = 4
 KINDS: tuple[Checkpointing, ...] = ("none", "selective", "full")
-"""Of activation checkpointing, the one that keeps most first."""
+"""Settings of activation checkpointing; the first keeps most activations."""
 PARALLEL = ("strategy", "tensor", "context", "pipeline", "checkpointing", "offload")
 """What a proposal may change in the section `parallel`."""
 
@@ -178,7 +178,7 @@ class Known:
 
 
 def needed(training: Training, processes: int, known: Known | None = None) -> Needed:
-    """Returns what a training takes on each of some devices; see the top of this file.
+    """Returns the memory that a training takes on each device; see the top of this file.
 
     Args:
         training: The training.
@@ -249,7 +249,7 @@ def _sizes(training: Training) -> Sizes:
 
 
 def in_stages(training: Training, processes: int) -> list[Needed]:
-    """Returns what each process of a pipeline takes."""
+    """Returns the memory that each process of a pipeline takes."""
     section = Parallel(pipeline=training.pipeline, schedule=training.schedule, microbatches=training.microbatches)
     share = math.ceil(training.batch_size * training.pipeline / processes)
     at_once = min(share, training.micro_batch_size or share)

@@ -77,7 +77,7 @@ def bootstrap(
         predictions: `[n, ...]`, logits or values.
         labels: `[n]`.
         groups: Which rows are drawn together; None: each is drawn alone.
-        bounds: Of what kind the metric is.
+        bounds: The kind of the metric.
         resamples: Samples with replacement.
         seed: Seed of the draws; equal seeds give equal intervals.
         confidence: Coverage, between 0 and 1.

@@ -76,7 +76,7 @@ class _Table:
     place: int = 0
     """Column of the next cell of the row."""
     shared: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """By column the number of further rows that a cell is of, and the cell."""
+    """For each column, the cell that spans rows and how many further rows it spans."""
 
 
 @dataclass

@@ -323,7 +323,7 @@ def place(at: str | None) -> str | None:
 
 
 def trust_in(low: float | None, high: float | None, busy: bool) -> str:
-    """Returns what stands behind a speed-up: that the machine was busy, or else its 95 % interval; empty where neither is known."""
+    """Returns the note behind a speed-up: that the machine was busy, or else its 95 % interval; empty where neither is known."""
     if busy:
         return "machine busy: not to be relied on"
     return "" if low is None or high is None else f"95 % {ratio(low)} to {ratio(high)}"

@@ -128,7 +128,7 @@ def _key(
 def _checked(
     config: ModelConfig, source: Path | None, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
 ) -> tuple[tuple[str, ...], Preprocessor]:
-    """Returns what `check_inputs` does, and the preprocessor."""
+    """Returns the notes of `check_inputs`, and the preprocessor."""
     built, notes, problems = copy.deepcopy(checked), list[str](), dict[str, None]()
     set_labels(settle(built), config.task, label_names(config) or context.data.labels)
     with tempfile.TemporaryDirectory(prefix="compress-inputs-") as scratch:

@@ -51,7 +51,7 @@ def shortage(disk_bytes: int, memory_bytes: Mapping[str, int], room: Room) -> Sh
     """Compares what is predicted with what is there.
 
     Args:
-        disk_bytes: Of all steps that are not cached.
+        disk_bytes: Disk space of all steps that are not cached.
         memory_bytes: The largest memory of each of these steps, by id.
         room: What is there.
     """

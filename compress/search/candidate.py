@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def excess(self) -> dict[str, float]:
-        """By how much it exceeds each goal of the recipe, at most 0 where it meets it; empty before it has finished."""
+        """Excess over each goal of the recipe, at most 0 where it meets the goal; empty before it has finished."""
         found: dict[str, float] = dict(self.records.get("full", {}).get("excess", {}))
         return found
 

@@ -68,7 +68,7 @@ def lines(setup: Setup) -> Iterator[str]:
 
 
 def _checked(setup: Setup) -> str:
-    """Returns what of the space was checked."""
+    """Returns which part of the space was checked."""
     whole = is_small(setup.knobs)
     return f"the recipe of every {'one (of a range both ends)' if whole else 'pair of values'} was checked, and every value on the model"
 
@@ -80,12 +80,12 @@ def _study(setup: Setup) -> Study:
 
 
 def _prices(rung: Rung, candidates: Sequence[Candidate], setup: Setup) -> list[Price]:
-    """Returns what a rung costs for each of these candidates."""
+    """Returns the price of a rung for each of these candidates."""
     return [Price.of(setup.forecast(rung.recipe(one, setup))) for one in candidates]
 
 
 def _cost(prices: Sequence[Price]) -> str:
-    """Returns what a rung costs for the cheapest and the dearest candidate."""
+    """Returns the price of a rung for the cheapest and the dearest candidate."""
     if not prices:
         return ""
     seconds = sorted(price.seconds for price in prices)

@@ -36,7 +36,7 @@ class Front:
     """The candidates that no other one beats."""
 
     candidates: tuple[Candidate, ...]
-    """By rising loss of the first objective."""
+    """Sorted by rising loss of the first objective."""
     meets: bool
     """Whether they meet the goals on selection rows; where no candidate does, the front is made of all that have finished."""
     chosen: Candidate | None

@@ -19,7 +19,7 @@ class Price:
     """What is left to be done."""
 
     seconds: float
-    """Of the steps whose time can be predicted."""
+    """Sum over the steps whose time can be predicted."""
     work: float
     """Multiply-accumulates of all steps that are not cached."""
     unknown: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class Outcome:
 
 
 def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress | None = None) -> Outcome:
-    """Searches for the best settings of a recipe; goes on where it was stopped. Several processes may work in one folder.
+    """Searches for the best settings of a recipe; resumes where it was stopped. Several processes may work in one folder.
 
     Args:
         recipe: A checked recipe with a `search`.

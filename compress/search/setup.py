@@ -42,7 +42,7 @@ class Setup:
     data: Data
     """Judged on selection rows."""
     progress: ConsoleProgress
-    """Of the search itself; the runs of candidates write to their own logs."""
+    """Progress of the search itself; the runs of candidates write to their own logs."""
     _predicted: dict[str, list[PlannedStep]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

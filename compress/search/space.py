@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MOST_COMBINATIONS = 512
 MOST_COUNTED = 10_000
-"""Of a space with at most so many combinations the untried ones are listed."""
+"""Largest number of combinations of which the untried ones are listed."""
 Values = dict[str, Any]
 """The value of each knob by its path."""
 
@@ -95,7 +95,7 @@ class Knob:
         return self.choices[drawn] if self._numeric else json.loads(drawn)
 
     def drawn(self, value: Any) -> Any:
-        """Returns what the sampler would have drawn for a value; None where the value is outside the space."""
+        """Returns the sampler's representation of a value; None where the value is outside the space."""
         if self.choices is not None:
             found = next((index for index, other in enumerate(self.choices) if same(value, other) or _equal(value, other)), None)
             return found if found is None or self._numeric else json.dumps(self.choices[found], sort_keys=True)

@@ -42,7 +42,7 @@ def refusal(structure: Structure, ranks: int, whole_experts: bool = False) -> st
     """Returns in a few words why a model cannot be divided over so many ranks; None where it can.
 
     Args:
-        structure: Of the model.
+        structure: The structure of the model.
         ranks: Number of ranks.
         whole_experts: Whether experts are dealt out.
     """
@@ -118,7 +118,7 @@ def _share(count: int, rank: int, ranks: int) -> Sequence[int]:
 
 
 def cut(tensor: Tensor, name: str, held: Mapping[Axis, Tensor]) -> Tensor:
-    """Returns what a rank holds of a weight or bias; of one that is whole the tensor itself."""
+    """Returns a rank's shard of a weight or bias; the tensor itself if it is not divided."""
     for axis in range(tensor.ndim):
         if (name, axis) in held:
             tensor = tensor.index_select(axis, held[name, axis])

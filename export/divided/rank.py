@@ -89,7 +89,7 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
 
 
 def read_division(folder: Path) -> Division:
-    """Returns what division.json of a folder says.
+    """Returns the contents of division.json of a folder.
 
     Raises:
         InputError: It is missing or damaged.

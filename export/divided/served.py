@@ -86,7 +86,7 @@ class Engine:
         self.processes = []
 
     def _answers(self) -> list[bytes]:
-        """Returns what each rank answers; where one fails, ends all of them."""
+        """Returns the answer of each rank; if one fails, ends all of them."""
         found: list[bytes] = [b""] * self.ranks
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self.processes):

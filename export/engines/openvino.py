@@ -91,7 +91,7 @@ def open_engine(spec: EngineSpec) -> OpenVino:
 
 
 def runtime_options(precision: str, model: Path) -> dict[str, str]:
-    """Returns what OpenVINO is told about quantizing activations by itself: in groups for dynamic int8, not at all for int4 weights."""
+    """Returns OpenVINO's settings for quantizing activations by itself: in groups for dynamic int8, not at all for int4 weights."""
     scheme = of_precision(precision)
     if scheme is None or scheme.activations == "static":
         return {}

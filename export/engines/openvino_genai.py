@@ -124,7 +124,7 @@ def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) ->
 
 
 def cache_precision(kv_cache: str, float_precision: str) -> str:
-    """Returns what keys and values are kept in.
+    """Returns the type of the cache of keys and values.
 
     Args:
         kv_cache: float, fp16 or int8, as the recipe says.

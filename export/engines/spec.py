@@ -56,7 +56,7 @@ class EngineSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine that its entry in export.json holds."""
     towers: Mapping[str, str] = field(default_factory=dict)
-    """Of a model with two towers the model file of each, by its name; `path` is the first one's. Else empty."""
+    """Model file of each tower by its name, if the model has two; `path` is the first one's. Else empty."""
     speculation: Speculation | None = None
     """What proposes tokens to an engine that answers prompts; None: nothing."""
 
@@ -118,7 +118,7 @@ class Engine(Protocol):
         """
 
     def placement(self) -> Placement:
-        """Returns what the engine itself says of where it runs and in which float type; asked after the first prediction."""
+        """Returns where the engine runs and in which float type, by its own account; read after the first prediction."""
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ class Towers:
     """Both engines, in one process.
 
     Args:
-        spec: Of both; `towers` has the file of each.
+        spec: One spec for both; `towers` has the file of each.
         open_one: Opens an engine.
     """
 

@@ -46,7 +46,7 @@ def _layer(gemm: str, layers: Sequence[RuntimeLayer]) -> RuntimeLayer | None:
 
 
 def _precision(layer: RuntimeLayer, exact: bool) -> str | None:
-    """Returns what a layer multiplies.
+    """Returns the precision of a layer's product.
 
     Args:
         layer: The layer.

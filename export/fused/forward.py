@@ -56,7 +56,7 @@ class States:
     codes: Tensor | None = None
     """int8 [T, I]."""
     scale: float | None = None
-    """Of the codes."""
+    """Scale of the codes."""
 
     @property
     def kept(self) -> Tensor:
@@ -83,7 +83,7 @@ class Encoder:
     Args:
         plan: What is computed.
         device: Where.
-        dtype: Of what is float between the layers: float32 or float16.
+        dtype: Type of what is float between the layers: float32 or float16.
         tiles: Chooses the tiles of dense GEMMs; None for those by the number of rows.
     """
 

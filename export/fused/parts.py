@@ -72,9 +72,9 @@ class Found:
     activation: Activation
     attentions: tuple[Attention, ...]
     feed_forward: tuple[tuple[str, str], ...]
-    """Of each block: up and down."""
+    """Products of each block: up and down."""
     norms: tuple[tuple[str, str], ...]
-    """Of each block: behind attention and behind the feed-forward network."""
+    """Norms of each block: behind attention and behind the feed-forward network."""
     head: tuple[tuple[str, HeadActivation], ...] = ()
 
     def states(self, ids_bn: Tensor, kinds_bn: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Found:
         return states
 
     def logits(self, states: Tensor, after: Sequence[HeadActivation]) -> Tensor:
-        """Returns what the head makes of states with these activations behind its layers."""
+        """Returns the head's output for states, with these activations behind its layers."""
         for (layer, _), name in zip(self.head, after, strict=True):
             states = ACTIVATIONS[name](self.modules[layer](states))
         return states

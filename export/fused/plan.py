@@ -63,7 +63,7 @@ class FloatLinear:
         return len(self.weight)
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Returns what the file holds of it."""
+        """Returns its entry in the file."""
         return {"weight": self.weight, "bias": self.bias}
 
     def to(self, device: torch.device) -> FloatLinear:
@@ -79,7 +79,7 @@ class Int8Linear:
     """Path of its module."""
     weight: Int8Weight | SparseWeight
     input_scale: float
-    """Of its input's codes, a float32 number."""
+    """Scale of its input's codes, a float32 number."""
     smooth: Tensor | None = None
     """float32 [I]: the input is divided by it before it is quantized."""
 
@@ -94,7 +94,7 @@ class Int8Linear:
         return len(self.weight.scale)
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Returns what the file holds of it."""
+        """Returns its entry in the file."""
         weight = self.weight
         stored = (
             {"bitmap": weight.packed.bitmap, "blocks": weight.packed.codes} if isinstance(weight, SparseWeight) else {"codes": weight.codes}
@@ -156,7 +156,7 @@ class Plan:
     """A row of zeros for models without token types."""
     position: Tensor
     norm: Norm
-    """Of the embeddings."""
+    """Norm of the embeddings."""
     first_position: int
     """Position of the first token: 0, or what a model counts from."""
     activation: Activation

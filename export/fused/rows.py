@@ -67,7 +67,7 @@ def pack(features: Features, limits: Limits) -> Rows:
     Args:
         features: `input_ids` int64 [n, L]; `attention_mask` of the same shape, 1 for tokens and 0 for the padding behind them, or none
             where nothing is padded; `token_type_ids`, or none for type 0.
-        limits: Of ids and lengths.
+        limits: Limits of ids and lengths.
 
     Raises:
         InputError: A row has no token, has padding before or between its tokens, is too long, or an id is beyond its table.

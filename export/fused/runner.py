@@ -87,7 +87,7 @@ class Runner:
                 self._graphs.prepare(self._packed(row))
 
     def probe(self, features: Features) -> dict[str, Probe]:
-        """Returns what every int8 layer read and multiplied, by its path."""
+        """Returns the inputs and products of every int8 layer, by its path."""
         with self._on_device(), torch.inference_mode():
             return self._encoder.probe(self._packed(features).to(self.device))[1]
 

@@ -107,7 +107,7 @@ def size_of(codes_NI: Tensor, weight: Int8Weight, output: Output) -> str:
 
 
 def facts(device: torch.device) -> dict[str, str]:
-    """Returns what the tiles of a GPU depend on."""
+    """Returns the key that the tiles of a GPU are cached under."""
     digest = hashlib.sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in SOURCES)).hexdigest()
     return {
         "device": torch.cuda.get_device_name(device),
@@ -159,7 +159,7 @@ def on_gpu(launch: Launch) -> float:
 
 
 def candidates(device: torch.device) -> tuple[Tile, ...]:
-    """Returns what is tried on a device."""
+    """Returns the tiles to try on a device."""
     wide = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return (*CANDIDATES, *WIDE) if wide else CANDIDATES
 

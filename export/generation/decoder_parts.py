@@ -56,7 +56,7 @@ class Layer:
     input_norm: Tensor
     """float32 [D]."""
     output_norm: Tensor
-    """Of the feed-forward network's input, float32 [D]."""
+    """Norm of the feed-forward network's input, float32 [D]."""
     query: str
     key: str
     value: str
@@ -69,7 +69,7 @@ class Layer:
     window: int | None = None
     """Tokens that attention looks back on, the own one included; None: all."""
     query_norm: Tensor | None = None
-    """Of each head, float32 [head size]; None where queries and keys are not normalized."""
+    """Norm of each head, float32 [head size]; None where queries and keys are not normalized."""
     key_norm: Tensor | None = None
 
 
@@ -85,7 +85,7 @@ class Parts:
     norm: Tensor
     """The last norm, float32 [D]."""
     epsilon: float
-    """Of all norms."""
+    """Epsilon of all norms."""
     activation: str
     """A key of `ACTIVATIONS`."""
     head_size: int

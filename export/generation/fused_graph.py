@@ -217,7 +217,7 @@ class _Writer:
         return self._op(function, [value], [f"{value}.activated"], MICROSOFT, **attributes)
 
     def _format(self, name: str) -> tuple[Any, ...]:
-        """Returns what layers must share to be one product."""
+        """Returns the properties that layers must share to be one product."""
         scales, bias = self._scales.get(name), self._modules[name].bias is None
         if isinstance(scales, Int4Scales):
             return Int4Scales, scales.group_size, scales.symmetric, bias

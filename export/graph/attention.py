@@ -237,7 +237,7 @@ def _write_heads(model: onnx.ModelProto) -> None:
 
 
 def _sides(node: onnx.NodeProto, producer: Mapping[str, onnx.NodeProto]) -> tuple[str, str]:
-    """Returns what an Add adds: the scores, and the other tensor."""
+    """Returns the operands of an Add: the scores, and the other tensor."""
     first, second = node.input
     if _are_scores(first, producer):
         return first, second

@@ -178,7 +178,7 @@ def to_halves(model: onnx.ModelProto, ranges: Ranges, half: Half) -> Halved:
 
     Args:
         model: A flat graph in float32, its masks clamped (`clamp_masks`); left as it is.
-        ranges: Of this graph.
+        ranges: Ranges of this graph.
         half: The type of everything that is no island.
 
     Raises:

@@ -207,12 +207,12 @@ def save(model: onnx.ModelProto, out: Path) -> Path:
 
 
 def additive_padding(mask_BS: Tensor) -> Tensor:
-    """Returns what is added to the scores of padding, float32 [B, 1, 1, S], from a mask with 1 for tokens."""
+    """Returns the additive mask of padding, float32 [B, 1, 1, S], from a mask with 1 for tokens."""
     return (1.0 - mask_BS[:, None, None, :].to(torch.float32)) * MASKED
 
 
 def _additive_causal(ids_BS: Tensor) -> Tensor:
-    """Returns what is added to the scores of later tokens, float32 [1, 1, S, S]."""
+    """Returns the additive causal mask, float32 [1, 1, S, S]."""
     position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
     return (position_S[None, None, None, :] > position_S[None, None, :, None]).to(torch.float32) * MASKED
 

@@ -50,7 +50,7 @@ from foundation.schemes.int8 import ACTIVATION_HIGH, DynamicScales
 from foundation.schemes.scales import SMALLEST_SCALE, Scales, Stored
 
 SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
-"""Of OpenVINO's dynamic quantization: what its kernels take, and what it does by itself."""
+"""Group sizes of OpenVINO's dynamic quantization: what its kernels take, and what it does by itself."""
 ZERO_POINT = 128
 
 

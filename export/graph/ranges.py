@@ -32,9 +32,9 @@ class Ranges:
     """What was measured; values are nan where an element was no number."""
 
     largest: Mapping[str, float]
-    """By the name of each float tensor, weights included."""
+    """Keyed by the name of each float tensor, weights included."""
     sums: Mapping[str, float]
-    """By the name of each MatMul, Gemm and Conv; biases are left out."""
+    """Keyed by the name of each MatMul, Gemm and Conv; biases are left out."""
 
 
 def measure(model: onnx.ModelProto, floats: frozenset[str], batches: Iterable[Features]) -> Ranges:

@@ -37,7 +37,7 @@ def embed_quantize(word: Lookup, kind: Lookup, position: Lookup, norm: Norm, sca
         kind: Token type ids and their table, of the same type.
         position: Position ids and their table, of the same type.
         norm: Gain, bias and eps.
-        scale: Of the codes; None finds one per token.
+        scale: Scale of the codes; None computes one per token.
 
     Returns:
         int8 `[N, I]`; float32 `[N, 1]`, or `[]` for a given scale; `[N, I]` in the type of the tables.

@@ -39,7 +39,7 @@ class Launch:
     grid: tuple[int, ...]
     """Number of programs along each axis."""
     arguments: dict[str, Any]
-    """By name of the kernel's parameter: tensors, None, int, float, bool and str; all of them."""
+    """All arguments, keyed by the kernel's parameter: tensors, None, int, float, bool and str."""
     cost: Cost
     """Bytes and operations."""
     num_warps: int = 4

@@ -38,7 +38,7 @@ from foundation.core.errors import InputError
 
 LONGEST_ROW = 16384
 OPERATIONS = 12
-"""Of an element: addition, two sums, difference, square, product, gain, bias, and the four of a quantization."""
+"""Operations per element: addition, two sums, difference, square, product, gain, bias, and the four of a quantization."""
 Keep = Literal["sum", "norm"]
 
 
@@ -70,7 +70,7 @@ def norm_quantize(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: f
         x_NI: float32, float16 or bfloat16 `[N, I]`, contiguous, finite.
         residual_NI: The same, or None.
         norm: Gain, bias and eps.
-        scale: Of the codes; None finds one per row.
+        scale: Scale of the codes; None computes one per row.
         keep: "sum" keeps h, "norm" keeps z.
 
     Returns:

@@ -23,7 +23,7 @@ from export.kernels.rounding import int8_codes, scale_of_largest
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST_BLOCK = 4096
 OPERATIONS = 4
-"""Of an element: a division, two comparisons, a rounding."""
+"""Operations per element: a division, two comparisons, a rounding."""
 
 
 def quantize_tensor(x: Tensor, scale: float) -> Tensor:

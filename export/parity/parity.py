@@ -64,7 +64,7 @@ class QuantizedGemm:
     bias: NDArray[np.float32]
     """What the node itself adds, float32 [O]; zeros for MatMul."""
     geometry: Geometry | None = None
-    """Of a convolution; None for a linear layer."""
+    """Geometry of a convolution; None for a linear layer."""
 
     @property
     def tensors(self) -> tuple[str, str, str]:
@@ -82,7 +82,7 @@ class LayerParity:
     different: int
     """Codes that differ from torch."""
     allowed: int
-    """Of these, codes whose float value lies on a rounding boundary, off by one."""
+    """Differing codes whose float value lies on a rounding boundary, off by one."""
     sums: int
     """Number of integer sums compared."""
     wrong_sums: int
@@ -154,7 +154,7 @@ def check_layers(name: str, layers: Sequence[LayerParity]) -> None:
     """Raises where the integers of an engine are wrong.
 
     Args:
-        name: Of build, engine and mode, for the message.
+        name: Names of build, engine and mode, for the message.
         layers: What `compare_layers` gave; empty for a float engine.
 
     Raises:

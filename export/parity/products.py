@@ -48,9 +48,9 @@ class QuantizedSite:
 
     site: str
     operands: tuple[QuantizedTensor, ...]
-    """Of a product A and B, of a residual the residual."""
+    """Inputs: A and B of a product, or the residual."""
     output: str | None = None
-    """Of a product Y, or of Y times a constant."""
+    """Output: Y of a product, or Y times a constant."""
     factor: float = 1.0
     """That constant."""
 

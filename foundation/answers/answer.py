@@ -73,11 +73,11 @@ class Answer(ABC):
         """
 
     def unit(self, labels: Array, reference: Array) -> float:
-        """Returns the unit that differences are told in; 1 where logits have one of their own."""
+        """Divisor that makes a difference relative; 1 if logits have a unit."""
         return 1.0
 
     def spread(self, reference: Array) -> float:
-        """Returns what a distance is a share of; 1 where it has a unit of its own."""
+        """Divisor that makes a distance relative; 1 if it has a unit."""
         return 1.0
 
 

@@ -28,5 +28,5 @@ ANSWERS: Mapping[str, Answer] = {
 
 
 def answer_of(task: Task) -> Answer:
-    """Returns what a model of this task answers with."""
+    """Returns the form of this task's answers."""
     return ANSWERS[TASKS[task].answer]

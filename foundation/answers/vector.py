@@ -39,7 +39,8 @@ class Vector(Answer):
         return 1.0 - vectors.agreement(reference, answers)
 
     def as_labels(self, labels: Array, answers: Array) -> Array:
-        """By the form of the labels: cosines of pairs as their scores, the documents that queries find as the relevant ones, and so on."""
+        """Turns answers into labels by their form: cosines of pairs become scores, documents that a query finds become relevant, and so
+        on."""
         taught = form_of(labels).taught
         assert taught is not None, "every form of labels of vectors says so"
         return taught(labels, answers)

@@ -103,7 +103,7 @@ def open_run(folder: Path) -> Run:
 
 
 def _problem(document: Any) -> str | None:
-    """Returns what is wrong with the contents of `recipe.lock.yaml`; None if nothing is."""
+    """Describes the damage of `recipe.lock.yaml`; None if there is none."""
     if not isinstance(document, dict):
         return f"{shown(document)} instead of a map"
     for key, kind in (("recipe", dict), ("stages", list), ("environment", dict)):

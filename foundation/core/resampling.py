@@ -122,7 +122,7 @@ def interval(
     Args:
         figure: Called once for each draw.
         groups: The groups of the rows.
-        bounds: Of what kind the figure is.
+        bounds: The kind of the figure.
         resamples: Draws of the bootstrap.
         seed: Seed of the draws; equal seeds give equal intervals.
         confidence: Coverage, between 0 and 1.

@@ -77,7 +77,7 @@ class Speculation:
 
 
 def look_up(text: Sequence[int], count: int) -> list[int]:
-    """Returns what followed the last tokens of a text where they occurred first, at most `count` tokens.
+    """Returns the tokens that followed the first occurrence of a text's last tokens, at most `count`.
 
     The last `MATCHED_TOKENS` are looked for, else one less, and so on; of a short text half.
     """

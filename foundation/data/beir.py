@@ -47,7 +47,7 @@ class Collection:
     documents: Mapping[str, str]
     """Title and text by id, with the prefix of documents."""
     judgements: Mapping[str, Judgements]
-    """By split; test or dev is there."""
+    """Judgements by split; test or dev is there."""
 
 
 def read_collection(config: DataConfig, task: Task) -> Collection:

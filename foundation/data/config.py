@@ -104,7 +104,7 @@ class FileConfig(Config):
     header: bool | None = None
     """Whether the first line names the columns (tsv and csv). Default: `data.header`."""
     quoting: Quoting | None = None
-    """Of tsv, how quotes are read. Default: `data.quoting`."""
+    """How quotes in tsv files are read. Default: `data.quoting`."""
     columns: Columns = Columns()
     """Columns of this file; missing ones are taken from `data.columns`."""
 
@@ -179,8 +179,8 @@ class DataConfig(Config):
     """Whether the first line of tsv and csv files names the columns. false: `columns` are positions, counted from 0; single files may say
     otherwise in `files`."""
     quoting: Quoting | None = None
-    """Of tsv files: minimal, if fields that contain tabs, line ends or quotes stand in quotes, with quotes inside doubled, as pandas and
-    csv writers write them; none, if quotes are part of the text. Default: none, and files that look like minimal are refused. csv files
+    """Quotes in tsv files: minimal, if fields that contain tabs, line ends or quotes stand in quotes, with quotes inside doubled, as pandas
+    and csv writers write them; none, if quotes are part of the text. Default: none, and files that look like minimal are refused. csv files
     always have quotes, as in RFC 4180."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If

@@ -91,7 +91,7 @@ def _are_blocks(rows: Sequence[Any]) -> bool:
 
 
 def _in_runs(split: Split) -> list[Hashable]:
-    """Returns what blocks share: their documents, or where these are few the runs of neighbours that they are in."""
+    """Returns the group of each block: its document, or where documents are few the run of neighbours that it is in."""
     assert split.documents is not None, "blocks have documents"
     if len(np.unique(split.documents)) >= FEW:
         return list(split.documents.tolist())

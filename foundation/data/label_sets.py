@@ -191,7 +191,7 @@ def _split(cell: Any, source: Labelled, row: int) -> list[Any]:
 
 
 def _of_text(text: str) -> list[Any]:
-    """Returns what a text lists: between commas, or as Python, JSON and numpy print lists."""
+    """Returns the entries of a list in a text: between commas, or as Python, JSON and numpy print lists."""
     if not (text.startswith("[") and text.endswith("]")):
         return [part.strip() for part in text.split(",")] if text else []
     inner = text[1:-1].strip()

@@ -17,7 +17,7 @@ _GENERIC = re.compile(r"(LABEL_)?\d+", re.IGNORECASE)
 
 
 def plain(name: str) -> str:
-    """Returns what names are compared by: composed letters, one space between words, no case."""
+    """Returns the normalized name that names are compared by: composed letters, one space between words, no case."""
     return " ".join(unicodedata.normalize("NFC", name).split()).casefold()
 
 

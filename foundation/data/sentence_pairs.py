@@ -92,7 +92,7 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
 
 
 def judged_kind(task: Task) -> Kind:
-    """Returns what rows a model of a task is judged by."""
+    """Returns the rows that a model of a task is judged by."""
     return "triplets" if TASKS[task].needs_negatives else "pairs with scores"
 
 
@@ -147,7 +147,7 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
 
 
 def _kind_of(found: Sequence[Source]) -> Kind:
-    """Returns what all files of a split hold."""
+    """Returns the contents of all files of a split."""
     kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in found]
     for source, kind in zip(found, kinds, strict=True):
         if kind != kinds[0]:

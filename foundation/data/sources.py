@@ -57,9 +57,9 @@ class Source:
     label_names: tuple[str, ...] = ()
     """Class names by id, as given by the data set."""
     negatives: list[tuple[str, ...]] = field(default_factory=list)
-    """Of triplets the negatives of each row, one or several, whose first two texts are the row; else empty."""
+    """Negatives of each triplet, one or several; its first two texts are the row. Else empty."""
     margins: list[tuple[float, ...]] = field(default_factory=list)
-    """Of triplets to train on, the margin of each negative of each row, where the data give them; else empty."""
+    """Margin of each negative of each row, for triplets to train on whose data give them; else empty."""
     documents: list[int] = field(default_factory=list)
     """Number of the document of each row, counted in this file; empty where the format does not say."""
     scored: bool = True

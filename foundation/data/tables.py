@@ -58,7 +58,7 @@ class Table:
     optional: tuple[str, ...] = ()
     """Columns that json and jsonl objects may lack; their cell is then None."""
     quoting: Quoting | None = None
-    """Of tsv, whether fields may stand in quotes; None: they do not, and files in which they do are refused."""
+    """Whether fields of tsv files may stand in quotes; None: they do not, and files in which they do are refused."""
     remedy: str = "save it as csv"
     """What the user can do about such a file, for messages."""
     header_key: str = ""

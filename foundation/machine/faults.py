@@ -48,6 +48,6 @@ def is_lost(error: BaseException) -> bool:
 
 
 def line_of(error: OSError) -> str:
-    """Returns what happened and what to do about it."""
+    """Returns the fault and its remedy."""
     where = os.fsdecode(error.filename or "the run folder")
     return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"

@@ -27,7 +27,7 @@ SHOWN_ZERO = 5e-5
 
 
 def chance(metric: Metric, answers: Array, labels: Array) -> float:
-    """Returns what the metric is of a model that knows nothing.
+    """Returns the metric of a model that knows nothing.
 
     Args:
         metric: The metric.

@@ -140,7 +140,7 @@ def key_of(build: Mapping[str, Any], entry: Mapping[str, Any]) -> Key:
 
 
 def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], variants: Sequence[str], metric: str) -> list[Candidate]:
-    """Returns what could be served on the CPU, in the order of export.json.
+    """Returns the configurations that could be served on the CPU, in the order of export.json.
 
     Args:
         builds: `builds` of export.json.
@@ -206,7 +206,7 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
 
 
 def _complexity(one: Ranked) -> tuple[int, int, float]:
-    """Returns what the least of is the simplest: precisions, mode, time."""
+    """Returns the sort key of simplicity: precisions, mode, time; the least is the simplest."""
     names = one.candidate.names
     mixed = names["float_precision"] not in ("fp32", names["precision"])  # int8 whose float part is in halves
     return 1 + mixed, MODES.index(names["mode"]), one.time_ms

@@ -133,7 +133,7 @@ class Table:
         return samples.parallelism([turn for shape in self.shapes for turn in self.cells[index, shape].turns])
 
     def figures(self, index: int) -> dict[Shape, Figures]:
-        """Returns what the cells of an engine are worth so far."""
+        """Returns the summaries of an engine's cells so far."""
         known = self.elsewhere(index)
         return {shape: self.cells[index, shape].figures(self.jobs[index], known) for shape in self.shapes}
 
@@ -165,7 +165,7 @@ class Cell:
         self.turns += [None] * (number - len(self.turns)) + [turn]
 
     def figures(self, job: Job, elsewhere: float | None = None) -> Figures:
-        """Returns what the samples are worth."""
+        """Returns the summary of the samples."""
         return samples.figures(self.turns, job.threads, elsewhere, on_cpu=job.labels["device"] == "cpu")
 
     def row(self, index: int, job: Job, shape: Shape, elsewhere: float | None = None) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns what metrics are means over, `[m, ...]`, and the labels of that, `[m]`, by the form of the labels
+    """Returns the items that metrics are means over, `[m, ...]`, and their labels, `[m]`, by the form of the labels
     (`foundation.core.forms.table`): rows, pairs of texts, queries, or images. Predictions and labels of which nothing more is to be said
     are returned as they are."""
     return form_of(labels).values(answers, labels)

@@ -25,7 +25,7 @@ from foundation.measure.turns import quantile
 
 Shape = tuple[int, int | None]
 MARGINS = (0.25, 0.1)
-"""By how much an engine has to be slower to leave, after the first and the second turn."""
+"""How much slower an engine has to be to drop out, after the first and the second turn."""
 TURN_NOISE = 0.05
 """Standard deviation of medians between turns that is reckoned with after one turn."""
 P99_SAMPLES, P99_SECONDS = 200, 3.0
@@ -53,7 +53,7 @@ class Rival:
     """What an engine is besides its times."""
 
     group: str
-    """Of every group the fastest is timed to the end."""
+    """Groups whose fastest engine is timed to the end."""
     always: bool = False
     """Whether it is timed to the end in any case."""
 

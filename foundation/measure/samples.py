@@ -69,9 +69,9 @@ class Figures:
     samples: Floats
     """Measured or estimated times, ms."""
     medians: tuple[float | None, ...]
-    """Of each turn."""
+    """Median of each turn."""
     interval: tuple[float, float]
-    """Of the median of all samples, 95 %."""
+    """95 % interval of the median of all samples."""
     half: float
     """Half of it, of the logarithm."""
     between: float | None
@@ -87,7 +87,7 @@ class Figures:
         return float(np.median(self.samples))
 
     def keys(self) -> dict[str, Any]:
-        """Returns what a row of latency.json says of it."""
+        """Returns its fields of a row of latency.json."""
         return {
             "turns_ms": [None if one is None else round(one, 4) for one in self.medians],
             "interval_ms": [round(end, 4) for end in self.interval],
@@ -114,7 +114,7 @@ def parallelism(turns: Sequence[Turn | None]) -> float | None:
 
 
 def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None = None, *, on_cpu: bool = True) -> Figures:
-    """Returns what the turns of a cell are worth.
+    """Returns the summary of the turns of a cell.
 
     Args:
         turns: At least one; None for a turn that this engine did not take.

@@ -84,7 +84,8 @@ def _chance(texts: Sequence[str], references: Sequence[str], order: int) -> floa
 
 
 def counts(texts: Sequence[str], references: Sequence[str]) -> Counts:
-    """Returns what BLEU sums over a corpus, int64 [n, 10]: n-grams that match, n-grams, length of the text, length of the reference."""
+    """Returns the counts that BLEU sums over a corpus, int64 [n, 10]: n-grams that match, n-grams, length of the text, length of the
+    reference."""
     from sacrebleu.metrics.bleu import BLEU  # takes a moment to import
 
     metric = BLEU()

@@ -64,12 +64,12 @@ NEUTRAL: Mapping[str, Any] = {"do_sample": False, **SAMPLING, **RARE_SAMPLING, *
 
 
 def answer_tokens(model: PreTrainedModel) -> AnswerTokens:
-    """Returns what Transformers has read of the file of a model."""
+    """Returns the generation settings that Transformers has read for a model."""
     return AnswerTokens.of(_inside(model).generation_config.to_dict())
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Returns what the file of a folder says; without one, what Transformers takes from config.json.
+    """Returns the generation settings in the file of a folder; without one, the settings that Transformers takes from config.json.
 
     Raises:
         InputError: The file is damaged.
@@ -101,7 +101,7 @@ def idle(settings: Mapping[str, Any]) -> str | None:
 
 
 def noted(folder: Path) -> tuple[str, ...]:
-    """Returns what answers leave out of the file of a folder, in a line.
+    """Returns the settings in the file of a folder that answers ignore, in a line.
 
     Raises:
         InputError: The file is damaged.
@@ -122,7 +122,7 @@ def _listed(given: Mapping[str, Any]) -> str:
 
 
 def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str, Any], **inputs: Any) -> Tensor:
-    """Returns what `generate` of Transformers answers with these settings, int64 [n, L].
+    """Returns the answers of Transformers' `generate` with these settings, int64 [n, L].
 
     Of the model's own settings its start token and the first token of an encoder-decoder's answers apply, nothing else.
 
@@ -130,7 +130,7 @@ def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str,
         model: A model of Transformers in evaluation mode.
         ends: Tokens that end an answer.
         settings: In the words of Transformers.
-        inputs: Of the model, and what is no setting, such as a streamer.
+        inputs: Inputs of the model, and what is no setting, such as a streamer.
     """
     from transformers import GenerationConfig
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache

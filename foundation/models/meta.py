@@ -68,7 +68,7 @@ def _caches_in(module: ModuleType) -> Iterator[CacheOfFunction[Any]]:
 
 
 def _enclosed(function: Any) -> list[Any]:
-    """Returns what a function has taken from the function around it."""
+    """Returns the variables that a function closes over."""
     if not isinstance(function, FunctionType) or not function.__closure__:
         return []
     return list(inspect.getclosurevars(function).nonlocals.values())

@@ -145,7 +145,7 @@ def _plain(value: object) -> object:
 
 
 def _refused(name: str, value: float) -> str | None:
-    """Returns what is allowed for a number that is not; None if it is."""
+    """Returns the allowed range for a number outside it; None for a number inside."""
     if not isinstance(value, int) and not math.isfinite(value):
         return "a finite number is allowed"
     if abs(value) > LARGEST and isinstance(value, int):

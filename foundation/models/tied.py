@@ -53,7 +53,7 @@ def apart(made: nn.Module, stored: Collection[str]) -> None:
 
 
 def _identity(parameter: nn.Parameter) -> Hashable:
-    """Returns what equal parameters have in common; the object where there is no address, as on the meta device."""
+    """Returns the key that tied parameters share: the address, or the object where there is none, as on the meta device."""
     return (parameter.data_ptr(), parameter.shape) if parameter.numel() and not parameter.is_meta else id(parameter)
 
 

@@ -108,7 +108,7 @@ def int8_convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     Args:
         x: int8 [B, C, size...].
         weight: int8 [O, C / g, k...].
-        geometry: Of the layer.
+        geometry: Geometry of the layer.
     """
     x = nn.functional.pad(x, [zeros for ends in reversed(geometry.padding) for zeros in ends])
     (outputs, depth), kernel, groups = weight.shape[:2], weight.shape[2:], geometry.groups
@@ -147,7 +147,7 @@ class Int8Convolution(nn.Module):
         weight_codes: int8 codes [O, C / g, k...].
         scales: Scales of the layer.
         bias_O: float32 [O], or None.
-        geometry: Of the layer.
+        geometry: Geometry of the layer.
     """
 
     weight_codes: Tensor

@@ -52,7 +52,7 @@ class Group:
     """Texts that are written together; a context manager, which gives its request back.
 
     Args:
-        request: Of the decoder.
+        request: Request of the decoder.
         read: What the decoder reads of the sources, by its names, [n, ...] each: keys, values and their mask.
         give_back: Takes the request back.
     """

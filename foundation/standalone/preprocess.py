@@ -80,7 +80,7 @@ def _beside(name: str) -> Any:
 
 
 def _sounds(values: Mapping[str, Any], *settings: Any) -> Any:
-    """Returns what prepares sounds."""
+    """Returns the preprocessor of sounds."""
     beside = _beside("sound")
     return beside.Sounds(beside.SoundSteps.build(values), *settings)
 
@@ -130,7 +130,7 @@ class Preprocessor:
     sounds: Any = field(default=None, init=False, repr=False, compare=False)
     """What prepares sounds, a `foundation.standalone.sound.Sounds`, derived from `sound`."""
     towers: Mapping[str, Preprocessor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of a model with two towers what prepares the rows of each, "image" and "text"; else empty."""
+    """Preprocessors of both towers, by "image" and "text", if the model has two; else empty."""
 
     def __post_init__(self) -> None:
         if self.sound is not None:
@@ -340,7 +340,7 @@ class Preprocessor:
         return tokens if tokens.shape[1] else _inputs([self.pad_token_id])
 
     def _encodings(self, rows: Sequence[Row]) -> list[Any]:
-        """Returns what the tokenizer makes of texts, or pairs of texts."""
+        """Returns the encodings of texts, or pairs of texts."""
         for index, row in enumerate(rows):
             _check_text(index, row)
             if self.dimensions and not isinstance(row, str):

@@ -252,7 +252,7 @@ def transcript(logits: Array, labels: Sequence[str]) -> str:
     """Returns the text that is spoken.
 
     Args:
-        logits: Of the frames that count, float32 `[F, V]`.
+        logits: Logits of the frames that count, float32 `[F, V]`.
         labels: The tokens; `BLANK` and `DELIMITER` are two of them.
 
     Raises:
@@ -279,7 +279,7 @@ def entities(logits: Array, labels: tuple[str, ...], told: Placed, strategy: str
     """Returns the entities of one text, as `ENTITIES` has them.
 
     Args:
-        logits: Of its tokens, float32 `[L, C]`.
+        logits: Logits of its tokens, float32 `[L, C]`.
         labels: Names of the tags.
         told: The text and the places of its tokens.
         strategy: none, simple, first, average or max.
@@ -372,7 +372,7 @@ def answer(logits: Array, asked: Any) -> dict[str, Any]:
     """Returns the answer to one question, as `ANSWER` has it.
 
     Args:
-        logits: Of the tokens of all windows, float32 `[L, 2]`.
+        logits: Logits of the tokens of all windows, float32 `[L, 2]`.
         asked: The context and its windows, `windows.Asked`.
 
     Raises:

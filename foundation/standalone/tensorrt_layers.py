@@ -112,7 +112,7 @@ def float_precision(layers: Sequence[Layer]) -> str | None:
 
 
 def kernel_precision(tactic: str) -> str | None:
-    """Returns what a kernel multiplies, by its name; None where the name does not tell."""
+    """Returns the types that a kernel multiplies, read off its name; None where the name does not show them."""
     found = _MULTIPLIED.search(tactic)
     if found:
         return _KERNEL_TYPES[found.group(1)]

@@ -303,7 +303,8 @@ class Plan:
         return np.concatenate(parts)
 
     def ready(self, features: Mapping[str, NDArray[Any]], *, graph: bool = False) -> Callable[[], None]:
-        """Returns what runs a batch once and waits for it, for measuring: the rows lie on the GPU already, and the logits stay there.
+        """Returns a function that runs a batch once and waits for it, for measuring: the rows lie on the GPU already, and the logits stay
+        there.
 
         It is valid until the next call of `predict` or `ready` with other shapes.
 

@@ -149,7 +149,7 @@ class AdamW8bit(EachWeight):
                 state[name], state[f"{name}_scale"] = rounded(flat, signed=name == "exp_avg")
 
     def moments(self, weight: Tensor) -> dict[str, Entry]:
-        """Returns what a checkpoint holds: `step`, and the moments as float32 of the shape of the weight, divided as it is."""
+        """Returns the state for a checkpoint: `step`, and the moments as float32 of the shape of the weight, divided as it is."""
         if weight not in self.state:
             return {}
         found = {name: Entry(torch.float32, weight.shape, functools.partial(self._whole, weight, name)) for name in MOMENTS}

@@ -65,7 +65,7 @@ class Division:
         return gathered if order is None or not gathered.ndim else gathered[order.to(gathered.device).argsort()]
 
     def part(self, name: str, like: Tensor, whole: Tensor) -> Tensor:
-        """Returns what a process has of `whole`: the inverse of the method `whole`.
+        """Returns a process's shard of `whole`: the inverse of the method `whole`.
 
         Args:
             name: Name of the weight in the model.
@@ -76,7 +76,7 @@ class Division:
         return sharded_like(like, whole if order is None or not whole.ndim else whole[order.to(whole.device)])
 
     def collected(self, entries: Mapping[str, Entry]) -> Gathers:
-        """Returns what makes entries of a checkpoint whole, by name."""
+        """Returns functions that make entries of a checkpoint whole, by name."""
         return {name: partial(self._collected, name, entry) for name, entry in by_bytes(entries.items()).items()}
 
     def _collected(self, name: str, entry: Entry) -> Tensor:

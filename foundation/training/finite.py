@@ -27,7 +27,7 @@ Gradients = tuple[Mapping[str, float], float]
 
 
 def not_finite(found: Gradients) -> str | None:
-    """Returns what is no number, such as `loss (ctc) became nan`; None where all is well."""
+    """Describes the first NaN or infinite term, such as `loss (ctc) became nan`; None if all are finite."""
     terms, norm = found
     for name, value in terms.items():
         if not math.isfinite(value):

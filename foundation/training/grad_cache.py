@@ -54,7 +54,7 @@ class ComparesRows(Protocol):
         """Whether it compares rows that a micro-batch may part, given the labels of all training rows."""
 
     def beside(self, batch: Batch) -> Tensor:
-        """Returns what belongs to each row besides, such as the answers of a teacher, `[b, E]`; empty for nothing."""
+        """Returns further values of each row, such as the answers of a teacher, `[b, E]`; empty without any."""
 
     def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the weighted loss terms by name, float `[b]` each; reads no features of the batch."""
@@ -75,7 +75,7 @@ class GradCache:
 
     @classmethod
     def of(cls, objective: Any, model: nn.Module, labels: NDArray[Any], micro_batch_size: int | None, label: str) -> GradCache | None:
-        """Returns what computes the gradients of a training, where micro-batches would part what its objective compares; else None."""
+        """Returns the gradient cache of a training whose objective compares rows across micro-batches; else None."""
         if micro_batch_size is None or not isinstance(objective, ComparesRows) or not objective.compares_rows(labels):
             return None
         return cls(objective, model, label)

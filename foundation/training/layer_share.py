@@ -143,7 +143,7 @@ def plain(layer: nn.Module) -> nn.Module:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns what this process has of a tensor: the tensor itself if it is whole."""
+    """Returns this process's shard of a tensor: the tensor itself if it is not divided."""
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor

@@ -50,7 +50,7 @@ def adapted(model: nn.Module, lora: Lora | None, seed: int, label: str) -> Itera
     Args:
         model: A model whose layers are `nn.Linear`; the same object afterwards.
         lora: The adapters; None trains all weights.
-        seed: Of the random matrices A.
+        seed: Seed of the random matrices A.
         label: Name of the training, for messages.
 
     Raises:

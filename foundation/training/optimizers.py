@@ -92,7 +92,7 @@ def optimizer_of(settings: Optimizer, trained: nn.Module, learning_rate: float, 
 
 
 def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Entry]:
-    """Returns what a checkpoint holds of the state of an optimizer for a weight, by name; `load_state_dict` takes the same."""
+    """Returns an optimizer's state of a weight for a checkpoint, by name; `load_state_dict` takes the same."""
     if isinstance(optimizer, AdamW8bit):
         return optimizer.moments(weight)
     return {name: Entry.of(value) for name, value in optimizer.state.get(weight, {}).items()}

@@ -311,7 +311,7 @@ class Pipeline:
         return norm
 
     def part(self, name: str, like: Tensor, whole: Tensor) -> Tensor:
-        """Returns what a process has of a weight that it holds: all of it."""
+        """Returns a process's shard of a weight that it holds: all of it."""
         return whole
 
     def holds(self, entry: str) -> bool:
@@ -320,7 +320,7 @@ class Pipeline:
         return self.rank in self._processes(name) if name else self.rank == self.count - 1
 
     def collected(self, entries: Mapping[str, Entry]) -> Gathers:
-        """Returns what brings entries of a checkpoint of all stages to process 0, by name; all must call it."""
+        """Returns functions that gather entries of a checkpoint from all stages in process 0, by name; all must call them."""
         import torch.distributed as dist
 
         if self.team.data_rank:

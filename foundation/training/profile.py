@@ -155,7 +155,7 @@ class Profiler:
         self.tracer = None
 
     def figures(self, events: Sequence[Mapping[str, Any]], averages: Iterable[Any]) -> dict[str, Any]:
-        """Returns what LABEL.json holds.
+        """Returns the contents of LABEL.json.
 
         Args:
             events: Events of the trace; times in microseconds.

@@ -91,7 +91,7 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def row_draws(team: Team, device: torch.device, rows: Rows, runs_twice: bool) -> RowDraws | None:
-    """Returns what draws for the processes of a training; None where each draws its own.
+    """Returns the shared generator of the processes of a training; None where each draws its own.
 
     Args:
         team: The processes.

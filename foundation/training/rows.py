@@ -59,7 +59,7 @@ class Rows:
     pixels: NDArray[np.float32] | None
     """Images and spectrograms that fit in memory: float32 `[n, ...]`."""
     towers: Mapping[str, tuple[Rows, NDArray[np.int64]]] = field(default_factory=dict)
-    """Of images and texts: the rows of each tower, and the place of every row among them, -1 where it is of the other one `[n]`."""
+    """For images and texts: the rows of each tower, and the place of every row in its tower, -1 for rows of the other one `[n]`."""
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:

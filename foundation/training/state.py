@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     shape: torch.Size
     """The shape of the whole tensor."""
     make: Callable[[], Tensor]
-    """Returns what this process has of it."""
+    """Returns this process's shard of it."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Entry:

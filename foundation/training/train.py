@@ -283,7 +283,7 @@ class _Loop:
             state.gather()
 
     def _profiler(self, folder: Path, left: int) -> Any:
-        """Returns what profiles the steps that are left."""
+        """Returns the profiler of the remaining steps."""
         from foundation.training.profile import Profiler, macs_of
 
         return Profiler(folder, self.label, self.device, self.autocast, self.team.size, macs_of(self.model), left)

@@ -157,6 +157,6 @@ def points(heads: Sequence[int], ffn: Sequence[int]) -> list[Point]:
 
 
 def _share(all_blocks: float, last_block: float) -> float:
-    """Returns what the last block saves as a share of what each other one of the deep model saves, within 0 and 1."""
+    """Returns the saving of the last block as a share of the saving of each other block of the deep model, within 0 and 1."""
     each = (all_blocks - last_block) / (DEPTHS[1] - 1)
     return min(max(last_block / each, 0.0), 1.0) if each > 0 else 1.0

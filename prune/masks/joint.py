@@ -88,7 +88,7 @@ class Shared:
     """The processes."""
 
     def noise(self, step: int) -> torch.Generator:
-        """Returns what draws the gates of a step."""
+        """Returns the function that draws the gates of a step."""
         return torch.Generator().manual_seed((self.seed << SEED_BITS) + step)
 
 

@@ -99,7 +99,7 @@ def _last(gate: Gate, weight: Tensor) -> Tensor:
 
 
 def _offset(norm: nn.Module) -> float:
-    """Returns what a norm adds to its weight before it multiplies: 1 for Gemma, whose norms compute x (1 + w), else 0."""
+    """Returns the offset of a norm's weight: 1 for Gemma, whose norms compute x (1 + w), else 0."""
     nothing = {name: torch.zeros_like(value) for name, value in norm.named_parameters()}
     answer: Tensor = functional_call(norm, nothing, (torch.eye(2, len(nothing["weight"])).to(nothing["weight"]),))
     return float(bool(answer.any()))

@@ -273,7 +273,7 @@ class Sparsify(SparsifySettings):
     def _measure(
         self, layers: Mapping[str, nn.Linear], source: Path, context: Context
     ) -> Callable[[nn.Module], Mapping[str, Curvature]] | None:
-        """Returns what measures the curvature of the layers; None where the penalty is in the metric of the weights."""
+        """Returns the curvature estimator of the layers; None where the penalty is in the metric of the weights."""
         return partial(self._curvature, layers=layers, source=source, context=context) if self.lasso.metric == "curvature" else None
 
     def _curvature(self, model: nn.Module, layers: Mapping[str, nn.Linear], source: Path, context: Context) -> dict[str, Curvature]:

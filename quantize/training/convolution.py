@@ -49,7 +49,7 @@ class Int8ConvolutionFunction(torch.autograd.Function):
             input_scale: float32 `[]`, positive.
             weight_scale_O: float32 `[O]`, positive.
             bias_O: float32 `[O]`, or None.
-            geometry: Of the layer.
+            geometry: Geometry of the layer.
             fixed: The arguments without a gradient.
         """
         largest = fixed.largest

@@ -119,13 +119,13 @@ class Int8Function(torch.autograd.Function):
 
 
 def _divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:
-    """Returns what is rounded of an input `[..., I]`, `[N, I]`."""
+    """Returns an input `[..., I]` as rows `[N, I]`, ready to round."""
     x_NI = x.reshape(-1, x.shape[-1])
     return x_NI if smooth_I is None else x_NI.float() * smooth_I.reciprocal()
 
 
 def _multiplied(weight_OI: Tensor, smooth_I: Tensor | None) -> Tensor:
-    """Returns what is rounded of a weight."""
+    """Returns a weight, ready to round."""
     return weight_OI if smooth_I is None else weight_OI * smooth_I
 
 

@@ -61,7 +61,7 @@ def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str
     Args:
         model: A model after `quantize.training.qat.insert`.
         lora: The changes; None trains all weights.
-        seed: Of the random matrices A.
+        seed: Seed of the random matrices A.
         key: Key path of the settings that hold `lora`, for messages.
 
     Raises:

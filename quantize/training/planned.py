@@ -20,7 +20,7 @@ BITS = 8
 
 
 def int8_layers(settings: Qat, exclude: Sequence[str]) -> Callable[[nn.Module], None]:
-    """Returns what puts int8 layers into a model, in place; their scales are 1, and each reads a tensor of its own.
+    """Returns a function that puts int8 layers into a model, in place; their scales are 1, and each reads a tensor of its own.
 
     Args:
         settings: The training settings.

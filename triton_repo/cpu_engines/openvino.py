@@ -147,7 +147,7 @@ class Engine:
 
 
 def digest(name: str, network: Any) -> bytes:
-    """Returns what a kept network is known by."""
+    """Returns the cache key of a network."""
     made = hashlib.sha256(name.encode() + b"\0")
     made.update(network)
     return made.digest()

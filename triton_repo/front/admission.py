@@ -29,7 +29,8 @@ HEADROOM = 0.7
 COLD_ROWS = 8
 """Rows that are taken before the first answer, from when on the time for a row is known."""
 OUTCOMES = {503: "refused", 504: "timed_out"}
-"""By status of what is raised; anything else has failed. The full queue may be in the front, in Triton or in a language model."""
+"""Outcome by the status of the error; any other error counts as failed. The full queue may be in the front, in Triton or in a language
+model."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ class Wanted:
     binary: bool
     """Outputs that are not named go out as raw bytes."""
     named: Mapping[str, bool]
-    """By name of a requested output: whether it goes out as raw bytes."""
+    """Whether a requested output is sent as raw bytes, by its name."""
 
 
 compact = partial(json.dumps, allow_nan=False, separators=(",", ":"))

@@ -19,7 +19,7 @@ from triton_repo.front.tensors import QUEUED, read_request
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
 NAMING: Mapping[str, Any] = {"ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest}
-"""Those that name a model, which may be an earlier name of it."""
+"""Methods that name a model, possibly by an earlier name of it."""
 OPEN_STREAM = "ModelStreamInfer"
 """And the one that answers in pieces."""
 INDEX = "RepositoryIndex"
@@ -78,7 +78,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _renaming(infer: Inference, method: str) -> Callable[[bytes], bytes]:
-    """Returns what puts the name of a model in place of an earlier one into a message to a method; other messages stay as they are."""
+    """Returns a function that replaces an earlier name of a model in a message to a method; other messages stay as they are."""
 
     def renamed(body: bytes) -> bytes:
         try:
@@ -146,7 +146,7 @@ def _refusing(method: str) -> _Handler:
 
 
 def _told(error: Any) -> str:
-    """Returns what to tell a client about a failed call."""
+    """Returns the message to a client about a failed call."""
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return RESTARTING
     return str(error.details())

@@ -116,7 +116,7 @@ def failure(line: str) -> Rejected:
 
 
 def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Request:
-    """Returns what a request asks of the queue.
+    """Returns the queue parameters of a request.
 
     Raises:
         Rejected: The model has no such level of priority.

@@ -30,7 +30,7 @@ GRACE_SECONDS = 60.0
 MAX_STREAMS, MAX_STREAM_REQUESTS = 256, 256
 """Open streams, and requests that are being answered in one of them."""
 TRY_LATER = "try again later"
-"""How the line of a model ends that has too much to do."""
+"""Suffix of the error message of an overloaded model."""
 MODEL_FAILED = "the model failed: "
 """How the line of a model begins that has failed, through no fault of the request."""
 RESTARTING = "the model server is not there; it is started again, try again in some seconds"

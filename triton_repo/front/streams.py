@@ -94,7 +94,7 @@ class _Stream:
     load: Load
     infer: Inference
     asked: dict[str, _Request] = field(default_factory=dict)
-    """By our number."""
+    """Streams by our number."""
     numbers: Any = field(default_factory=itertools.count)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())

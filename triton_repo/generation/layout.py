@@ -65,7 +65,7 @@ PARTS = {
     "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
     "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, openvino_request, decoding_rules)),
 }
-"""By engine."""
+"""Keyed by engine."""
 
 
 def write_language_repository(
@@ -119,7 +119,7 @@ def write_language_repository(
 
 
 def _proposals(model: Served) -> dict[str, Any]:
-    """Returns what proposes tokens to a model; empty where nothing does."""
+    """Returns the draft that proposes tokens to a model; empty without one."""
     told = model.engine.get("speculation")
     if told is None:
         return {}

@@ -273,7 +273,7 @@ def int8_share(gemms: Mapping[str, int], precisions: Mapping[str, str]) -> float
 
 
 def settings(spec: Mapping[str, Any]) -> Settings:
-    """Returns what the builder is told besides the graph."""
+    """Returns the settings of the builder."""
     given = spec["settings"]
     return Settings(given["workspace_bytes"], given["optimization_level"], given["hardware_compatibility"], given["refit"])
 

@@ -206,7 +206,7 @@ def quantized_nodes(onnx_file: Path) -> list[str]:
 
 
 def float_precision(onnx_file: Path) -> str:
-    """Returns what a graph runs its float part in, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
+    """Returns the type of a graph's float part, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
     graph = Graph(onnx_file).structure
     casts = {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}
     types = casts | {item.data_type for item in graph.initializer}

@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 def figures(samples: Samples, load: Load, changed: int = 0) -> dict[str, Any]:
-    """Returns what a load came to, in JSON types.
+    """Returns the figures of a load, in JSON types.
 
     Args:
         samples: What happened to each request.

@@ -97,7 +97,7 @@ def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Cal
 
 
 def in_words(tuned: Tuned) -> str:
-    """Returns what was decided, and by which interval."""
+    """Returns the decision, with its interval."""
     found = tuned.confirmation
     if found is None:
         return "none answered more rows than the recipe's settings, which stay"
@@ -144,7 +144,7 @@ def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
 
 
 def measured(write: Callable[[Point, Path], None], model: str, rows: Sequence[Row], tune: Tune, scratch: Path) -> Measure:
-    """Returns what measures a point with a real server.
+    """Returns a function that measures a point with a real server.
 
     Args:
         write: Writes a repository with a point's settings into a folder.

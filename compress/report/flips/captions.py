@@ -34,7 +34,7 @@ class CaptionFlips:
         return answers
 
     def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
-        """Returns what was found before and is found now, which of them are right, and the image or caption that asks."""
+        """Returns the results before and now, which of them are right, and the image or caption of the query."""
         numbers = labels[:, 1]
         right = {f"right_{name}": bool(numbers[row] == numbers[place[0]]) for name, row in (("before", before), ("after", after))}
         return {"before": self._named(before), "after": self._named(after), **right, "label": None, "input": self._named(place[0])}

@@ -36,7 +36,7 @@ class Flips(Protocol):
         """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
 
     def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
-        """Returns what is told of a flip at a place of `answers`, from one number to another."""
+        """Describes the flip at a place of `answers`, from one number to another."""
 
 
 DESCRIBED_BY: Mapping[str, Callable[[Data], Flips]] = {
@@ -51,7 +51,7 @@ DESCRIBED_BY: Mapping[str, Callable[[Data], Flips]] = {
     "vectors": NeighbourFlips,
     "zero_shot": NearestClassFlips,
 }
-"""By the name of its file what describes the flips of a form; tokens are told with the tokenizer of a checkpoint as well."""
+"""Describes the flips of a form, by the name of its file; tokens also need the tokenizer of a checkpoint."""
 
 
 def write_flips(run: Run, data: Data) -> int:

@@ -46,7 +46,7 @@ def plot(metric: JudgedMetric, points: Sequence[scatter.Point], heights: tuple[i
     Args:
         metric: The metric of the vertical axis.
         points: At least one.
-        heights: Of the plots for wide and for narrow screens, pixels.
+        heights: Heights of the plots for wide and for narrow screens, pixels.
     """
     tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric.name) else (lambda value: f"{value:.4g}")
     higher = metric.higher_is_better is not False

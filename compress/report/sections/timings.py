@@ -25,7 +25,7 @@ def sentence(report: Contents) -> str | None:
 
 
 def mark(row: Latency) -> str | None:
-    """Returns what a row of the table is marked with."""
+    """Returns the marks of a row of the table."""
     if row.busy:
         return "machine busy"
     if row.estimated:

@@ -20,7 +20,7 @@ class Verdict:
 
     reason: str
     excess: dict[str, float] = field(default_factory=dict)
-    """By how much it exceeds a goal, where that is the reason."""
+    """Excess over a goal, where that is the reason."""
 
 
 class Rung(Protocol):

@@ -57,7 +57,7 @@ def judged(labels: Array) -> Array:
 
 
 def figures(vectors: Array, labels: Array) -> Array:
-    """Returns what is found of each judged image, float64 `[m, 7]`.
+    """Returns the results of each judged image, float64 `[m, 7]`.
 
     Three columns are how many of its captions find it at each depth, three whether it finds one of them, the last how many it has.
 

@@ -74,7 +74,7 @@ class Judged:
 
 
 def judged(labels: Array) -> Judged:
-    """Returns what the labels of some rows say, float32 `[n, 2 + 2 k]`."""
+    """Returns the labels of some rows, float32 `[n, 2 + 2 k]`."""
     sides = [_by_number(labels, side) for side in (QUERY, DOCUMENT)]
     places = [{int(number): place for place, number in enumerate(labels[rows, 1])} for rows in sides]
     grades: dict[int, dict[int, int]] = {}

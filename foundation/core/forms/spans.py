@@ -72,7 +72,7 @@ class Sides(NamedTuple):
     """The logits that are kept of both sides."""
 
     first: Array
-    """Of the first token of all, `[n, 2]`."""
+    """Logits of the very first token, `[n, 2]`."""
     total: Array
     """Log of the sum of exponentials, `[n, 2]`."""
     places: Array
@@ -136,7 +136,7 @@ def labels_of(places: Array, questions: Sequence[int], answerable: Sequence[bool
 
 
 def kept_of(logits: Array, window: Read, context: str, threshold: float | None) -> Array:
-    """Returns what is kept of the logits of one window, float32 `[168]`.
+    """Returns the compressed logits of one window, float32 `[168]`.
 
     Args:
         logits: Logits of the window, float32 `[L, 2]`.
@@ -162,7 +162,7 @@ def kept_of(logits: Array, window: Read, context: str, threshold: float | None) 
 
 
 def kept_of_windows(preprocessor: Preprocessor, rows: Sequence[Window], logits: Array) -> Array:
-    """Returns what is kept of a batch of windows, float32 `[b, 168]`, of logits float32 `[b, L, 2]`."""
+    """Returns the compressed logits of a batch of windows, float32 `[b, 168]`, from logits float32 `[b, L, 2]`."""
     made = np.zeros((len(rows), Part.WORDS.stop), np.float32)
     for kept, row, tokens, values in zip(made, rows, of_each(preprocessor.tokenizer, rows), logits, strict=True):
         read = Read(0, tokens.first, tokens.characters[row.start : row.stop], tokens.others + len(row))

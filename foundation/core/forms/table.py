@@ -45,7 +45,7 @@ def _alone(labels: Array, count: int) -> list[int]:
 
 
 def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[int]]:
-    """Returns what chooses whole groups, given what returns the rows of their parts, `[g]` each."""
+    """Returns a function that chooses whole groups, from one that returns the rows of their parts, `[g]` each."""
 
     def chosen(labels: Array, count: int) -> list[int]:
         parts = parts_of(labels)
@@ -56,22 +56,22 @@ def _of_groups(parts_of: Callable[[Array], Any]) -> Callable[[Array, int], list[
 
 
 def _rows(rows_of: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Returns what tells the row of each value, `[m, 1]`, given what tells it as `[m]`."""
+    """Returns a function to the row of each item, `[m, 1]`, from one that returns it as `[m]`."""
     return lambda labels: np.asarray(rows_of(labels), np.int64).reshape(-1, 1)
 
 
 def _parts(parts_of: Callable[[Array], Any]) -> Callable[[Array], Array]:
-    """Returns what tells the first two rows of each value, `[m, 2]`, given what returns the rows of their parts, `[m]` each."""
+    """Returns a function to the first two rows of each item, `[m, 2]`, from one that returns the rows of their parts, `[m]` each."""
     return lambda labels: np.stack(list(parts_of(labels))[:2], axis=1)
 
 
 def _first_of(numbers_of: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Returns what tells the first row of each value, given what tells the number of the value that each row is of."""
+    """Returns a function to the first row of each item, from one that returns the number of the item of each row."""
     return _rows(lambda labels: np.unique(numbers_of(labels), return_index=True)[1])
 
 
 def _equal(size_of: Callable[[Array], int]) -> Callable[[Array], Array]:
-    """Returns what tells the sizes of runs, given what tells the one size that they all have."""
+    """Returns a function to the sizes of runs, from one that returns the size that they all share."""
     return lambda labels: runs.equal(len(labels), size_of(labels))
 
 
@@ -92,21 +92,21 @@ class Form:
     fits: Callable[[Array], bool]
     """Whether labels have it."""
     values: Callable[[Array, Array], tuple[Array, Array]] = lambda answers, labels: (answers, labels)
-    """Of predictions `[n, ...]` and labels what metrics are means over, `[m, ...]`, and the labels of that, `[m]`."""
+    """Turns predictions `[n, ...]` and labels into the items that metrics are means over, `[m, ...]`, and their labels, `[m]`."""
     count: Callable[[Array], int] = len
     """How many predictions there are to evaluate."""
     units: Callable[[Array], Array] = lambda labels: np.arange(len(labels))[:, None]
-    """Of labels the rows that each of these values is of, int64 `[m, 1]` or `[m, 2]`: one that stands for all, or both texts of a pair."""
+    """Maps labels to the rows behind each of these items, int64 `[m, 1]` or `[m, 2]`: one that stands for all, or both texts of a pair."""
     taught: Callable[[Array, Array], Array] | None = None
-    """Of labels and predictions the labels by which a model agrees most with these predictions; None: they follow from the answer alone."""
+    """Turns a teacher's predictions into labels of this form; None: they follow from the answer alone."""
     overlap: Callable[[Array, Array, Array], float] = lambda reference, answers, labels: vectors.overlap(reference, answers)
-    """Of vectors of two models and labels the share of what both find for a row."""
+    """Share of the neighbours of a row that the vectors of two models agree on."""
     chosen: Callable[[Array, int], list[int]] = _alone
-    """Of labels and a number, about so many rows, evenly spread, that can be judged without the others."""
+    """Picks about that many rows, evenly spaced, that can be judged without the others."""
     together: Callable[[Array], Array] = lambda labels: runs.equal(len(labels), 1)
-    """Of labels the sizes of the runs of rows that are learned together (`foundation.core.runs`), int64 `[r]`."""
+    """Sizes of the runs of rows that are learned together (`foundation.core.runs`), int64 `[r]`."""
     told_apart: Callable[[Array, Array], Array] = lambda labels, sizes: labels
-    """Of labels and the sizes of the runs that they are of labels by which these stay apart, though they may be the same run again."""
+    """Renumbers groups, so that one query drawn twice in a batch counts as two."""
     run: str = ""
     """What the rows of such a run are, for messages; empty: texts of a pair or triplet."""
     runs_apart: bool = False

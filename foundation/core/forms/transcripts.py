@@ -107,7 +107,7 @@ def texts_of(answers: Array) -> list[str]:
 
 
 def kept_of_frames(prepared: Preprocessor, rows: Sequence[bytes], logits: Array) -> Array:
-    """Returns what is kept of a batch, float32 `[b, F, 10]`, F the frames of the longest sounds.
+    """Returns the compressed logits of a batch, float32 `[b, F, 10]`, F the frames of the longest sounds.
 
     Args:
         prepared: The preprocessor.

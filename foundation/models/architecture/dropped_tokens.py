@@ -163,7 +163,7 @@ def are_tokens(lengths_B1: Tensor, share: float, count: Any) -> Tensor:
 
 
 def added_to_scores(mask: Tensor) -> Tensor:
-    """Returns what is added to the scores of the first token, float `[B, L]`: 0 for tokens, far less for padding.
+    """Returns the additive mask of the first token's scores, float `[B, L]`: 0 for tokens, far less for padding.
 
     Args:
         mask: True or 1 for tokens, `[B, L]` or `[B, 1, 1 or L, L]`; or a float that is added to the scores, `[B, 1, 1 or L, L]`.

@@ -192,7 +192,7 @@ def with_states(states: Tensor, args: Arguments, kwargs: Keywords) -> tuple[Argu
 
 
 def _own(weight: Tensor) -> Tensor:
-    """Returns what this process has of a weight."""
+    """Returns this process's shard of a weight."""
     shard: Any = weight
     part: Tensor = shard.to_local() if is_sharded(weight) else weight
     return part

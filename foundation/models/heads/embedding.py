@@ -155,7 +155,7 @@ def _kind(entry: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, path: str | None) -> dict[str, Any]:
-    """Returns what the files of sentence-transformers say."""
+    """Returns the settings in the files of sentence-transformers."""
     kinds = [_kind(entry) for entry in _modules(folder)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", NORMALIZE]):
         raise InputError(
@@ -177,7 +177,7 @@ def _read(folder: Path, path: str | None) -> dict[str, Any]:
 
 
 def _similarity(folder: Path) -> str:
-    """Returns what the files of a model say that its vectors are compared by."""
+    """Returns the similarity of vectors that the files of a model name."""
     said = read_json(folder / PROMPTS, "model.path").get("similarity_fn_name") if (folder / PROMPTS).is_file() else None
     if said is not None and said not in SIMILARITIES:
         raise InputError(f"model.path: {folder / PROMPTS} has the similarity_fn_name {shown(said)}; {one_of(SIMILARITIES)} is allowed")
@@ -213,7 +213,7 @@ def named_prompts(folder: Path) -> dict[str, str]:
 
 
 def search_prompts(folder: Path) -> tuple[str, str]:
-    """Returns what a model of sentence-transformers puts before queries and before documents; '' where it has no name for them.
+    """Returns the prompts of a sentence-transformers model for queries and for documents; '' where it has no name for them.
 
     Where there is a default prompt, that stands before each text already, and these are ''.
 

@@ -88,7 +88,7 @@ def _preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target,
 
 
 def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
-    """Returns what prepares images and texts; a text tower that reads padding gets every text in one length."""
+    """Returns the preprocessor of images and texts; a text tower that reads padding gets every text in one length."""
     settings = read_config(checkpoint, "checkpoint")
     check_towers(settings, "checkpoint", max_length)
     made = _text_preprocessor(checkpoint, settings.text_config.to_dict(), task, max_length, target)

@@ -164,7 +164,7 @@ def load_tokenizer(tokenizer: str) -> PreTrainedTokenizerBase:
 
 
 def target_engine(tokenizer: str) -> Tokenizer:
-    """Returns what encodes the texts that an encoder-decoder writes: as `load_tokenizer`, with the special tokens of targets.
+    """Returns the tokenizer of the texts that an encoder-decoder writes: as `load_tokenizer`, with the special tokens of targets.
 
     Tokenizer classes such as mBART's and NLLB's put other language tokens around targets than around sources.
 

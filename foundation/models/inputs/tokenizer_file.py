@@ -262,7 +262,7 @@ def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[s
 
 
 def _present(parts: Mapping[str, Any], name: str) -> bool | None:
-    """Returns what a tokenizer.json does of a setting; None where it says nothing."""
+    """Returns a setting of a tokenizer.json; None where it has none."""
     links = _links(parts.get("normalizer"))
     bert = next((link for link in links if link["type"] == "BertNormalizer"), None)
     if name in NORMALIZERS:

@@ -95,7 +95,7 @@ def mask_of_own_tokens(batch_size: int, q_length: int, kv_length: int, q_offset:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: object
 ) -> tuple[Tensor, None]:
-    """Returns what own tokens attend to, float `[b, T, h, d]`, and None in the place of weights.
+    """Returns the attention output of own tokens, float `[b, T, h, d]`, and None in the place of weights.
 
     Args:
         module: The attention module.

@@ -56,7 +56,7 @@ class SeparateExperts(nn.Module):
         """Whether every expert runs on all tokens and the router's weights choose: the form that a graph can hold."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Returns what the chosen experts say, [N, D].
+        """Returns the output of the chosen experts, [N, D].
 
         Args:
             hidden_states: float [N, D].
@@ -83,7 +83,7 @@ class SeparateExperts(nn.Module):
                 layers[expert] = None
 
     def expert(self, number: int, states_ND: Tensor) -> Tensor:
-        """Returns what one expert says, [N, D]."""
+        """Returns the output of one expert, [N, D]."""
         (stock,) = self._stock
         inner = getattr(self, self.first)[number](states_ND)
         inner = stock._apply_gate(inner) if self.has_gate else stock.act_fn(inner)

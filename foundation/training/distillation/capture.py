@@ -101,7 +101,7 @@ class Captured:
     hidden: tuple[Tensor, ...] = ()
     """H_0 ... H_L, float `[b, L, D]` each, as the blocks return them."""
     blocks: Mapping[int, Heads] = field(default_factory=dict)
-    """By block, counted from 0."""
+    """Keyed by block, counted from 0."""
     last: Tensor | None = None
     """The last hidden state, float `[b, L, D]`, after the final norm if Transformers applies it; None if `hidden` is empty."""
     sides: tuple[Captured, ...] = ()

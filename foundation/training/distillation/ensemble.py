@@ -25,7 +25,7 @@ from foundation.training.train import Batch
 def run_teachers(
     teachers: Sequence[Teacher], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, losses: AnswerLoss
 ) -> Captured:
-    """Returns what was captured of one teacher, or the averaged logits of several; no gradient flows into them.
+    """Returns the captured states of one teacher, or the averaged logits of several; no gradient flows into them.
 
     Args:
         teachers: One, or several if only logits are wanted.

@@ -55,7 +55,7 @@ class Teacher:
     """Which parts of this model the student kept, if it is a pruned copy of it; only these are captured."""
 
     def __call__(self, batch: Batch, wanted: Wanted) -> Captured:
-        """Returns what is wanted for a batch, detached."""
+        """Returns the teacher's captured states for a batch, detached."""
         if wanted == Wanted():
             return NOTHING
         if self.logits is not None and wanted == Wanted(logits=True):

@@ -43,9 +43,7 @@ def test_generic_labels_take_the_names_of_the_data(folder: Path, out: Path) -> N
 
 def test_names_of_the_model_are_kept(tiny_bert: Path, out: Path) -> None:
     assert label_names(named(tiny_bert)) == LABELS
-    refused(
-        named(tiny_bert), out, "the model's labels are negative, positive, the data's positive, negative; .*head: new", LABELS[::-1]
-    )
+    refused(named(tiny_bert), out, "the model's labels are negative, positive, the data's positive, negative; .*head: new", LABELS[::-1])
 
 
 def test_half_precision_is_loaded_as_float32(folder: Path, out: Path) -> None:

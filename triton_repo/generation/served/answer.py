@@ -140,7 +140,7 @@ class Answer:
 
 
 def in_a_line(error: Exception) -> str:
-    """Returns what an error says; of a long text the end, where GenAI puts the reason behind the place in its code."""
+    """Returns the message of an error; of a long one the end, where GenAI puts the reason behind the place in its code."""
     return " ".join(str(error).split())[-300:] or type(error).__name__
 
 

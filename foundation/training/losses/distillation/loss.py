@@ -170,7 +170,7 @@ class Loss(Config):
         return self.steps[0] * num_steps <= step < self.steps[1] * num_steps
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """Returns what to capture in the student and in the teacher.
+        """Returns the places to capture in the student and in the teacher.
 
         Raises:
             InputError: The loss does not fit these two models.
