@@ -48,7 +48,7 @@ from foundation.standalone.preprocess import Preprocessor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from export.builds import Asked, Build
+    from export.builds import Request, Build
     from export.exporter import Exporter
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse
@@ -158,7 +158,7 @@ class Export(Stage):
 
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)
-        answers: dict[Asked, Array] = {}
+        answers: dict[Request, Array] = {}
         builds = planned(context, self.variants, self.generation.draft)
         graphs = HalfGraphs(context, self.float_precision)
         reuse = self._reuse(context, out, answers)
@@ -183,7 +183,7 @@ class Export(Stage):
         reuse = self._reuse(context, context.shared, {})
         return any(reuse.keeps(build) for build in planned(context, self.variants, self.generation.draft))
 
-    def _reuse(self, context: Context, out: Path, answers: dict[Asked, Array]) -> Reuse:
+    def _reuse(self, context: Context, out: Path, answers: dict[Request, Array]) -> Reuse:
         from export.reuse import Reuse
 
         return Reuse(context, out, answers, [self.VERSION, self.float_precision, self.generation.model_dump(mode="json")])

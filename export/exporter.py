@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from export.builds import HALVES, Asked, Build
+from export.builds import HALVES, Request, Build
 from export.choices import FloatSetting
 from export.engines.registry import engine_module
 from export.engines.spec import BuildRequest
@@ -45,7 +45,7 @@ class Exporter:
         context: Context,
         out: Path,
         rest: FloatSetting,
-        answers: dict[Asked, Array],
+        answers: dict[Request, Array],
         agreement: Agreement,
         graphs: HalfGraphs | None = None,
     ) -> None:

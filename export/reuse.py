@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from export.builds import Asked, Build, has_half_graphs
+from export.builds import Request, Build, has_half_graphs
 from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
 from foundation.artifacts.store import holding
 from foundation.core.arrays import Array
@@ -38,7 +38,7 @@ class Reuse:
     context: Context
     out: Path
     """Where the folders of the builds go."""
-    answers: MutableMapping[Asked, Array]
+    answers: MutableMapping[Request, Array]
     """What engines answered to the trial rows so far; added to."""
     settings: Any
     """Version and settings of the stage, JSON types."""
