@@ -58,7 +58,7 @@ gpu-check:
 	@for program in nvidia-smi docker; do command -v $$program > /dev/null || { \
 	    echo "gpu-check: $$program is not there; it needs an NVIDIA GPU and Docker; see docs/how-to/check-gpus.md" >&2; exit 2; }; done
 	@$(MAKE) --no-print-directory install CUDA=1
-	@$(BIN)/python -m compress.commands.gpu_check $(if $(RELEASE),--release $(RELEASE))
+	@$(BIN)/python -m benchmarks.gpu.check $(if $(RELEASE),--release $(RELEASE))
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -13,17 +13,17 @@ rows, 4096 inputs), for one GPU per compute capability. Columns:
     share                        of the peak of the unit that memory allows: min(1, intensity * bandwidth / peak)
     floor, us                    max(bytes / bandwidth, operations / peak): no kernel is faster; no time was measured
 
-The launches are those of `export.kernels.cases`, the peaks those of `export.kernels.peaks`. `make gpu-check` times the same launches.
+The launches are those of `benchmarks.gpu.cases`, the peaks those of `benchmarks.gpu.peaks`. `make gpu-check` times the same launches.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
-from export.kernels.cases import EVERY, META
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
+from benchmarks.gpu.cases import EVERY, META
+from benchmarks.gpu.peaks import GPUS
 from export.kernels.launch import Launch
-from export.kernels.peaks import GPUS
 
 HEADER = ["kernel", "sm", "registers", "spills", "shared", "hot loop", "MB", "Gop", "op / byte", "share", "floor, us"]
 

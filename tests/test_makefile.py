@@ -13,7 +13,7 @@ PYTHON = """#!/bin/sh
 case "$*" in
   --version) echo "Python 3.11.7" ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$STANDINS/pip" "$STANDINS/compress" "$STANDINS/python" "$3/bin/" ;;
-  "-m compress.commands.gpu_check"*) echo "checked $*" ;;
+  "-m benchmarks.gpu.check"*) echo "checked $*" ;;
   "-c import sys, tensorrt"*) [ -z "$UNSEEN" ] || { echo "torch sees no GPU" >&2; exit 1; }; echo "cuda           the check" ;;
 esac
 """
@@ -97,7 +97,7 @@ def test_gpu_check_says_what_is_missing_before_it_installs(missing: str | None, 
     done = make(tmp_path, "gpu-check", RELEASE="26.01", PATH=str(programs))
     if missing is None:
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-2:] == ["cuda           the check", "checked -m compress.commands.gpu_check --release 26.01"]
+        assert done.stdout.splitlines()[-2:] == ["cuda           the check", "checked -m benchmarks.gpu.check --release 26.01"]
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[0].startswith(f"gpu-check: {missing} is not there; it needs an NVIDIA GPU and Docker")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.ahead_of_time import FP16_MATRIX, INT8_MATRIX, compiled, count
 from export.fused.forward import Encoder
 from export.fused.plan import Block, FloatLinear, Int8Linear, Plan
 from export.fused.rows import Rows
-from export.kernels.ahead_of_time import FP16_MATRIX, INT8_MATRIX, compiled, count
 from export.kernels.epilogue import Int8Weight
 from export.kernels.launch import Launch
 from export.kernels.norm import Norm

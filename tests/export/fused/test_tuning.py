@@ -8,12 +8,12 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, LIMITS, compiled, count
+from benchmarks.gpu.cases import META
 from export.fused import tuning
 from export.fused.tuning import CANDIDATES, Tuner, cache_file, remembered, size_of
 from export.kernels import gemm
 from export.kernels.activation_codes import Method
-from export.kernels.ahead_of_time import CAPABILITIES, LIMITS, compiled, count
-from export.kernels.cases import META
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch

@@ -1,11 +1,11 @@
 """Checks and times the kernels and the fused encoder on the first GPU of this machine; `make gpu-check` runs it in a process of its own.
 
-    python -m export.fused.gpu_figures FILE            everything, on a GPU
-    python -m export.fused.gpu_figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
-    python -m export.fused.gpu_figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
+    python -m benchmarks.gpu.figures FILE            everything, on a GPU
+    python -m benchmarks.gpu.figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
+    python -m benchmarks.gpu.figures FILE --only gelu    the ways to end a GEMM in GELU and int8, beside each other; about a minute
 
-FILE (JSON) holds `checked`; and where times are taken `device`, `versions`, `peak`, `kernels`, `sparse` (all of `measured`), `packed` (of
-`squad`) and `shapes` (of `beside_torch`). What failed has a `reason`.
+FILE (JSON) holds `checked`. Where times are taken, it also holds `device`, `versions`, `peak`, `kernels`, `sparse` (from `measurements`),
+`packed` (from `squad`) and `shapes` (from `against_torch`). What failed has a `reason`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import torch
 import triton
 
-from export.fused.beside_torch import beside_torch
-from export.fused.gelu_figures import gelu_figures
+from benchmarks.gpu.against_torch import compare_with_torch
+from benchmarks.gpu.cases import EVERY
+from benchmarks.gpu.gelu import gelu_figures
+from benchmarks.gpu.measurements import BROKEN, checked, int8_peak, line, pairs_of_layers, shares, sparse
+from benchmarks.gpu.peaks import Gpu as Peaks
+from benchmarks.gpu.peaks import named
+from benchmarks.gpu.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
+from benchmarks.gpu.timing import OnGpu
 from export.fused.graphs import record_on_gpu
-from export.fused.measured import BROKEN, checked, int8_peak, line, pairs_of_layers, shares, sparse
-from export.fused.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
 from export.fused.tuning import tuner
-from export.kernels.cases import EVERY
-from export.kernels.peaks import Gpu as Peaks
-from export.kernels.peaks import named
-from export.kernels.timed import OnGpu
 from foundation.artifacts.artifact import write_json
 
 
@@ -73,7 +73,7 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
     found: dict[str, Any] = {"packed": {"sequences_per_s": None}, "shapes": {"rows": []}}
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "packed": lambda: {**packed_rate(random_plan(bert, device), squad_lengths(QUERIES), machine), "lengths": LENGTHS.name},
-        "shapes": lambda: {"rows": beside_torch(random_plan(bert, device), bert, machine, gpu)},
+        "shapes": lambda: {"rows": compare_with_torch(random_plan(bert, device), bert, machine, gpu)},
     }
     for name, work in works.items():
         try:
@@ -85,17 +85,20 @@ def whole(gpu: OnGpu) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the file; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m export.fused.gpu_figures", description="Checks and times the kernels on a GPU.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.figures", description="Checks and times the kernels on a GPU.")
     parser.add_argument("file", type=Path, help="JSON that is written")
     parser.add_argument("--check", action="store_true", help="check the answers alone")
     parser.add_argument("--only", choices=["gelu"], help="measure this alone")
     given = parser.parse_args(arguments)
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     if not torch.cuda.is_available() and not (given.check and interprets):
-        print("gpu_figures: torch finds no NVIDIA GPU that it can use; with --check and TRITON_INTERPRET=1 none is needed", file=sys.stderr)
+        print(
+            "figures: torch finds no NVIDIA GPU that it can use; with --check and TRITON_INTERPRET=1 none is needed",
+            file=sys.stderr,
+        )
         return 2
     if given.only is not None and given.check:
-        print("gpu_figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
+        print("figures: --check takes no times, and --only none but those of its name; give one of the two", file=sys.stderr)
         return 2
     write_json(
         given.file,

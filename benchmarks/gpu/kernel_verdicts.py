@@ -1,4 +1,4 @@
-"""The verdicts on our own kernels, from what `export.fused.gpu_figures` measured.
+"""The verdicts on our own kernels, from what `benchmarks.gpu.figures` measured.
 
 line                                                          asked for
 answers of the kernels, against their references in torch     all of them within the bounds
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from triton_repo.gpu.check.verdict import Verdict
+from benchmarks.gpu.verdict import Verdict
 
 KERNELS = "kernels"
 """Stands in the column of the models."""
@@ -32,7 +32,7 @@ def kernel_verdicts(found: Mapping[str, Any]) -> Iterator[Verdict]:
     """Yields every line.
 
     Args:
-        found: What `export.fused.gpu_figures` wrote, and `error`, what has ended it, or None.
+        found: What `benchmarks.gpu.figures` wrote, and `error`, what has ended it, or None.
     """
     yield _answers(found)
     yield from _sparse(found)

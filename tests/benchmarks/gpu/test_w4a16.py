@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.kernels.w4a16 import Int4Weight, reference, rounded_weight, w4a16_gemm
+from benchmarks.gpu.w4a16 import Int4Weight, reference, rounded_weight, w4a16_gemm
 from foundation.core.errors import InputError
 from foundation.schemes.int4 import Int4Linear, Int4Scales, num_groups, pack
 

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.verdict import Verdict, passes
+from benchmarks.gpu.verdicts import verdicts
 from foundation.artifacts.artifact import write_json, write_text
 from foundation.core.engines import served_on
-from triton_repo.gpu.check.verdict import Verdict, passes
-from triton_repo.gpu.check.verdicts import verdicts
 
 JSON, MARKDOWN, SCHEMA = "report.json", "report.md", 1
 
@@ -24,9 +24,9 @@ def write_report(folder: Path, machine: Mapping[str, Any], models: Mapping[str, 
 
     Args:
         folder: Folder to write into.
-        machine: `gpus` (names), `driver`, `release`, `command`, `versions` by name, `clocks` (`triton_repo.gpu.check.clocks`).
-        models: What was measured, by name of the recipe (`triton_repo.gpu.check.verdicts`).
-        kernels: What was measured of our own kernels (`triton_repo.gpu.check.kernel_verdicts`).
+        machine: `gpus` (names), `driver`, `release`, `command`, `versions` by name, `clocks` (`benchmarks.gpu.clocks`).
+        models: What was measured, by name of the recipe (`benchmarks.gpu.verdicts`).
+        kernels: What was measured of our own kernels (`benchmarks.gpu.kernel_verdicts`).
     """
     lines = verdicts(models, kernels)
     listed = [{**asdict(line), "verdict": line.word} for line in lines]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from benchmarks.gpu import containers
 from foundation.core.errors import InputError
-from triton_repo.gpu.check import containers
 
 
 class Docker:

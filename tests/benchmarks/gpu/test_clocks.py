@@ -2,7 +2,7 @@
 
 import time
 
-from triton_repo.gpu.check.clocks import COMMAND, FIELDS, summary, watching
+from benchmarks.gpu.clocks import COMMAND, FIELDS, summary, watching
 
 LINES = """\
 0, 0, 345, 1980, 2619, 70.10, 33

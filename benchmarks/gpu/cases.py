@@ -17,7 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize, w4a16
+from benchmarks.gpu import w4a16
+from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch

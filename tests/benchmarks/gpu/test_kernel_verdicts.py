@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.triton_repo.gpu.check.recorded import kernels, sparse_row
-from triton_repo.gpu.check.kernel_verdicts import KERNELS, kernel_verdicts
-from triton_repo.gpu.check.verdict import passes
+from benchmarks.gpu.kernel_verdicts import KERNELS, kernel_verdicts
+from benchmarks.gpu.verdict import passes
+from tests.benchmarks.gpu.recorded import kernels, sparse_row
 
 ANSWERS, PACKED, ALONE = (
     "answers within their bounds",
@@ -80,8 +80,8 @@ def test_shares_without_a_peak_or_a_time_say_so():
 
 
 def test_what_has_ended_the_process_is_the_reason_of_everything():
-    found = list(kernel_verdicts({"error": "python -m export.fused.gpu_figures ended with status 1: why"}))
+    found = list(kernel_verdicts({"error": "python -m benchmarks.gpu.figures ended with status 1: why"}))
     assert not passes(found)
     assert {line.word for line in found if line.limit is not None} == {"not measured"}
-    assert {line.reason for line in found} == {"python -m export.fused.gpu_figures ended with status 1: why"}
+    assert {line.reason for line in found} == {"python -m benchmarks.gpu.figures ended with status 1: why"}
     assert len(found) == 6

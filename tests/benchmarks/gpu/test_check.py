@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from compress.commands import gpu_check
+from benchmarks.gpu import check as gpu_check
+from benchmarks.gpu import clocks, containers
+from benchmarks.gpu.clocks import watching
 from foundation.core.errors import InputError
 from tests.export import sentiment
 from tests.triton_repo.gpu.repositories import build
 from triton_repo import environment
 from triton_repo.gpu import wheels
-from triton_repo.gpu.check import clocks, containers
-from triton_repo.gpu.check.clocks import watching
 
 RECIPE = """# A tiny classifier.
 # compress run tiny.yaml
@@ -86,14 +86,14 @@ def test_the_figures_of_the_kernels_are_those_that_their_process_wrote(tmp_path,
 
     monkeypatch.setattr(containers, "command", command)
     assert gpu_check.kernel_figures(tmp_path / "new" / "kernels.json", print) == {**written, "error": None}
-    assert asked == [[sys.executable, "-m", "export.fused.gpu_figures", str(tmp_path / "new" / "kernels.json")]]
+    assert asked == [[sys.executable, "-m", "benchmarks.gpu.figures", str(tmp_path / "new" / "kernels.json")]]
 
 
 @pytest.mark.parametrize("name", gpu_check.RECIPES)
 def test_its_recipes_time_every_shape_that_is_judged(name):
+    from benchmarks.gpu.verdicts import EAGER_FP16, OUR_FP16, SPEED
     from compress.commands.recipes import find
     from compress.recipe import read
-    from triton_repo.gpu.check.verdicts import EAGER_FP16, OUR_FP16, SPEED
 
     recipe = read(find(name))
     assert recipe.target.device == "cuda"
@@ -167,7 +167,7 @@ def test_the_whole_check_with_played_gpus(tmp_path, monkeypatch):
     assert found["scaling"]["one"] > 0
     assert found["scaling"]["all"] > 0
     assert found["scaling"]["gpus"] == 2
-    from triton_repo.gpu.check.report import write_report
+    from benchmarks.gpu.report import write_report
 
     machine = {"gpus": ["played"] * 2, "driver": "none", "release": "25.09", "command": "none", "versions": {}, "clocks": []}
     lines = write_report(tmp_path, machine, {"tiny": found}, {"error": None})

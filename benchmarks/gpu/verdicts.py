@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu.kernel_verdicts import kernel_verdicts
+from benchmarks.gpu.verdict import Verdict
 from foundation.core.engines import REFERENCE, served_on
-from triton_repo.gpu.check.kernel_verdicts import kernel_verdicts
-from triton_repo.gpu.check.verdict import Verdict
 
 Measurements = Mapping[str, Any]
-"""What `compress.commands.gpu_check` measured of one model: `latency` (rows of the run), `plans` (of plans.json), `rival` precision,
+"""What `benchmarks.gpu.check` measured of one model: `latency` (rows of the run), `plans` (of plans.json), `rival` precision,
 `accuracy`, `scaling`, and `error`, what has ended it, or None."""
 OUR_FP16 = {(32, 128): 1.6, (32, 384): 1.6, (1, 128): 1.0}
 EAGER_FP16 = {(1, 128): 10.9, (32, 128): 2.0}

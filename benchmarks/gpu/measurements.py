@@ -1,7 +1,7 @@
 """What the kernels answer and how fast they are on the GPU of this machine.
 
     checked    every kernel on small shapes, against its reference in torch on the CPU
-    peak       of the data sheet, where the GPU is in `export.kernels.peaks`; and that of a dense product by torch._int_mm, measured here
+    peak       of the data sheet, where the GPU is in `benchmarks.gpu.peaks`; and that of a dense product by torch._int_mm, measured here
     shares     operations / time / peak of each launch, and its floor / time: how near it is to what memory and units allow
     sparse     the dense int8 GEMM beside the block-sparse one with 80 % of the blocks zero, in turns
 
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from benchmarks.gpu.cases import SMALL, Case, Make, Maker, fifth_case, gemm_case
+from benchmarks.gpu.peaks import Gpu as Peaks
+from benchmarks.gpu.timing import Gpu, in_turns, median_ms
 from export.fused.tuning import candidates
 from export.kernels.block_sparse import SIDES
-from export.kernels.cases import SMALL, Case, Make, Maker, fifth_case, gemm_case
 from export.kernels.epilogue import Output
 from export.kernels.launch import Launch
-from export.kernels.peaks import Gpu as Peaks
-from export.kernels.timed import Gpu, in_turns, median_ms
 
 BROKEN = (TritonError, RuntimeError)
 """What a kernel raises that a GPU does not compile, has no room for, or fails in."""

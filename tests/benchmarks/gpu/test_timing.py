@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from export.kernels import timed
+from benchmarks.gpu import timing as timed
+from benchmarks.gpu.peaks import GPUS, NAMED, named
+from benchmarks.gpu.timing import BATCH, MAX_MS, MAX_SAMPLES, MIN_SAMPLES, ROUNDS, WARM_UP, in_turns, median_ms
 from export.kernels.launch import Cost
-from export.kernels.peaks import GPUS, NAMED, named
-from export.kernels.timed import BATCH, MAX_MS, MAX_SAMPLES, MIN_SAMPLES, ROUNDS, WARM_UP, in_turns, median_ms
 
 
 class Queue:

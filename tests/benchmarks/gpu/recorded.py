@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triton_repo.gpu.check.verdicts import SPEED
+from benchmarks.gpu.verdicts import SPEED
 
 SHAPES = ((1, 128), (32, 128), (1, 384), (32, 384))
 INT8 = {(1, 128): 1.0, (32, 128): 8.0, (1, 384): 2.0, (32, 384): 30.0}

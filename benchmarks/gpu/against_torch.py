@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.squad import Bert, Machine, packed
+from benchmarks.gpu.timing import Gpu, in_turns
 from export.fused.forward import Encoder
 from export.fused.graphs import Recording
 from export.fused.plan import Plan
-from export.fused.squad import Bert, Machine, packed
-from export.kernels.timed import Gpu, in_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,9 @@ SHAPES = ((1, 128), (32, 128), (32, 384))
 """(rows, tokens)."""
 
 
-def beside_torch(plan: Plan, bert: Bert, machine: Machine, gpu: Gpu, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[dict[str, Any]]:
+def compare_with_torch(
+    plan: Plan, bert: Bert, machine: Machine, gpu: Gpu, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> list[dict[str, Any]]:
     """Times both at every shape.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.fused.squad import (
+from benchmarks.gpu.squad import (
     LENGTHS,
     QUERIES,
     ROUNDS,
@@ -122,7 +122,7 @@ def test_a_rate_is_rows_by_the_seconds_of_a_round(interpreted: Callable[..., Any
 
 
 def mixed_up() -> dict[str, Any]:
-    import export.fused.squad as squad
+    import benchmarks.gpu.squad as squad
 
     original = squad.filled_alone
     squad.filled_alone = lambda ids, encoder: original(ids[::-1], encoder)
@@ -133,7 +133,7 @@ def mixed_up() -> dict[str, Any]:
 
 
 def test_logits_that_differ_from_those_of_the_row_alone_are_told(interpreted: Callable[..., Any]) -> None:
-    from triton_repo.gpu.check.kernel_verdicts import DIFFERENCE
+    from benchmarks.gpu.kernel_verdicts import DIFFERENCE
 
     assert interpreted(mixed_up)["difference"] > DIFFERENCE
 
@@ -147,8 +147,9 @@ def test_a_plan_of_random_weights_is_bert_large() -> None:
 
 
 def beside() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
-    from export.fused import beside_torch
     from tests.export.kernels.test_timed import Queue
+
+    from benchmarks.gpu import against_torch
 
     queue, clock, given = Queue(), Wound(0.0), []
 
@@ -159,19 +160,19 @@ def beside() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
         given.append(list(work().shape))  # the pass runs on the rows of that shape
         return Recording
 
-    model = beside_torch.eager_bert(TINY, Machine(torch.device("cpu"), record, clock.wait, dtype=torch.float32))
+    model = against_torch.eager_bert(TINY, Machine(torch.device("cpu"), record, clock.wait, dtype=torch.float32))
     assert sum(weight.numel() for weight in model.bert.encoder.parameters()) > 4 * 32**2
     with pytest.MonkeyPatch.context() as patch:
-        forward = beside_torch._eager
+        forward = against_torch._eager
 
         def eager(*arguments: Any) -> Callable[[], Any]:
             logits = forward(*arguments)()
             given.append(list(logits.shape))
             return queue.work("eager", 6.0)
 
-        patch.setattr(beside_torch, "_eager", eager)
+        patch.setattr(against_torch, "_eager", eager)
         machine = Machine(torch.device("cpu"), record, clock.wait, dtype=torch.float32)
-        rows = beside_torch.beside_torch(random_plan(TINY, "cpu"), TINY, machine, queue, [(1, 4), (2, 6)])
+        rows = against_torch.compare_with_torch(random_plan(TINY, "cpu"), TINY, machine, queue, [(1, 4), (2, 6)])
     return rows, queue.order, given
 
 
@@ -185,8 +186,8 @@ def test_our_kernels_and_torch_take_turns_on_the_same_rows(interpreted: Callable
 
 
 def states_of_deep() -> tuple[float, bool]:
+    from benchmarks.gpu.squad import packed
     from export.fused.forward import Encoder
-    from export.fused.squad import packed
 
     encoder = Encoder(random_plan(Bert(64, 128, 6, 2, 40, 16), "cpu"), torch.device("cpu"), torch.float16)
     states = encoder.first_states(packed([torch.arange(9).numpy(), torch.arange(12).numpy()], encoder))

@@ -4,7 +4,7 @@
     our kernels and the fused encoder, in a process of their own
     -> verdicts, with the clocks of the GPUs meanwhile
 
-The limits are in `triton_repo.gpu.check.verdicts` and `kernel_verdicts`. It has its own folder, `gpu-check`; a second run takes finished
+The limits are in `benchmarks.gpu.verdicts` and `kernel_verdicts`. It has its own folder, `gpu-check`; a second run takes finished
 stages from the first.
 
 Not supported: several machines. Nothing of it has run on a GPU yet: its logic is tested with recorded measurements.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RELEASE = "25.09"
 """Release of NVIDIA's images; others are given with --release."""
 RECIPES = ("sst2-minilm-cuda", "bert-large-random-cuda")
-FIGURES = "export.fused.gpu_figures"
+FIGURES = "benchmarks.gpu.figures"
 KERNELS, CLOCKS = "kernels.json", "clocks.csv"
 RANDOM = ("bert-large-random-cuda",)
 """Recipes of random weights, whose accuracy means nothing."""
@@ -46,13 +46,13 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
     Raises:
         InputError: This machine has no GPU, no Docker or no TensorRT; one line.
     """
+    from benchmarks.gpu import containers
+    from benchmarks.gpu.clocks import summary, watching
+    from benchmarks.gpu.report import MARKDOWN, write_report
+    from benchmarks.gpu.verdict import passes
     from export.engines.registry import engine_module
     from foundation.core.engines import served_on
     from foundation.machine.environment import versions
-    from triton_repo.gpu.check import containers
-    from triton_repo.gpu.check.clocks import summary, watching
-    from triton_repo.gpu.check.report import MARKDOWN, write_report
-    from triton_repo.gpu.check.verdict import passes
 
     machine = containers.machine()
     missing = engine_module(served_on("cuda")[0]).absence("cuda")
@@ -77,7 +77,7 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
 
 
 def kernel_figures(file: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what was measured of our own kernels (`export.fused.gpu_figures`), in a process that leaves no memory on the GPU.
+    """Returns what was measured of our own kernels (`benchmarks.gpu.figures`), in a process that leaves no memory on the GPU.
 
     Args:
         file: Where that process writes it; an earlier one is removed.
@@ -86,7 +86,7 @@ def kernel_figures(file: Path, say: Callable[[str], None]) -> dict[str, Any]:
     Returns:
         The contents of the file, and `error`, what has ended the process, or None.
     """
-    from triton_repo.gpu.check import containers
+    from benchmarks.gpu import containers
 
     file.unlink(missing_ok=True)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def kernel_figures(file: Path, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what was measured of a recipe (`triton_repo.gpu.check.verdicts`); a step that fails ends it, and `error` says how.
+    """Returns what was measured of a recipe (`benchmarks.gpu.verdicts`); a step that fails ends it, and `error` says how.
 
     Args:
         name: A shipped recipe for device cuda.
@@ -131,13 +131,13 @@ def unmeasured(gpus: int) -> dict[str, Any]:
 
 def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yields what each step has measured."""
+    from benchmarks.gpu import containers
     from compress.commands.load_test import evaluation_split
     from compress.commands.recipes import find
     from compress.pipeline import run
     from compress.recipe import read
     from foundation.artifacts.run_folder import REPOSITORY
     from triton_repo import deployment
-    from triton_repo.gpu.check import containers
     from triton_repo.gpu.plan_files import SPEC
 
     recipe = read(find(name))

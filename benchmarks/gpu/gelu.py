@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from benchmarks.gpu.cases import Maker
+from benchmarks.gpu.timing import Gpu, in_turns, median_ms
 from export.kernels import gemm
 from export.kernels.activation_codes import Activation, Method, distance_bound
-from export.kernels.cases import Maker
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
-from export.kernels.timed import Gpu, in_turns, median_ms
 
 SHAPES = ((4096, 3072, 768), (4096, 4096, 1024))
 """Rows, outputs and inputs."""

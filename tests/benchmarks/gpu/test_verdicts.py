@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tests.triton_repo.gpu.check.recorded import MACHINE, kernels, model, passing, plan
-from triton_repo.gpu.check.report import write_report
-from triton_repo.gpu.check.verdict import passes
-from triton_repo.gpu.check.verdicts import SPEED, verdicts
+from benchmarks.gpu.report import write_report
+from benchmarks.gpu.verdict import passes
+from benchmarks.gpu.verdicts import SPEED, verdicts
+from tests.benchmarks.gpu.recorded import MACHINE, kernels, model, passing, plan
 
 
 def word(models, line):
@@ -92,7 +92,7 @@ def test_each_other_line(changes, line, expected):
 
 
 def test_what_has_ended_a_check_is_the_reason_of_everything_after_it():
-    from compress.commands.gpu_check import unmeasured
+    from benchmarks.gpu.check import unmeasured
 
     lines = verdicts({SPEED: {**unmeasured(2), "error": "not ready: no memory"}})
     assert not passes(lines)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from tests.export.kernels.test_timed import Queue
 from triton.errors import TritonError
 
-from export.fused import gpu_figures
-from export.fused.gelu_figures import TILES, errors, probes, times, told
+from benchmarks.gpu import figures
+from benchmarks.gpu.cases import META
+from benchmarks.gpu.gelu import TILES, errors, probes, times, told
 from export.kernels import activation_codes
-from export.kernels.cases import META
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
-from tests.export.kernels.test_timed import Queue
 
 Interpreted = Callable[..., Any]
 WIDE = Tile(1, 2**16, 16, 4, 1)
@@ -79,12 +79,12 @@ def test_the_option_measures_gelu_alone(monkeypatch: pytest.MonkeyPatch, tmp_pat
     }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(gpu_figures, "OnGpu", lambda: None)
-    monkeypatch.setattr(gpu_figures, "gelu_figures", lambda device, gpu: {"times": [row], "errors": [error]})
-    assert gpu_figures.main([str(tmp_path / "gelu.json"), "--only", "gelu"]) == 0
+    monkeypatch.setattr(figures, "OnGpu", lambda: None)
+    monkeypatch.setattr(figures, "gelu_figures", lambda device, gpu: {"times": [row], "errors": [error]})
+    assert figures.main([str(tmp_path / "gelu.json"), "--only", "gelu"]) == 0
     assert json.loads((tmp_path / "gelu.json").read_text(encoding="utf-8"))["errors"] == [error]
     printed = capsys.readouterr().out
     assert "500.0 us" in printed
     assert "2 of 9 off, by 1, 0.1 from a tie (0.05 allowed)  BEYOND ITS BOUND" in printed
-    assert gpu_figures.main([str(tmp_path / "other.json"), "--only", "gelu", "--check"]) == 2
+    assert figures.main([str(tmp_path / "other.json"), "--only", "gelu", "--check"]) == 2
     assert "give one of the two" in capsys.readouterr().err

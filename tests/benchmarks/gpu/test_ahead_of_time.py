@@ -10,10 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.kernels import row
-from export.kernels import qkv, quantize
-from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
-from export.kernels.cases import (
+from benchmarks.gpu.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
+from benchmarks.gpu.cases import (
     CASES,
     EVERY,
     META,
@@ -28,6 +26,8 @@ from export.kernels.cases import (
     token_case,
     w4a16_case,
 )
+from benchmarks.kernels import row
+from export.kernels import qkv, quantize
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
 from foundation.core.errors import InputError

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.export.kernels.test_timed import Queue
 
-from export.fused import gpu_figures, measured
-from export.fused.measured import checked, differs, fastest, pairs_of_layers, share_of, shares, sparse
+from benchmarks.gpu import figures, measurements
+from benchmarks.gpu.cases import META, SMALL, Bound, Case, Maker, fifth_case, gemm_case, sparse_case
+from benchmarks.gpu.measurements import checked, differs, fastest, pairs_of_layers, share_of, shares, sparse
+from benchmarks.gpu.peaks import GPUS
 from export.fused.tuning import CANDIDATES
 from export.kernels.block_sparse import SIDES
-from export.kernels.cases import META, SMALL, Bound, Case, Maker, fifth_case, gemm_case, sparse_case
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
-from export.kernels.peaks import GPUS
-from tests.export.kernels.test_timed import Queue
 
 Interpreted = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,7 @@ def test_every_kernel_answers_within_its_bound(tmp_path: Path) -> None:
     """The process that `make gpu-check` starts, without a GPU."""
     variables = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     file = tmp_path / "checked.json"
-    subprocess.run([sys.executable, "-m", "export.fused.gpu_figures", str(file), "--check"], env=variables, check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu.figures", str(file), "--check"], env=variables, check=True)
     rows = json.loads(file.read_text())["checked"]
     assert [row["kernel"] for row in rows] == list(SMALL)
     assert [row for row in rows if not row["passed"]] == []
@@ -102,7 +102,7 @@ class Played:
         def run(launch: Launch) -> None:
             time = ms(launch)
             if time is None:
-                raise measured.TritonError("out of resource: shared memory")
+                raise measurements.TritonError("out of resource: shared memory")
             queue.work(launch.kernel.__name__, time)()
 
         monkeypatch.setattr(Launch, "run", run)
@@ -150,7 +150,7 @@ def test_dense_and_block_sparse_layers_take_turns(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_layers_that_are_held_against_dense_ones_have_a_fifth_of_their_blocks() -> None:
-    from triton_repo.gpu.check.kernel_verdicts import SPARSE_SHAPE, SPARSE_SIDES
+    from benchmarks.gpu.kernel_verdicts import SPARSE_SHAPE, SPARSE_SIDES
 
     pairs = pairs_of_layers()
     assert set(pairs) >= {(*SPARSE_SHAPE, side) for side in SPARSE_SIDES}
@@ -175,16 +175,16 @@ def test_the_peak_is_that_of_a_dense_product() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "_int_mm", product)
-        assert measured.int8_peak("cpu", queue, 32) == pytest.approx(2 * 32**3 / 0.002)
+        assert measurements.int8_peak("cpu", queue, 32) == pytest.approx(2 * 32**3 / 0.002)
 
 
 def test_the_peak_says_where_it_is_from() -> None:
-    assert gpu_figures.peak(GPUS[90], 1.5e15) == {"published": 1979, "measured": 1500.0, "source": "data sheet of H100 SXM"}
-    assert gpu_figures.peak(None, 1.5e15)["published"] is None
-    assert gpu_figures.peak(None, 1.5e15)["source"] == "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
+    assert figures.peak(GPUS[90], 1.5e15) == {"published": 1979, "measured": 1500.0, "source": "data sheet of H100 SXM"}
+    assert figures.peak(None, 1.5e15)["published"] is None
+    assert figures.peak(None, 1.5e15)["source"] == "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
 
 
 def test_without_a_gpu_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_figures.main([str(tmp_path / "out.json")]) == 2
-    assert capsys.readouterr().err.startswith("gpu_figures: torch finds no NVIDIA GPU that it can use")
+    assert figures.main([str(tmp_path / "out.json")]) == 2
+    assert capsys.readouterr().err.startswith("figures: torch finds no NVIDIA GPU that it can use")
     assert not (tmp_path / "out.json").exists()
