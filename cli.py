@@ -13,13 +13,13 @@ import typer
 
 from compress.commands import launch
 from compress.commands.exit_status import finish
+from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, RowOptions, with_options
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
 from foundation.core.shown import pasted
 from foundation.core.tasks import TASKS
 from foundation.machine.parallel import is_launched, joined
 from foundation.machine.waits import bounded_spin
-from triton_repo.load.settings import Load
 from triton_repo.ports import FIXED
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ def compare(
     "compress bench --server 127.0.0.1:8001 --data reviews.jsonl --rate 50 --rate 100 --seconds 30; "
     "compress bench runs/my-classifier --server http://127.0.0.1:8000 --concurrency 1 --concurrency 16 --json load.json"
 )
+@with_options
 def bench(
     folder: Annotated[Path | None, typer.Argument(help="A run folder; with --server, its evaluation rows are sent.")] = None,
     server: Annotated[
@@ -217,42 +218,16 @@ def bench(
         str | None, typer.Option("--model", metavar="NAME", help="The model to measure; default: the only one that is ready.")
     ] = None,
     protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None,
-    rate: Annotated[
-        list[float] | None, typer.Option("--rate", help="Open loop: mean requests per second, Poisson arrivals. Repeatable.")
-    ] = None,
-    concurrency: Annotated[
-        list[int] | None, typer.Option("--concurrency", help="Closed loop: requests always under way. Repeatable; default: 1.")
-    ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", help=f"Rows of a request; default: {Load.rows}.")] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help=f"How long each load is sent; default: {Load.seconds:g}.")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", metavar="FILE", help="The rows: txt (a text a line), tsv, csv, json, jsonl, parquet, images, sounds; -: stdin."
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column", metavar="NAME", help="Column of the text, image or sound; twice for pairs. Default: text, text_pair, image, audio."
-        ),
-    ] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help=f"Most seconds for an answer; default: {Load.timeout_s:g}.")] = None,
-    outstanding: Annotated[
-        int | None,
-        typer.Option("--outstanding", help=f"Open loop: most requests under way, others are shed; default: {Load.outstanding}."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of arrivals and order of rows; default: {Load.seed}.")] = None,
+    *,
+    load: LoadOptions,
+    source: RowOptions,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures, with machine and versions.")] = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure the latency of every engine of a run again, at every shape; or, with --server, a running Triton server under load."""
 
-    settings = {"rows": rows, "seconds": seconds, "timeout_s": timeout, "outstanding": outstanding, "seed": seed}
-
     def work() -> int:
-        others = (model, protocol, rate, concurrency, data, column, out, *settings.values())
-        if folder is None or any(value is not None for value in others):
+        if folder is None or (load, source, model, protocol, out) != (LoadOptions(), RowOptions(), None, None, None):
             raise InputError("bench: give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent")
         from compress.pipeline import measure_again
         from foundation.core.progress import ConsoleProgress
@@ -263,11 +238,10 @@ def bench(
     def load_test() -> None:
         from compress.commands.load_test import Rows, load_test
 
-        if rate and concurrency:
+        if load.rate and load.concurrency:
             raise InputError("bench: --rate and --concurrency given; give one of the two, each as often as you like")
-        given: Any = {name: value for name, value in settings.items() if value is not None}
-        loads = [Load(rate=one, **given) for one in rate or ()] or [Load(concurrency=one, **given) for one in concurrency or (1,)]
-        load_test(str(server), Rows(folder, data, tuple(column or ())), loads, model=model, protocol=protocol, out=out, say=typer.echo)
+        rows = Rows(folder, source.data, tuple(source.column or ()))
+        load_test(str(server), rows, load.loads(), model=model, protocol=protocol, out=out, say=typer.echo)
 
     finish(work if server is None else load_test, verbose)
 
@@ -278,50 +252,15 @@ def bench(
     'compress generate runs/my-language-model --prompt "Once" --beams 4 --answers 3 --length-penalty 0.7; '
     'compress generate runs/my-language-model --prompt "Once" --stop "." --stop-token 2'
 )
+@with_options
 def generate(
     folder: RunFolder,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="TEXT", help="The prompt; repeatable. Default: every line of standard input.")
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option("--variant", metavar="ID", help="What answers, such as quantize or quantize-int8; default: the last.")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="The engine; default: the first that answers, else torch.")
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option("--compare", metavar="ID", help="A second variant or engine, whose answers stand beside.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", help="Above 0, tokens are drawn; 0 takes the most likely one.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k most likely tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens with this probability in all.")] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Draw from tokens with this share of the largest probability.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1, tokens that occurred get less likely.")] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens of the answer; not in openvino_genai.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="The same, times how often they occur in it; not in openvino_genai.")
-    ] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. Repeatable.")] = None,
-    stop_token: Annotated[
-        list[int] | None, typer.Option("--stop-token", metavar="ID", help="A token id that ends the answer. Repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the drawing.")] = 0,
-    beams: Annotated[int, typer.Option("--beams", help="Above 1, a search with that many beams.")] = 1,
-    answers: Annotated[int, typer.Option("--answers", help="The best answers of the search to show, at most as many as beams.")] = 1,
-    length_penalty: Annotated[
-        float, typer.Option("--length-penalty", help="Power of the length that the score of a beam is divided by.")
-    ] = 1.0,
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template of the tokenizer, if it has one.")] = True,
-    draft: Annotated[
-        str | None, typer.Option("--draft", metavar="ID", help="A smaller variant, or the folder of a run, that proposes tokens.")
-    ] = None,
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="Tokens that the draft proposes at once.")] = 4,
-    prompt_lookup: Annotated[
-        int | None, typer.Option("--prompt-lookup", metavar="N", help="Propose what followed the last tokens before, N at once.")
-    ] = None,
+    *,
+    wanted: AnswerOptions,
+    decoding: DecodingOptions,
     verbose: Verbose = False,
 ) -> None:
     """Let a language model of a run answer prompts, token by token."""
@@ -329,19 +268,13 @@ def generate(
     def work() -> None:
         from compress.commands.generate import Wanted
         from compress.commands.generate import generate as answer
-        from foundation.core.decoding import Decoding
 
-        penalties = repetition_penalty, presence_penalty, frequency_penalty
-        ends = tuple(stop or ()), tuple(stop_token or ())
-        drawn = max_tokens, temperature, top_k, top_p, min_p, *penalties
-        decoding = Decoding(*drawn, *ends, seed, beams=beams, length_penalty=length_penalty, answers=answers)
         prompts = iter(prompt) if prompt else (line.rstrip("\n") for line in sys.stdin if line.strip())
 
         def note(line: str) -> None:
             typer.echo(line, err=True)
 
-        wanted = Wanted(variant, engine, compare, chat, draft, draft_tokens, prompt_lookup)
-        answer(folder, prompts, decoding, wanted, write=_write, note=note)
+        answer(folder, prompts, decoding.decoding(), Wanted(**vars(wanted)), write=_write, note=note)
 
     finish(work, verbose)
 
@@ -422,6 +355,23 @@ def deploy(
         from compress.commands.serve import deploy as deploy_run
 
         deploy_run(folder, out, typer.echo, everything)
+
+    finish(work, verbose)
+
+
+@app.command("sentence-transformers", epilog="Example: compress sentence-transformers runs/stsb-embedding quantize-int8 vectors")
+def sentence_transformers(
+    folder: RunFolder,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the run, such as quantize-int8.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not exist.")],
+    verbose: Verbose = False,
+) -> None:
+    """Write a text embedding model as a folder that sentence-transformers loads with its ONNX and OpenVINO backends."""
+
+    def work() -> None:
+        from compress.commands.sentence_transformers import write
+
+        typer.echo(str(write(folder, model, out)))
 
     finish(work, verbose)
 

@@ -18,7 +18,7 @@ from export.export import Export
 from foundation.core.config import Config
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError, nearest
-from foundation.core.files import local, read_plain
+from foundation.core.files import local
 from foundation.core.goals import Goals
 from foundation.core.named import one_of
 from foundation.core.problems import explain
@@ -27,7 +27,7 @@ from foundation.core.shown import reason, shown
 from foundation.core.step_names import BASELINE, INPUT, is_reserved
 from foundation.core.target import Parallel, Target
 from foundation.core.tasks import TASKS, tasks_with
-from foundation.core.yaml_file import DEEPEST, parse_yaml
+from foundation.core.yaml_file import parse_yaml
 from foundation.data.config import DataConfig
 from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
@@ -41,12 +41,6 @@ from triton_repo.triton_repo import TritonRepo
 
 STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
 """All stages in their allowed order; distill, prune and sparsify may come in any order. The order applies along `input`."""
-
-
-MAX_BYTES = 1_000_000
-MOST_STAGES = 100
-MOST_BASES = 20
-"""Recipes that extend each other."""
 
 
 class Recipe(Config):
@@ -163,7 +157,7 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")
     try:
-        text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({reason(error)}); give the path of a YAML recipe, or start one with `compress init`"
@@ -187,8 +181,6 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
     if base in (*seen, path.resolve()):
         raise InputError(f"{path}: extends: {parent} leads back to itself")
-    if len(seen) >= MOST_BASES:
-        raise InputError(f"{path}: extends: {parent} given; at most {MOST_BASES} recipes may extend each other")
     return _merge(_read_file(base, (*seen, path.resolve())), raw)
 
 
@@ -245,7 +237,7 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
 def _apply(raw: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
-    if not separator or not all(parts) or len(parts) > DEEPEST:
+    if not separator or not all(parts):
         raise InputError(f"--set {shown(setting)}: not of the form key.path=value; for example --set data.max_length=64")
     put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
 
@@ -328,8 +320,6 @@ def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
         return [], [
             f"stages: {given} given; a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
         ]
-    if len(entries) > MOST_STAGES:
-        return [], [f"stages: {len(entries)} stages given; at most {MOST_STAGES} are allowed"]
     stages: list[Stage] = []
     problems: list[str] = []
     for position, entry in enumerate(entries):

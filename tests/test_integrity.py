@@ -26,7 +26,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from tests.seldom import seldom
 from tests.tiny_recipes import tiny_vit
-from triton_repo import deployment
+from triton_repo import deployment, served_models
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside", "no_clocks")]
 
@@ -304,7 +304,7 @@ def test_a_recipe_without_a_repository_leaves_no_link_of_an_earlier_one(copy: Pa
 
 
 def test_a_deployment_stands_alone_and_the_run_is_untouched(copy: Path, tmp_path: Path) -> None:
-    before, [served] = contents(copy), deployment.chosen_models(copy)
+    before, [served] = contents(copy), served_models.divided(deployment.models_in(copy), everything=False)[0]
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["deploy", str(copy), str(out)])
     assert result.exit_code == 0, result.output
@@ -320,7 +320,7 @@ def test_a_deployment_stands_alone_and_the_run_is_untouched(copy: Path, tmp_path
         "model_repository/README.md"
     }
     document = json.loads((out / "deployment.json").read_text())
-    assert document["chosen"] == [model.name for model in deployment.chosen_models(out)] == ["tiny"]
+    assert document["chosen"] == [model.name for model in served_models.divided(deployment.models_in(out), everything=False)[0]] == ["tiny"]
     assert document["models"][0]["build"] == served.build
     assert document["owner"]["run"] == "tiny"
     assert document["owner"]["anchor"] in (out / "README.md").read_text()

@@ -84,15 +84,6 @@ def models_in(folder: Path) -> list[ServedModel]:
     return [] if made is None else _models(run, made)
 
 
-def chosen_models(folder: Path) -> list[ServedModel]:
-    """Returns the models of a run or a deployment that are served: one, or the two towers of one build.
-
-    Raises:
-        InputError: The folder is no finished run and no deployment.
-    """
-    return served_models.divided(models_in(folder), everything=False)[0]
-
-
 def missed_goals(folder: Path) -> list[str]:
     """Returns a line for each goal that the run of a deployment missed."""
     return [str(line) for line in artifact.read_json(folder / MANIFEST).get(MISSED, ())]

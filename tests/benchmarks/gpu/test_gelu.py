@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from tests.export.kernels.test_timed import Queue
 from triton.errors import TritonError
 
 from benchmarks.gpu import figures
@@ -17,6 +16,7 @@ from benchmarks.gpu.gelu import TILES, errors, probes, times, told
 from export.kernels import activation_codes
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
+from tests.benchmarks.gpu.test_timing import Queue
 
 Interpreted = Callable[..., Any]
 WIDE = Tile(1, 2**16, 16, 4, 1)

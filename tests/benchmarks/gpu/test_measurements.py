@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export.kernels.test_timed import Queue
 
 from benchmarks.gpu import figures, measurements
 from benchmarks.gpu.cases import META, SMALL, Bound, Case, Maker, fifth_case, gemm_case, sparse_case
@@ -22,6 +21,7 @@ from export.fused.tuning import CANDIDATES
 from export.kernels.block_sparse import SIDES
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
+from tests.benchmarks.gpu.test_timing import Queue
 
 Interpreted = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[3]

@@ -147,9 +147,8 @@ def test_a_plan_of_random_weights_is_bert_large() -> None:
 
 
 def beside() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
-    from tests.export.kernels.test_timed import Queue
-
     from benchmarks.gpu import against_torch
+    from tests.benchmarks.gpu.test_timing import Queue
 
     queue, clock, given = Queue(), Wound(0.0), []
 
