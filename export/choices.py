@@ -33,7 +33,7 @@ class Generation(Config):
     draft_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = DRAFT_TOKENS
     """Tokens that the draft proposes at once."""
     prompt_lookup: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    """Tokens that the text itself proposes at once: what followed its last tokens where they occurred before. Not beside a draft."""
+    """Tokens that the text itself proposes at once: what followed its last tokens where they occurred before. Not together with a draft."""
 
     @model_validator(mode="after")
     def _one_proposes(self) -> Self:

@@ -48,7 +48,7 @@ from foundation.standalone.preprocess import Preprocessor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from export.builds import Request, Build
+    from export.builds import Build, Request
     from export.exporter import Exporter
     from export.half_graphs import HalfGraphs
     from export.reuse import Reuse

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from export.builds import HALVES, Request, Build
+from export.builds import HALVES, Build, Request
 from export.choices import FloatSetting
 from export.engines.registry import engine_module
 from export.engines.spec import BuildRequest
@@ -180,7 +180,7 @@ class Exporter:
         yield from engine_module(engine).build(self._request(engine, model))
 
     def _request(self, engine: EngineName, model: Path) -> BuildRequest:
-        """Returns what an engine is asked to build."""
+        """Returns the job that builds an engine."""
         return BuildRequest(
             engine=engine,
             checkpoint=self.build.checkpoint,
@@ -214,7 +214,7 @@ class Exporter:
         return predict(load_float(self.build.checkpoint.folder), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
 
     def _as_rounded(self, rounding: Rounding) -> Array:
-        """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
+        """Returns torch's answers to the rows of the gate, with the rounding of an engine that has its own scales of tokens."""
         from foundation.measure.predictions import predict, predicts_streamed
         from foundation.models.checkpoint import load, load_float
 
@@ -309,7 +309,7 @@ class Exporter:
         return self._evaluated(entry, compared, process.predict(self.context.data.evaluation.rows, batch))
 
     def _half(self, entry: Mapping[str, Any]) -> str:
-        """Returns what the files of a mode of an int8 build whose float part is in halves are marked with."""
+        """Returns the suffix of the files of a mode of an int8 build whose float part is fp16 or bf16."""
         return f"-{entry['float_precision']}" if entry["float_precision"] != self.build.float_precision else ""
 
     def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:

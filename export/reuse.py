@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from export.builds import Request, Build, has_half_graphs
+from export.builds import Build, Request, has_half_graphs
 from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
 from foundation.artifacts.store import holding
 from foundation.core.arrays import Array

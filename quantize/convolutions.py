@@ -8,7 +8,7 @@ The setting `convolutions` decides; a convolution that the scheme, its class or 
 
 So under `auto` the convolutions of ResNet, RegNet, ConvNeXt and PoolFormer are int8, except the first, which reads the image: it has few
 multiplications, and an image has large even areas whose small differences matter. In a Transformer the linear layers hold nearly all
-multiplications; its patch embedding and the few convolutions beside attention stay float. A Transformer whose layers are all convolutions
+multiplications; its patch embedding and the few convolutions besides attention stay float. A Transformer whose layers are all convolutions
 (MobileViTv2, SqueezeBERT) counts as made of convolutions.
 
 Attention is recognised by running the model on a few rows: it calls softmax or scaled_dot_product_attention.

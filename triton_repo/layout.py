@@ -58,7 +58,7 @@ BESIDE_ENGINE: Mapping[str, tuple[str, ...]] = {"openvino": ("openvino_request.p
 VERSION = "1"
 WARM_UP = "warmup"
 SHORT: Mapping[str, bytes] = {TEXT_PAIR: b"", QUESTION: b"a"}
-"""What warm-up rows hold of two texts beside the one that fills the bucket."""
+"""What warm-up rows hold of two texts next to the one that fills the bucket."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
 
 
 def beside(preprocessor: Preprocessor) -> list[Any]:
-    """Returns the paths of the files that preprocess.py needs beside it for rows of this kind."""
+    """Returns the paths of the files that preprocess.py needs next to it for rows of this kind."""
     return [module.__file__ for module, used in ((image, preprocessor.image), (sound, preprocessor.sound)) if used is not None]
 
 

@@ -74,7 +74,7 @@ class LiveRepository:
         return self._config_of(self.folder / name)
 
     def add(self, name: str, source: Path) -> str:
-        """Copies the model folder `source` beside the present version; both are loaded from now on. Returns the new version.
+        """Copies the model folder `source` next to the present version; both are loaded from now on. Returns the new version.
 
         Until one of them is kept, Triton limits no queue, so that a check of the new version is not refused; the front still does.
         """

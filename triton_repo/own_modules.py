@@ -29,7 +29,7 @@ def write_model(
     Args:
         out: The repository.
         settings: The model.
-        preprocessor: Saved beside it.
+        preprocessor: Saved next to it.
         kind: Who chooses its devices, as Triton names it.
         files: Python files, and where each lies in the version.
         rows: A row for each warm-up sample, by name.

@@ -1,12 +1,12 @@
 """Rolls a model over to a new version while it answers, through Triton's repository API.
 
-    1   the new version is copied beside the present one        live/<model>/2
+    1   the new version is copied next to the present one        live/<model>/2
     2   both are loaded; requests still go to the present one    the front names the version in each request
     3   the new one answers the golden rows                      `check`; if it fails, the new version is unloaded and nothing has changed
     4   requests go to the new one                               the front reads its routes again
     5   the old one ends when it has answered what it has        Triton unloads it
 
-Both versions are in memory from 2 to 5, and share the processors. Triton loads whatever is in a changed model folder again, beside what
+Both versions are in memory from 2 to 5, and share the processors. Triton loads whatever is in a changed model folder again, next to what
 answers meanwhile: so for a moment there are three of them. A request that names the old version itself fails after 5.
 
 Not here: a part of the requests for the new version, and models that generate.

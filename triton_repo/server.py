@@ -189,7 +189,7 @@ class TritonServer:
     def watch(self, model: str, version: str, instances: int) -> None:
         """Waits until all that runs of a model are the processes of one load of this version, and then watches them.
 
-        Triton loads a version again beside itself, so for a while the processes of two loads of it may run, of which one is about to end.
+        Triton loads a version again next to itself, so for a while the processes of two loads of it may run, of which one is about to end.
 
         Args:
             model: The model.

@@ -27,7 +27,7 @@ def rows_of_tower(tower: str | None, labels: Array) -> Array:
 
 
 def beside_the_other(model: Any, answers: Array, labels: Array, out: Path) -> Array:
-    """Returns the predictions of a split: the answers of a model, and beside them, where it is a tower, the vectors of the other one.
+    """Returns the predictions of a split: the answers of a model, and next to them, where it is a tower, the vectors of the other one.
 
     Args:
         model: The `Served` model.

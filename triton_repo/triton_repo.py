@@ -88,7 +88,7 @@ class TritonRepo(Stage):
     """Maximum time in microseconds that a request waits for others to form a batch. 0: merges only requests that arrive while the model is
     busy."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Field(min_length=1)] = (1, 4)
-    """Numbers of concurrent requests at which latency is measured. A language model is timed at 8 in any case, beside its engine alone."""
+    """Numbers of concurrent requests at which latency is measured. A language model is timed at 8 in any case, next to its engine alone."""
     proposals: bool = False
     """For language models: serve them with the tokens that `export.generation` proposes to them. With a draft a model takes neither
     temperature nor beams, and reads every prompt in one step; with proposals of the text it takes no beams."""
@@ -111,7 +111,7 @@ class TritonRepo(Stage):
     and writes the repository with the best (`triton_repo.tuning`); `{}` takes the defaults."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
-    compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
+    compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands next to the other one, as
     `model_repository_gpu`."""
 
     def unread(self, task: Facts, target: Target) -> Iterator[str]:

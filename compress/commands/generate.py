@@ -61,7 +61,7 @@ class Wanted:
     engine: str | None = None
     """The engine. None: the first of the run that answers prompts, else torch."""
     compare: str | None = None
-    """A second variant, or an engine, whose answers stand beside."""
+    """A second variant, or an engine, whose answers are shown next to the first."""
     chat: bool = True
     """Whether to use the chat template of the tokenizer, if it has one."""
     draft: str | None = None

@@ -75,7 +75,7 @@ def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tu
 
 
 def _type(field: FieldInfo) -> Any:
-    """Returns the type of a field; of a name of a table, which pydantic keeps beside the type, the `Named`."""
+    """Returns the type of a field; of a name of a table, which pydantic keeps next to the type, the `Named`."""
     return next((found for found in field.metadata if isinstance(found, Named)), field.annotation)
 
 

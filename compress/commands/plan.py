@@ -1,7 +1,7 @@
 """`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space, memory and times without reading weights.
 
 What each step will make and take is counted by `compress.commands.counted`, once (`compress.commands.remembered`): the next plan of the
-same recipe loads neither torch nor data. Four of five runs take a time within the range that stands beside it.
+same recipe loads neither torch nor data. Four of five runs take a time within the range that stands next to it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ NOT_IN_TURNS = (
     "The times of different runs were not measured in turns: each run was timed at another moment, perhaps beside other work. "
     "Speed-ups are against the torch reference of the same run"
 )
-"""What stands beside every figure that compares times."""
+"""What stands next to every figure that compares times."""
 TIMES = ("p50_ms", "p90_ms", "p99_ms", "throughput_per_s")
 
 

@@ -1,4 +1,4 @@
-"""What a training step holds beside weights and optimizer, counted by running it on tensors without memory (`compress.devices.alive`).
+"""What a training step holds besides weights and optimizer, counted by running it on tensors without memory (`compress.devices.alive`).
 
 Forward pass, loss and backward pass of the model of the config, so that kernels, casts and architecture are as in a training; blocks are
 computed again where activation checkpointing asks for it, layers that learn in int8 and adapters are in their places, and the logits of a

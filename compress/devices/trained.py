@@ -5,7 +5,7 @@
     gradients    4 bytes for each trained weight: all weights, or the weights of adapters (`lora`) and of the head
     optimizer    8 bytes for each trained weight (AdamW and LAMB: two moments), 2 with moments of 8 bits; Adafactor: 4 for each row and
                  column of a matrix
-    activations  the most that a step on the rows of a device holds beside these: what autograd keeps, what the loss makes of the logits
+    activations  the most that a step on the rows of a device holds besides these: what autograd keeps, what the loss makes of the logits
                  (and of a teacher's), and what functions hold for a moment. Counted, not estimated (`compress.devices.activations`): the
                  model of the config trains on tensors without memory, with its int8 layers or adapters and activation checkpointing. An
                  int8 layer that learns keeps its input and its weight, which is there anyway; codes and slopes are there for a moment.
@@ -84,7 +84,7 @@ class Training:
     length: int
     """Tokens of a row."""
     teacher: Any = None
-    """Config of a teacher that runs beside it, or None."""
+    """Config of a teacher that runs next to it, or None."""
     soft_weight: float = 0.5
     """Weight of the teacher's logits in the loss; the labels have the rest."""
     keeps_best: bool = True

@@ -24,7 +24,7 @@ from foundation.core.engines import REFERENCE
 from foundation.measure.metrics import METRICS
 
 NOTABLE = 2.0
-"""A metric that loses more than this many times what the judged one does is named beside it."""
+"""A metric that loses more than this many times what the judged one does is named next to it."""
 SMALLEST = 0.005
 """Loss below which no other metric is worth a remark."""
 

@@ -118,7 +118,7 @@ def sizes(run: Run) -> dict[str, Any]:
 
 
 def trained_on(run: Run) -> dict[str, int]:
-    """Returns how many evaluation rows are trained on as `in_train`, to stand beside a figure of them; empty where none is."""
+    """Returns how many evaluation rows are trained on as `in_train`, to stand next to a figure of them; empty where none is."""
     count = shared_rows(run).get("evaluation_rows", {}).get("in_train", 0)
     return {"in_train": count} if count else {}
 

@@ -13,7 +13,7 @@ Goals are judged on what is served (`compress.report.served`): one variant in on
 
     max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
                   for perplexity the relative increase, served / baseline - 1
-    max_latency_ms of the engine, or of requests to the server where the goal says so; both stand beside the verdict
+    max_latency_ms of the engine, or of requests to the server where the goal says so; both stand next to the verdict
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served), formed within turns (`foundation.measure.turns`)
     int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
@@ -289,7 +289,7 @@ def _too_few(row: Latency | Limit, goal: Mapping[str, Any]) -> str:
 
 
 def _latency_goal(report: Contents, goal: Mapping[str, Any]) -> Goal:
-    """Judges a limit on latency where it says; both figures stand beside the verdict."""
+    """Judges a limit on latency where it says; both figures stand next to the verdict."""
     found = {"engine": latency(report, goal), "server": server_latency(report, goal)}
     chosen = str(goal.get("at") or "engine")
     judged = _at_most("max_latency_ms", goal["value"], found[chosen])

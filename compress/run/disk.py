@@ -1,6 +1,6 @@
 """Predicts the disk space of each step from the model shapes: the disk column of `compress plan`, and the size of candidates of a search.
 
-Weights dominate: 4 bytes each in float, 1 byte in int8, 2 in tables of embeddings beside a float part in bf16. Graphs, tokenizer and
+Weights dominate: 4 bytes each in float, 1 byte in int8, 2 in tables of embeddings next to a float part in bf16. Graphs, tokenizer and
 predictions are estimated. TensorRT engines are not counted, because their size is only known after the build.
 """
 

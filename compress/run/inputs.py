@@ -75,7 +75,7 @@ def num_truncated(
 
 
 def _cuts_texts(config: ModelConfig, context: Context) -> bool:
-    """Whether rows are texts of one model that are cut at data.max_length: no blocks, no windows, no images beside them."""
+    """Whether rows are texts of one model that are cut at data.max_length: no blocks, no windows, no images next to them."""
     task = TASKS[config.task]
     return task.reads_text and not (task.generates or task.finds_spans or task.two_towers or context.stride)
 

@@ -10,7 +10,7 @@ LOOP_S = 0.04
 """Seconds of the loop of `foundation.machine.speed` on the machine that the constants are of."""
 START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
 TRAINING = 1.5
-"""How much slower a multiply-accumulate of a training is: gradients, optimizer and small operations beside the products."""
+"""How much slower a multiply-accumulate of a training is: gradients, optimizer and small operations besides the products."""
 
 
 def seconds_of_one(stage: str, known: Speed) -> dict[str, float]:

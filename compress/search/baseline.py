@@ -37,7 +37,7 @@ class Baseline:
     shared_ms: dict[tuple[str, Shape], float]
     """Median latency of `checkpoint`, the last model of the shared stages, in the recommended float mode of each engine."""
     first_ms: dict[tuple[str, Shape], float]
-    """The same for the baseline of the report, the first model: every run times it beside what it makes."""
+    """The same for the baseline of the report, the first model: every run times it next to what it makes."""
 
 
 def recipe_of_baseline(setup: Setup) -> Recipe:

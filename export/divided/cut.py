@@ -17,7 +17,7 @@ Of the numbers of a quantized layer go
 so that the codes of the ranks, put together, are the codes of the checkpoint.
 
 Experts may be dealt out instead, each whole on one rank (`export.divided.dealt_experts`); attention, and FFNs of blocks without experts,
-are divided as above, and what reads every token beside the experts is whole.
+are divided as above, and what reads every token besides the experts is whole.
 
 Not supported: encoder-decoders, numbers of heads or neurons that the ranks do not divide, division of the vocabulary.
 """

@@ -3,7 +3,7 @@
     DIR/rank-0-of-2/
       config.json                  the sizes of what this rank holds
       rank.safetensors             codes of quantized layers (int8, or two int4 a byte), and all other weights as they are
-      quantization.json            scheme and layers, as beside every quantized checkpoint; none where it is not quantized
+      quantization.json            scheme and layers, as next to every quantized checkpoint; none where it is not quantized
       quantization.safetensors     scales of what this rank holds
       division.json                rank, number of ranks, and the layers after which ranks add up
       tokenizer.json, ...          copies

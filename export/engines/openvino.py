@@ -124,7 +124,7 @@ def files(folder: Path) -> tuple[Path, Path]:
 
 
 def pair(network: Path) -> tuple[Path, Path]:
-    """Returns the paths of a network and of its weights, which lie beside it."""
+    """Returns the paths of a network and of its weights, which lie next to it."""
     return network, network.with_suffix(".bin")
 
 

@@ -22,8 +22,8 @@ def with_half_tables(network: Path, halved: Path) -> Path:
     """Writes a network with its tables in bf16, and returns its path.
 
     Args:
-        network: An xml, its bin beside it.
-        halved: Path of the xml to write; the bin goes beside it.
+        network: An xml, its bin next to it.
+        halved: Path of the xml to write; the bin goes next to it.
 
     Returns:
         `halved`, or `network` if it has no such table; nothing is written then.

@@ -15,7 +15,7 @@ quantized; an input with a smoothing vector is divided and quantized by itself. 
 as in `foundation.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
 
 Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
-tiles of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as long as no layer in a block is
+tiles of a GEMM change no bit: the states of a token have the same bits whatever is packed next to it, as long as no layer in a block is
 float. Those layers and the head are torch's, which may add up in an order that depends on the number of rows.
 
 Shape suffixes: T tokens, I inputs, O outputs, H heads, D dimension of a head, B sequences.

@@ -3,7 +3,7 @@
     ids [2, 5]     a b c . .      tokens   a b c d e f g h
                    d e f g h      start    0 3 8
 
-What is computed of a token does not depend on the sequences beside its own. CUDA graphs have fixed sizes: `filled` adds tokens that belong
+What is computed of a token does not depend on the sequences next to its own. CUDA graphs have fixed sizes: `filled` adds tokens that belong
 to no sequence, and sequences without tokens.
 
 Shape suffixes: n rows, L tokens of a padded row, T tokens of all rows, B sequences.

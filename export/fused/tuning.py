@@ -139,7 +139,7 @@ def remembered(path: Path) -> dict[str, Tile]:
 
 
 def remember(path: Path, known: Mapping[str, Tile]) -> dict[str, Tile]:
-    """Writes tiles beside those that another process has written since; returns all of them. Where it cannot be written, warns."""
+    """Writes tiles next to those that another process has written since; returns all of them. Where it cannot be written, warns."""
     every = {**remembered(path), **known}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ class Agreement:
     def evaluate(self, process: EngineProcess, checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch.
 
-        Answers to some prompts of the gate, of several lengths, stand beside them in the file: the server is asked both.
+        Answers to some prompts of the gate, of several lengths, stand next to them in the file: the server is asked both.
         """
         prompts = self._evaluation_prompts
         found, baseline = self.answered(process), self._in_torch(Checkpoint(self._context.baseline.path), held_out=True)

@@ -1,4 +1,4 @@
-"""The integers of a quantized checkpoint in the graph of `export.generation.cached_graph`: codes as constants, beside their scales.
+"""The integers of a quantized checkpoint in the graph of `export.generation.cached_graph`: codes as constants, next to their scales.
 
     weights int8      Constant(i8 [O, I]) -> Convert -> Multiply(scale [O, 1])
     weights int4      Constant(i4 [O, G, g]) -> Convert -> Multiply(scale [O, G, 1]) -> Reshape [O, I]

@@ -313,5 +313,5 @@ def _blocks_of_int8(codes_OI: Tensor, scale_O: Tensor, block: int) -> tuple[Arra
 
 
 def save_fused(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a graph; its weights go into a file beside it."""
+    """Writes a graph; its weights go into a file next to it."""
     onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)

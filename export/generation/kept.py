@@ -1,7 +1,7 @@
 """What a decoder keeps of the tokens that it has read, as its config tells: keys and values of every layer, or something else.
 
 The graph of `export.generation.cached_graph` holds keys and values. Layers with a state of fixed size (Mamba, RWKV, linear attention, the
-convolutions of LFM2) overwrite it with every token, some layers keep an index beside keys and values (DeepSeek V3.2), and old models keep
+convolutions of LFM2) overwrite it with every token, some layers keep an index next to keys and values (DeepSeek V3.2), and old models keep
 nothing. Transformers says of each layer of a config what cache it has; a model that keeps nothing does not take `past_key_values`.
 
 Left out: what only a forward pass shows; `cached_graph` looks at that.

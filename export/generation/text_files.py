@@ -1,7 +1,7 @@
-"""The files beside a decoder that its text is read from, and the files of OpenVINO GenAI where they say the same.
+"""The files next to a decoder that its text is read from, and the files of OpenVINO GenAI where they say the same.
 
     tokenizer.json, tokenizer_config.json, ...   as in the checkpoint, for Transformers
-    chat.json                                    what Transformers reads beside tokenizer.json (`foundation.standalone.language_text`)
+    chat.json                                    what Transformers reads next to tokenizer.json (`foundation.standalone.language_text`)
     openvino_tokenizer.xml, .bin                 text to ids as a graph, for other programs with OpenVINO GenAI; also the chat template
     openvino_detokenizer.xml, .bin               ids to text
 

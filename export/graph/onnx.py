@@ -159,7 +159,7 @@ def export_float(checkpoint: Checkpoint, preprocessor: Preprocessor, out: Path, 
     Args:
         checkpoint: Transformers folder; of a quantized one the float module with its grid weights is taken.
         preprocessor: Gives modality and input names.
-        out: The file to write. Weights of 2 GB and more go to `<out>.data` beside it.
+        out: The file to write. Weights of 2 GB and more go to `<out>.data` next to it.
         all_tokens: Whether the last layer computes tokens that nothing reads, too.
 
     Returns:
@@ -188,7 +188,7 @@ def export_float(checkpoint: Checkpoint, preprocessor: Preprocessor, out: Path, 
 
 
 def save(model: onnx.ModelProto, out: Path) -> Path:
-    """Writes a model, and weights that protobuf cannot hold beside it, then has the onnx checker read it back.
+    """Writes a model, and weights that protobuf cannot hold next to it, then has the onnx checker read it back.
 
     Args:
         model: The model; its large tensors are moved to the other file where there is one.

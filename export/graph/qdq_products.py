@@ -12,7 +12,7 @@ ModernBERT, ViT, GPT-2, Llama):
 
     OpenVINO, both modes   attention is one Subgraph (jit_avx512_i8) that reads i8 queries, keys and values, as which the layers before it
                            write them; with one product in float it stays one Subgraph, and reads f32 there. Mask and softmax are f32.
-                           A residual is written as i8 beside the float tensor and read as i8; the addition itself is f32.
+                           A residual is written as i8 next to the float tensor and read as i8; the addition itself is f32.
     ONNX Runtime           `qk` is MatMulIntegerToFloat, `pv` QLinearMatMul (or MatMulIntegerToFloat where no Q follows). A residual is
                            rounded and added in float: QuantizeLinear, DequantizeLinear, Add. It gains nothing there.
     TensorRT               the graph compiles ahead of time (TensorRT-RTX); what runs in int8 is for a GPU to tell, and not known here.

@@ -1,4 +1,4 @@
-"""The other schemes in ONNX: constants and nodes for dynamic int8, integer weights and FP8, beside the static int8 of `export.graph.qdq`.
+"""The other schemes in ONNX: constants and nodes for dynamic int8, integer weights and FP8, next to the static int8 of `export.graph.qdq`.
 
 For a layer y = x @ W.T with weight codes Wq and scales t:
 

@@ -3,7 +3,7 @@
     Split(x W + b, [n1, n2, ...])   ->   x W_1 + b_1,  x W_2 + b_2, ...      W [I, O], codes int8 or weights float32, split along O
 
 GPT-2 computes queries, keys and values by one layer, `c_attn`. TensorRT's compiler moves a split behind a quantized product into its
-weight: it dequantizes the codes, cuts them, and multiplies in floats (seen on TensorRT-RTX 1.7.1: the layer reads int8 activations beside
+weight: it dequantizes the codes, cuts them, and multiplies in floats (seen on TensorRT-RTX 1.7.1: the layer reads int8 activations next to
 weights in half). With three products it finds three integer GEMMs, which it runs as one where that is faster, as it does in BERT. The
 integers stay as in the checkpoint, and so does every sum.
 

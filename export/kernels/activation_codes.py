@@ -19,7 +19,7 @@ only where f(y) / s lies that near to a tie, and then by 1. ex2.approx and rcp.a
     logistic            (3.1e-6 + 2^-19 |f(y)|) / s + 2^-16                    SiLU without the 3.1e-6
     tanh                (2.8e-4 + 2^-12 |y|) / s + 2^-15                       SiLU without the 2.8e-4
 
-Quotient: with r = 1 / s rounded and q0 = x r, q1 = q0 + r (x - q0 s) is one of the two floats beside x / s, and q2 = q1 + r (x - q1 s) is
+Quotient: with r = 1 / s rounded and q0 = x r, q1 = q0 + r (x - q0 s) is one of the two floats next to x / s, and q2 = q1 + r (x - q1 s) is
 x / s rounded as IEEE division (Markstein 1990, IBM J. Res. Dev. 34(1), theorem 8.3). x is clamped to [-128 s, 127 s] first, which changes
 no code, so that nothing overflows.
 """

@@ -1,4 +1,4 @@
-"""Parity of the sites beside the linear layers: does an engine quantize and multiply there what torch does?
+"""Parity of the sites besides the linear layers: does an engine quantize and multiply there what torch does?
 
 As in `export.parity.parity`, on the engine's own tensors: for a product Y = A B of attention A and B, their codes q_A and q_B, and Y; for a
 residual r and its codes.

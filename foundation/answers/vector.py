@@ -15,7 +15,7 @@ from foundation.core.tasks import VECTOR
 
 
 class Vector(Answer):
-    """The vector itself; what counts is its direction beside others."""
+    """The vector itself; what counts is its direction next to others."""
 
     FROM_HEAD: ClassVar[bool] = False
     PROBABILITIES: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """ONNX files: what stands in a graph, read once, and whole models, read for whoever changes them.
 
-A model may hold gigabytes of weights in its own file (below 2 GB) or beside it. Whoever wants its nodes, shapes and types reads it without
+A model may hold gigabytes of weights in its own file (below 2 GB) or next to it. Whoever wants its nodes, shapes and types reads it without
 them: `Graph.structure` is parsed once and shared by all objects of one file until the file changes. A whole model belongs to its caller
 alone: nothing holds it after the caller's last reference.
 
@@ -45,7 +45,7 @@ class Graph:
         """Returns the model, which is the caller's own.
 
         Args:
-            external: Whether weights in files beside it are read too.
+            external: Whether weights in files next to it are read too.
 
         Raises:
             OSError: A file cannot be read.

@@ -1,6 +1,6 @@
 """Queries with the candidates of a first search, as pairs of texts that a model gives a score.
 
-A folder in the layout of BEIR (`foundation.data.beir`) has what a first search found beside it:
+A folder in the layout of BEIR (`foundation.data.beir`) has what a first search found next to it:
 
     FOLDER/candidates/SPLIT.tsv    query-id, corpus-id, score below a header line; the higher the score, the earlier
 

@@ -203,7 +203,7 @@ class DataConfig(Config):
     """Maximum tokens per row, including special tokens; longer rows are truncated, or read in `windows`. For text-generation the number of
     tokens per block, for text-to-text the maximum of source and of target. Ignored for images and sounds."""
     stride: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for beside
+    """For question-answering: how many tokens two windows of a context share, where it is longer than `max_length` leaves room for next to
     the question; by default a third of `max_length`."""
     windows: Windows | None = None
     """For text-classification and multi-label-classification of single texts: reads longer texts in windows of `max_length` tokens instead
@@ -212,7 +212,7 @@ class DataConfig(Config):
     keep_evaluation_rows: bool = False
     """Whether train rows with the content of an evaluation row (its texts, image, sound or source, whatever the label) stay in training and
     calibration. By default they are left out, since results on rows that were trained on say nothing of new ones; if they stay, the report
-    says so beside every figure. Not for tasks that search documents, whose evaluation queries are never trained on."""
+    says so next to every figure. Not for tasks that search documents, whose evaluation queries are never trained on."""
     max_seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """For models that read waveforms, which need it: the longest sound in seconds; of longer ones the beginning is read. Models that read
     spectrograms have one size, as preprocessor_config.json says, and ignore it."""

@@ -2,7 +2,7 @@
 tags.
 
     parquet          the entry `huggingface` of its schema: {"info": {"features": {...}}}
-    other tables     dataset_info.json beside the file, or in the folder above: {"features": {...}}
+    other tables     dataset_info.json next to the file, or in the folder above: {"features": {...}}
 
 A column of numbers without such names means what `foundation.data.labels` says. Of a README.md of the Hub nothing is read.
 """

@@ -1,9 +1,9 @@
-"""What stands beside a relevant document in a list that a reranker learns from: documents that are not relevant to the query.
+"""What stands next to a relevant document in a list that a reranker learns from: documents that are not relevant to the query.
 
 They are chosen so that nothing but reading both texts tells what is right:
 
-    near    A relevant document that the first search found stands beside wrong ones that it found, evenly spread over the candidates; one
-            that it missed beside others that it missed. If all wrong documents are near, a model learns that what is near is wrong.
+    near    A relevant document that the first search found stands next to wrong ones that it found, evenly spread over the candidates; one
+            that it missed next to others that it missed. If all wrong documents are near, a model learns that what is near is wrong.
     known   Wrong documents are relevant to other queries, as far as there are such. A model learns documents by heart that are never right:
             on Cranfield the order by how often a document was right in train has an NDCG@10 of 0.10 on the queries of dev, where the
             candidates as they were found have 0.39.
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class WrongCandidates:
-    """Chooses what stands beside relevant documents.
+    """Chooses what stands next to relevant documents.
 
     Args:
         known: Ids of the documents that are relevant to a query of train.
-        most: How many stand beside a relevant one.
+        most: How many stand next to a relevant one.
     """
 
     def __init__(self, known: Iterable[str], most: int) -> None:
@@ -35,7 +35,7 @@ class WrongCandidates:
         self.most, self.missed = most, 0
 
     def lists(self, grades: Mapping[str, int], found: Sequence[str]) -> list[list[str]]:
-        """Returns for each relevant document of a query the document and what stands beside it.
+        """Returns for each relevant document of a query the document and what stands next to it.
 
         Args:
             grades: Grades of the documents that were judged for the query; above 0: relevant.

@@ -12,7 +12,7 @@ PROBES = (
     "e\u0301 o\u0308 \U0001f600 \U0001f469\u200d\U0001f680 \ufe0f",
     "UPPER lower CamelCase snake_case x2y3 0x1F 3.14e-10 1,000,000",
 )
-"""Texts: digits beside spaces, code, punctuation, scripts, letters of several code points."""
+"""Texts: digits next to spaces, code, punctuation, scripts, letters of several code points."""
 CHATS = (
     ({"role": "user", "content": "What is  2 + 2?"},),
     (

@@ -1,4 +1,4 @@
-"""Adapters of peft beside a model: they are added to its weights where the recipe says so, and refused otherwise.
+"""Adapters of peft next to a model: they are added to its weights where the recipe says so, and refused otherwise.
 
     DIR/config.json, model.safetensors                      the model
     DIR/adapter_config.json, adapter_model.safetensors      what was trained on top of it
@@ -35,7 +35,7 @@ Adapter = Literal["merge"]
 
 
 def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool = False) -> Path:
-    """Returns the local folder of a model, as `foundation.models.files.find`, after a look at the adapter beside it.
+    """Returns the local folder of a model, as `foundation.models.files.find`, after a look at the adapter next to it.
 
     Args:
         path: Local folder or Hub id.

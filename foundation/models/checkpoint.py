@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GENERATED = ("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate")
-"""Settings in generation_config.json of what `generate` returns beside the answer; with one of them it returns no plain ids."""
+"""Settings in generation_config.json of what `generate` returns next to the answer; with one of them it returns no plain ids."""
 
 
 def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -85,7 +85,7 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
 
 
 def load_weights(auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
-    """Loads all weights that match the config, without an adapter beside them; returns the model and the names of the others: `missing`,
+    """Loads all weights that match the config, without an adapter next to them; returns the model and the names of the others: `missing`,
     `mismatched`, `unexpected`."""
     try:
         with quiet(), without_adapter(folder) as own:

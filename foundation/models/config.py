@@ -67,8 +67,8 @@ class ModelConfig(Config):
     preprocessor: dict[str, Any] | None = None
     """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
     adapter: Adapter | None = None
-    """What to do with an adapter of peft (adapter_config.json) beside the weights in `path`. `merge` adds it to them, as `merge_and_unload`
-    of peft does. Absent: a folder with an adapter is refused."""
+    """What to do with an adapter of peft (adapter_config.json) next to the weights in `path`. `merge` adds it to them, as
+    `merge_and_unload` of peft does. Absent: a folder with an adapter is refused."""
     trust_remote_code: Literal[False] = False
     """Always false: Python code that comes with a model is never run."""
 

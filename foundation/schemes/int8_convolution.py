@@ -1,4 +1,4 @@
-"""True int8 for convolutions: integer codes, an exact integer convolution, one rescale. The convolution beside `foundation.schemes.int8`.
+"""True int8 for convolutions: integer codes, an exact integer convolution, one rescale. The convolution next to `foundation.schemes.int8`.
 
 Weights have a scale per output channel, the input has one calibrated scale (scheme w8a8), and padding is with zeros, whose code is 0:
 

@@ -11,7 +11,7 @@ This file has the settings of `apply_chat_template` of Transformers:
     names        raise_exception(message), strftime_now(format), dict and namespace
     variables    messages, add_generation_prompt, the named special tokens; tools and documents are None
 
-Left out: tools, documents, continuation of the last message, reasoning beside the content of a message.
+Left out: tools, documents, continuation of the last message, reasoning next to the content of a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text of a language model: to token ids and back, and conversations to text. Needs tokenizers and Jinja2; it is copied to servers.
 
     tokenizer.json   ids of a text, and text of ids
-    chat.json        what Transformers reads beside it, settled when the folder was written (`export.generation.text_files`):
+    chat.json        what Transformers reads next to it, settled when the folder was written (`export.generation.text_files`):
                        chat_template    the Jinja program, or null
                        special_tokens   those that a template may name: bos_token, eos_token, ...
                        clean_up         whether spaces before punctuation are removed from decoded text
@@ -56,7 +56,7 @@ class LanguageText:
 
     Args:
         tokenizer: The tokenizer; padding and truncation are switched off.
-        settings: What Transformers reads beside it.
+        settings: What Transformers reads next to it.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: TextSettings) -> None:

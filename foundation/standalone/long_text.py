@@ -7,7 +7,7 @@ cut each word by itself. So the tokens of a text that is cut before a space, bet
 
 The head is taken long enough to fill `max_length`. Of a pair each text is shortened so, and the one with more tokens keeps more tokens:
 "longest first" then cuts both as it would the whole pair. The ids are exactly the ids of the whole text;
-`tests/foundation/standalone/test_long_text.py` holds them against it. Tokenizers also keep what they cut off, of pairs every part beside
+`tests/foundation/standalone/test_long_text.py` holds them against it. Tokenizers also keep what they cut off, of pairs every part next to
 every other: their time grows with the product.
 
 This is known of the parts in `LOCAL` and `SPLITS`: the tokenizers of BERT, RoBERTa, XLM-R, ALBERT, DeBERTa, T5 and ModernBERT have no

@@ -1,7 +1,7 @@
 """Preprocessing: turns rows (texts, pairs of texts, encoded images or sounds) into model inputs.
 
 This file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model, for images with
-`image.py` and for sounds with `sound.py` beside it. It therefore needs only numpy (1 or 2) and tokenizers.
+`image.py` and for sounds with `sound.py` next to it. It therefore needs only numpy (1 or 2) and tokenizers.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
 longest row. A text without any token is read as one padding token that counts. Blocks of token ids (text-generation) are only padded, on
@@ -67,7 +67,7 @@ class BadRow(ValueError):
 
 
 def _beside(name: str) -> Any:
-    """Returns the module of that name beside this one: in the package, or in the folder of a served model."""
+    """Returns the module of that name next to this one: in the package, or in the folder of a served model."""
     if __package__:
         return importlib.import_module(f"{__package__}.{name}")
     if name not in sys.modules:
@@ -106,7 +106,7 @@ class Preprocessor:
     pad_token_type_id: int = 0
     """Padding value of token_type_ids."""
     decoder_start_token_id: int | None = None
-    """What a decoder reads before its first token; None for models without a decoder beside the encoder."""
+    """What a decoder reads before its first token; None for models without a decoder besides the encoder."""
     prompt: str = ""
     """Text that is put before each text."""
     dimensions: int = 0

@@ -3,7 +3,7 @@
     prompt ---> first stretch ---> `again` tokens: the whole text is read once more ---> second stretch
 
 Most answers have one stretch. For models whose keys in the cache hold up to a length only, Transformers reads the text again there
-(`export.generation.rereading`). The length is in `positions.json` beside the model; models without the file need it nowhere.
+(`export.generation.rereading`). The length is in `positions.json` next to the model; models without the file need it nowhere.
 """
 
 from __future__ import annotations

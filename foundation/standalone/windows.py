@@ -1,6 +1,6 @@
 """Questions with windows of their contexts: what a model that finds answers in a text reads of one that is longer than it can read.
 
-    [CLS] question [SEP] c_1 ... c_r [SEP]          r tokens of the context fit beside the question
+    [CLS] question [SEP] c_1 ... c_r [SEP]          r tokens of the context fit next to the question
     [CLS] question [SEP] c_(r-s+1) ... [SEP]        a window shares s tokens, the stride, with the one before; the last ends the context
 
 The question is never cut. These are the features of the example for SQuAD of Transformers (`truncation="only_second"`, `doc_stride`):

@@ -8,7 +8,7 @@ with a float32 scale and a code of 8 bits for every entry:
     w <- w - lr * decay * w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
 The levels follow dynamic tree quantization: seven decades below 1, each with twice as many levels as the one below, so that a small
-entry beside a large one keeps a small relative error.
+entry next to a large one keeps a small relative error.
 
 Source: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861, sections 2 and 3; blocks of 256 and float moments of weights with fewer than
 4096 entries as in the authors' library bitsandbytes. Differences:
@@ -16,7 +16,7 @@ Source: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861, sections 2 and 3
     signed levels     are symmetric and end at 1, where the authors have 1 but not -1. A block that is rounded twice has the same codes
                       and scale: a checkpoint holds float32 moments as for AdamW, which any number of processes can divide anew, and a
                       training that goes on with the same ones has the same bits.
-    unsigned levels   have no 0. A v that is rounded to 0 beside an m that is not would make steps of 1 / sqrt(1 - b2) = 32 times their
+    unsigned levels   have no 0. A v that is rounded to 0 next to an m that is not would make steps of 1 / sqrt(1 - b2) = 32 times their
                       length; rounded to the least level it makes shorter ones (Li et al. 2023, https://arxiv.org/abs/2309.01507,
                       section 4.1).
 

@@ -1,7 +1,7 @@
 """The latency table: milliseconds of one block by its heads and FFN neurons, on one engine at one input shape.
 
 T(d; h, f) is the latency of a model of d blocks with h head groups and f FFN neurons; H and F are the counts of the largest block, h1
-and f1 the smallest. The last block is measured beside it: engines whose head reads the first token compute little else in it
+and f1 the smallest. The last block is measured next to it: engines whose head reads the first token compute little else in it
 (`export.graph.unread_tokens`), so that its neurons cost next to nothing.
 
     block(H, F) = (T(d2; H, F) - T(d1; H, F)) / (d2 - d1)              two depths: embeddings, last block, pooler and head cancel out

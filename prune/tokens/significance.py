@@ -11,7 +11,7 @@ the squares is that over the rows of the Jacobian (Hutchinson 1990, https://doi.
 
 The regression is what a model can read while it runs, before the block: t needs its answer.
 
-Legend: B rows, L tokens, M of them beside the first, N of all rows, D channels, C outputs.
+Legend: B rows, L tokens, M of them besides the first, N of all rows, D channels, C outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def significance(model: nn.Module, batches: Iterable[Batch], task: Task, key: st
         seed: Draws the signs.
 
     Raises:
-        InputError: No row has a token beside the first one.
+        InputError: No row has a token besides the first one.
     """
     blocks, generator = list(blocks_of(model, key).values()), torch.Generator().manual_seed(seed)
     fits = [_Fit() for _ in blocks]

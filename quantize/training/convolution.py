@@ -1,4 +1,4 @@
-"""A convolution in quantization-aware training: the layer beside `quantize.training.linear.QatLinear`.
+"""A convolution in quantization-aware training: the layer next to `quantize.training.linear.QatLinear`.
 
 The forward pass convolves integer codes exactly and rescales once (`foundation.schemes.int8_convolution`). The backward pass is that of
 `quantize.training.linear` with the two products of a linear layer replaced by the gradients of a convolution: with x^ = s_x q_x,

@@ -4,7 +4,7 @@ The adapter is added to the weight before it is rounded, so that the trained mod
 
     y = Int8(x, W + (alpha / r) * B @ A)        A [r, I] random, B [O, r] zero; W frozen, A, B and the scales are learned
 
-An adapter beside a quantized layer, as in QLoRA (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), cannot be merged into the
+An adapter next to a quantized layer, as in QLoRA (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), cannot be merged into the
 integers afterwards: it costs two more products in every engine. With A and B inside the rounding the optimizer still holds few moments,
 while the gradient of W is computed.
 """

@@ -1,4 +1,4 @@
-"""ONNX Runtime in the server: the ONNX file that was evaluated, under the name `model.onnx`, with its weights beside it.
+"""ONNX Runtime in the server: the ONNX file that was evaluated, under the name `model.onnx`, with its weights next to it.
 
 The session takes every shape, so that all rows of a bucket run at once.
 """

@@ -32,7 +32,7 @@ import openvino
 
 if __package__:
     from foundation.standalone.openvino_request import Request, compiled
-else:  # in a repository it lies beside this file
+else:  # in a repository it lies next to this file
     from openvino_request import Request, compiled  # type: ignore[import-not-found, no-redef]
 
 DYNAMIC = ()

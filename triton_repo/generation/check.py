@@ -1,5 +1,5 @@
 """Serves a language model, compares its tokens with the tokens of the engine, and how it reads text with Transformers; times its answers
-beside the engine alone.
+next to the engine alone.
 
 Prompts of several lengths are asked at once besides, some longer than what continuous batching reads in one step: prompts of one length
 hide where an engine mixes texts up.

@@ -3,7 +3,7 @@
     compress deploy RUN DIR; cd DIR/model_repository; python3 build_plans.py
 
 It writes into its folder, and so refuses to run within a run folder. For each compute capability of the GPUs that serve it builds a plan,
-runs the golden rows through it (in batches and one by one) and compares the logits with the golden logits. Then it times the plan beside a
+runs the golden rows through it (in batches and one by one) and compares the logits with the golden logits. Then it times the plan next to a
 plan of the float model in halves, and the processes that tokenize and label, which gives their number. The configurations are written last
 and only if every plan passes; without them Triton does not load the models. Plans of other machines stay listed if they come from the same
 graph, settings and TensorRT version, so one repository can serve several GPU types.
@@ -51,7 +51,7 @@ from tolerance import judge  # type: ignore[import-not-found]
 
 STAGING = "staging"
 ARTIFACT = "manifest.json"
-"""File beside this repository while it lies in the run that made it."""
+"""File next to this repository while it lies in the run that made it."""
 SOME = "some attentions are no nodes of the graph: no kernel runs them"
 SINGLE_ROWS = 4
 """Rows of each bucket that also run one by one: some engines are correct only at batch 1, others only at larger batches."""
@@ -179,7 +179,7 @@ def check(
         Its record: file, hashes of plan and graph, TensorRT version, settings, seconds, size, what its float part runs in, parity,
         precisions of the GEMMs and the share of int8, `attention` (how many are `fused`, `of` how many, and the `reason` why they need not
         be, None where all of them have to), `graphs` (whether CUDA graphs are `used`, and the `reason` why not), `latency` by shape,
-        `rows_per_s`, and `rival`, what it was timed beside.
+        `rows_per_s`, and `rival`, what it was timed against.
 
     Raises:
         PlanError: The plan does not load.

@@ -5,7 +5,7 @@
       build_plans.py  tensorrt_plan.py  tensorrt_layers.py  cuda_driver.py  tolerance.py  measure_plans.py  plan_files.py
       model.onnx                       the graph
       model_fused.onnx                 where its float part is in halves: the graph with attention as nodes, which is tried first
-      rival.onnx                       the float model in halves, which the plan is timed beside
+      rival.onnx                       the float model in halves, which the plan is timed next to
       golden.npz  rows.json            64 rows, preprocessed with their logits in torch fp32, and as they are
       gpu.json                         settings of build_plans.py
       preprocess.pbtxt  plan.pbtxt  postprocess.pbtxt     configurations, without what is known where the plans are built
@@ -60,7 +60,7 @@ _COPIED = (cuda_driver, tensorrt_plan, tensorrt_layers, tolerance, measure_plans
 
 @dataclass(frozen=True)
 class Rival:
-    """The float model that the plan is timed beside."""
+    """The float model that the plan is timed against."""
 
     onnx: Path | None = None
     """Its half graph; None: there is none."""

@@ -1,4 +1,4 @@
-"""Which of the exported builds the repository for TensorRT serves, and what it is timed beside.
+"""Which of the exported builds the repository for TensorRT serves, and what it is timed against.
 
 build      the last variant: int8 if it was quantized, its float part in halves where the export chose so
 rival      the float model behind it, in halves: the graph that int8 has to beat on the same GPU
@@ -97,7 +97,7 @@ def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Ma
 
 
 def rival(builds: Sequence[Mapping[str, Any]], build: Mapping[str, Any], root: Path) -> Rival:
-    """Returns the float model in halves that a build is timed beside.
+    """Returns the float model in halves that a build is timed against.
 
     Args:
         builds: The builds in export.json.

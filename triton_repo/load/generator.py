@@ -11,7 +11,7 @@ such a generator. It answers another question: how fast is a server that always 
 At most `most` requests of the open loop are under way. A request that is due beyond that is not sent; it is noted as shed. Whoever reads
 the latencies must know their number, since shed requests are those that would have waited longest.
 
-The lag says how well the generator kept up. Open loop: how late each request was sent. Closed loop: how late a clock that ticks beside the
+The lag says how well the generator kept up. Open loop: how late each request was sent. Closed loop: how late a clock that ticks next to the
 workers was, since a request that follows an answer has no due time of its own. The time comes from the event loop, so that a test can run
 both loops on a clock of its own.
 """

@@ -1,4 +1,4 @@
-"""The winner of a search beside the settings that are already there, on measurements of their own.
+"""The winner of a search next to the settings that are already there, on measurements of their own.
 
 The best of many noisy measurements is mostly luck: of settings that are all the same, two searches in three name others than the first. So
 the search only proposes. What it proposes is measured anew, in turns with the settings that are there (A B, B A, A B, ...: a machine that

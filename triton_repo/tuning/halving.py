@@ -2,7 +2,7 @@
 time, the best third three times as long, and so on until one round is left with at most `FINALISTS`.
 
 The first point, the settings that are already there, is measured in every round. What wins is a proposal: the best of many noisy
-measurements is mostly luck, so it is measured anew beside that point (`triton_repo.tuning.confirmation`).
+measurements is mostly luck, so it is measured anew next to that point (`triton_repo.tuning.confirmation`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The search: writes the served model with each setting into a folder of its own, starts the server on it, and loads it.
 
-    points -> successive halving over measured load -> the best point, beside the settings of the recipe on new measurements in turns
+    points -> successive halving over measured load -> the best point, next to the settings of the recipe on new measurements in turns
            -> the best point if it is faster by the whole interval, else the settings of the recipe
 
 A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or the p99 of its
@@ -44,7 +44,7 @@ class Tuned:
     trials: Sequence[Trial[Point, Loaded]]
     """All points; `best` comes first."""
     confirmation: Confirmation[Point] | None
-    """The winner of the search beside the settings of the recipe; None where these won it."""
+    """The winner of the search next to the settings of the recipe; None where these won it."""
 
     def as_document(self) -> dict[str, Any]:
         """Returns it as JSON types, for triton.json."""

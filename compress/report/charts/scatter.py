@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Label:
-    """Text beside a point, in pixels."""
+    """Text next to a point, in pixels."""
 
     x: float
     y: float

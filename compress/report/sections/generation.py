@@ -100,7 +100,7 @@ def _agreement(variant: Variant, engine: Answer) -> View:
 
 
 def _cache(name: str, engine: Answer, cost: CacheCost, metric: str) -> View:
-    """Returns what a cache in less than float cost one engine: its metric and its tokens beside those with a float cache."""
+    """Returns what a cache in less than float cost one engine: its metric and its tokens next to those with a float cache."""
     change, tokens = cost.change, cost.tokens
     return {
         "name": name,

@@ -73,7 +73,7 @@ def answers_of(rows: Sequence[Block | TokenPair], logits: Array, width: int) -> 
         scores_TV = logits_LV[:count]
         largest_T = scores_TV.max(axis=1)
         totals_T = np.exp(scores_TV - largest_T[:, None]).sum(axis=1)
-        # The difference first: log(total) would lose its digits beside a large logit.
+        # The difference first: log(total) would lose its digits next to a large logit.
         row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[np.arange(count), target_T])
         row[:count, 1] = scores_TV.argmax(axis=1)
     return answers

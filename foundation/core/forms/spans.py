@@ -18,7 +18,7 @@ a, an and the, split at white space. A question has the best figure of its true 
     F1            2 c / (p + t): c words in common, each as often as in both; p words predicted, t true
 
 Where no answer is true, or true answers have no words, both are 1 if nothing is predicted. A word is a hash of 48 bits in two numbers of 24
-bits, which float32 holds exactly, so that figures need no text beside predictions and labels.
+bits, which float32 holds exactly, so that figures need no text besides predictions and labels.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _equal(size_of: Callable[[Array], int]) -> Callable[[Array], Array]:
 
 
 def _with_zeros(figures: Callable[[Array, Array], Array]) -> Callable[[Array, Array], tuple[Array, Array]]:
-    """Returns figures as values, beside labels that say nothing more."""
+    """Returns figures as values, next to labels that say nothing more."""
 
     def values(answers: Array, labels: Array) -> tuple[Array, Array]:
         found = figures(answers, labels)

@@ -7,7 +7,7 @@ Entities are read from tags by the rules of conlleval, which seqeval has too, so
 (BIOES) and BILOU: an entity ends before O, before another kind, before B or S, and behind E or S. A tag without a prefix counts as I. That
 reader is the server's (`foundation.standalone.response.spans_of`).
 
-Labels are int32 [n, C + W, 2], C tags and at most W words in a row, so that a metric needs nothing beside them:
+Labels are int32 [n, C + W, 2], C tags and at most W words in a row, so that a metric needs nothing besides them:
 
     [:, :C]   (code, -1)       what each tag means; the same in every row
     [:, C:]   (tag, piece)     the tag of each word, -1 behind the last one, and the place of its first token, -1 for a word that has none

@@ -255,7 +255,7 @@ def _max_length(folder: Path) -> int | None:
 
 
 def write_files(config: PreTrainedConfig, out: Path) -> None:
-    """Writes the files of sentence-transformers beside a checkpoint; nothing for other models, and for shapes that it cannot load."""
+    """Writes the files of sentence-transformers next to a checkpoint; nothing for other models, and for shapes that it cannot load."""
     settings = getattr(config, EMBEDDING_KEY, None)
     if not settings or getattr(config, SHAPE_KEY, None):
         return

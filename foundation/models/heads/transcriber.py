@@ -6,7 +6,7 @@ A vocabulary is a tuple of tokens by id. The blank, the token for unknown charac
 and `|`, whatever the files of a model call them, so that the names alone say all that is needed to read logits. Checkpoints get a
 vocab.json and a tokenizer_config.json with these names, which `Wav2Vec2CTCTokenizer` of Transformers reads.
 
-Not supported: vocabularies for several languages in one file, words or phonemes as tokens, language models beside the head.
+Not supported: vocabularies for several languages in one file, words or phonemes as tokens, language models besides the head.
 """
 
 from __future__ import annotations

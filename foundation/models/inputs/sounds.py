@@ -58,7 +58,7 @@ def _strides(config: PreTrainedConfig) -> list[tuple[int, int]] | None:
 
 
 def settle(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Turns off, in place, what a model of waveforms draws while it trains beside its dropout; returns the config.
+    """Turns off, in place, what a model of waveforms draws while it trains besides its dropout; returns the config.
 
     SpecAugment draws from numpy's global generator, which a training that was interrupted cannot repeat, and refuses sounds shorter than
     its masks; a layer that is skipped at random has no states that a student could learn.

@@ -7,8 +7,8 @@
     dK, dV     of own queries, summed over processes and scattered: the gradients of k and v
 
 Source: Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Keys and values are gathered as a whole, not sent around a ring: any mask
-works then, and where heads are grouped they are small beside queries. Nothing as long as a row is kept for backward, which gathers keys and
-values again and computes attention once more.
+works then, and where heads are grouped they are small next to queries. Nothing as long as a row is kept for backward, which gathers keys
+and values again and computes attention once more.
 
 Transformers finds the function under the name `NAME`, as it finds its own, and so a function that makes masks, which are the masks of own
 tokens. `within` says which tokens are a process's own.

@@ -100,7 +100,7 @@ class Group:
 
 
 class Reading:
-    """One time that a column layer, or several beside each other, read hidden states of which each process has its tokens.
+    """One time that a column layer, or several next to each other, read hidden states of which each process has its tokens.
 
     Args:
         group: The processes.
@@ -127,7 +127,7 @@ class Reading:
         del self.whole_bLD, self.own_bTD
 
     def gathered_again(self, own_bTD: Tensor) -> Tensor:
-        """Returns the tokens of all processes in the backward pass: gathered for the first layer, and kept for those beside it."""
+        """Returns the tokens of all processes in the backward pass: gathered for the first layer, and kept for those next to it."""
         if self.again_bLD is None:
             self.again_bLD = self.group.gather(own_bTD, self.length)
         return self.again_bLD

@@ -1,4 +1,4 @@
-"""Stands for `foundation/standalone/pieces.py`, which lies in its place beside a served model."""
+"""Stands for `foundation/standalone/pieces.py`, which lies in its place next to a served model."""
 
 from foundation.standalone.pieces import Pieces
 

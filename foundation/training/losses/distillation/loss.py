@@ -56,7 +56,7 @@ class Shape:
     causal: bool = False
     """Whether attention is causal, if only in a decoder: a token attends only to tokens before it."""
     decoder_layers: int = 0
-    """Layers of an encoder-decoder's decoder, beside the `layers` of its encoder; 0 for a model with one stack of layers."""
+    """Layers of an encoder-decoder's decoder, next to the `layers` of its encoder; 0 for a model with one stack of layers."""
     drops_tokens: bool = False
     """Whether tokens leave the model behind some layer."""
 
