@@ -9,6 +9,7 @@ from compress.run.opened import opened
 from export.embedding_folder import write_folder
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
+from foundation.models.folder import Checkpoint
 
 
 def write(folder: Path, model: str, out: Path) -> Path:
@@ -31,4 +32,4 @@ def write(folder: Path, model: str, out: Path) -> Path:
         raise InputError(f"{folder}: a run without an export; add `- export` to its stages")
     if model not in variants:
         raise InputError(f"{model}: not a model of this run; {one_of(list(variants))} is allowed{nearest(model, variants)}")
-    return write_folder(run.variants[variants[model]].path, exported.path / model, out)
+    return write_folder(Checkpoint(run.variants[variants[model]].path), exported.path / model, out)

@@ -22,8 +22,8 @@ STEP = Finetune(id="finetune", epochs=3)
 
 
 @pytest.fixture
-def context(told: Told, tmp_path: Path) -> Context:
-    return Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(sequence_lengths=(8,), threads=1), 0, told, tmp_path)
+def context(tmp_path: Path) -> Context:
+    return Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(sequence_lengths=(8,), threads=1), 0, Told(), tmp_path)
 
 
 @pytest.fixture
