@@ -92,7 +92,7 @@ def builds(run: Run) -> list[dict[str, Any]]:
 
 
 def divided(run: Run) -> dict[str, dict[str, Any]]:
-    """Returns what the export stage says of a variant that it divided over devices, by variant; empty where it divided none."""
+    """Returns the export stage's figures of each variant that it divided over devices; empty if it divided none."""
     exported = run.of_kind("engine")
     found = None if exported is None else artifact.read_json(exported.path / EXPORTED).get("divided")
     return {} if found is None else {str(found["variant"]): {key: value for key, value in found.items() if key != "variant"}}
