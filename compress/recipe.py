@@ -362,17 +362,18 @@ def _check_order(recipe: Recipe) -> list[str]:
         ]
         problems += _check_input(stage, made, ids)
         ids.add(stage.id)
-        branches = input_named(stage) is not None and not isinstance(listed, Export | TritonRepo)
+        branches = input_named(stage) is not None and (listed is None or listed.PRODUCES == "checkpoint")
         before = next(reversed(made[stage.id][:-1]), None) if branches else listed
         if before is not None and order[type(stage)] < order[type(before)]:
             names = ", ".join(known.NAME for known in STAGES)
             problems.append(f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {names}")
-    for once in (Finetune, Export, TritonRepo):
+    for once in (kind for kind in STAGES if kind is Finetune or kind.PRODUCES != "checkpoint"):
         if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
             problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
     kinds = [type(stage) for stage in recipe.stages]
-    if TritonRepo in kinds and Export not in kinds:
-        problems.append("stages: triton_repo given without export; put `- export: {}` before it")
+    if Export not in kinds:
+        served = dict.fromkeys(stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository")
+        problems += [f"stages: {name} given without export; put `- export: {{}}` before it" for name in served]
     task = TASKS[recipe.model.task]
     servers = served_on("cpu", generates=task.generates, encoder_decoder=task.encoder_decoder)
     if TritonRepo in kinds and recipe.target.device == "cpu" and not set(servers) & set(recipe.target.engines):

@@ -16,7 +16,6 @@ from torch import nn
 from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from export.builds import computes_bf16, ends, floating_of, has_half_graphs
-from export.export import Export
 from foundation.core.engines import ENGINES
 from foundation.core.forms import transcripts
 from foundation.core.forms.spans import Part
@@ -36,7 +35,6 @@ from foundation.stage.stage import Stage
 from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
-from triton_repo.triton_repo import TritonRepo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -103,8 +101,8 @@ def predicted_bytes(step: Stage, config: PreTrainedConfig, variants: Mapping[str
     """
     if isinstance(step, Latency | Buckets):
         return 0
-    if isinstance(step, Export | TritonRepo):
-        of_build = _served_bytes if isinstance(step, TritonRepo) else partial(_build_bytes, context=context)
+    if step.PRODUCES in ("engine", "model_repository"):
+        of_build = _served_bytes if step.PRODUCES == "model_repository" else partial(_build_bytes, context=context)
         return sum(
             of_build(precision, _sizes(variant.config, context, variant.quantizer))
             for precision, variant in default_builds(variants, context)

@@ -36,7 +36,6 @@ from foundation.stage.context import Context
 from foundation.stage.stage import Stage, input_named, is_model, teachers_named
 from foundation.training.distillation.teacher import FITTING, about
 from quantize.quantize import Quantize
-from triton_repo.triton_repo import TritonRepo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -159,9 +158,10 @@ def _check_machine(recipe: Recipe) -> None:
         problems = absent(recipe.target)
         if problems:
             raise InputError(*problems)
-    if any(isinstance(stage, TritonRepo) for stage in recipe.stages) and not runs_here(recipe.target):
+    server = next((stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository"), None)
+    if server is not None and not runs_here(recipe.target):
         given = ", ".join(recipe.target.engines)
-        raise InputError(f"target.engines: {given} given, which cannot run here; triton_repo needs predictions: add an engine that can")
+        raise InputError(f"target.engines: {given} given, which cannot run here; {server} needs predictions: add an engine that can")
 
 
 def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple[Artifact, ...]:

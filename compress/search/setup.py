@@ -26,7 +26,6 @@ from foundation.measure.judged import Judged, judged_of
 from foundation.measure.metrics import Metric
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
-from triton_repo.triton_repo import TritonRepo
 
 TRIALS, FRONT = "trials", "front"
 
@@ -109,7 +108,7 @@ class Setup:
     def own(self) -> tuple[Stage, ...]:
         """The stages after those, without export and server."""
         rest = self.recipe.stages[len(self.shared) :]
-        return tuple(stage for stage in rest if not isinstance(stage, Export | TritonRepo))
+        return tuple(stage for stage in rest if stage.PRODUCES == "checkpoint")
 
     def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
         """Returns the recipe of a candidate, which serves nothing: a server says no more of it than its engine does.
@@ -117,7 +116,7 @@ class Setup:
         Raises:
             InputError: A stage refuses a value.
         """
-        return without_stages(recipe_of(self.base, values), TritonRepo)
+        return without_servers(recipe_of(self.base, values))
 
     def each_value(self) -> list[dict[str, Any]]:
         """Returns combinations of values in which every value occurs, of a range its ends."""
@@ -143,6 +142,6 @@ class Setup:
         return self.folder / TRIALS / candidate.name / rung
 
 
-def without_stages(recipe: Recipe, *kinds: type[Stage]) -> Recipe:
-    """Returns a recipe without its stages of these kinds."""
-    return recipe.model_copy(update={"stages": tuple(stage for stage in recipe.stages if not isinstance(stage, kinds))})
+def without_servers(recipe: Recipe) -> Recipe:
+    """Returns a recipe that serves nothing."""
+    return recipe.model_copy(update={"stages": tuple(stage for stage in recipe.stages if stage.PRODUCES != "model_repository")})

@@ -7,14 +7,12 @@ from typing import Any, Literal
 from compress.recipe import Recipe
 from compress.search.setup import Setup
 from distill.distill import Distill
-from export.export import Export
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
 from prune.methods import is_learned
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
-from triton_repo.triton_repo import TritonRepo
 
 EPOCHS = "epochs"
 Training = Literal["none", "optional", "needed"]
@@ -50,7 +48,7 @@ def shortened(setup: Setup, recipe: Recipe, share: float) -> Recipe:
 
 def _changed(setup: Setup, recipe: Recipe, change: Any) -> Recipe:
     first = len(setup.shared)
-    models = [stage for stage in recipe.stages[first:] if not isinstance(stage, Export | TritonRepo)]
+    models = [stage for stage in recipe.stages[first:] if stage.PRODUCES == "checkpoint"]
     return recipe.model_copy(update={"stages": (*recipe.stages[:first], *map(change, models))})
 
 
