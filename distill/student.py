@@ -7,7 +7,7 @@
         a list        these layers, counted from 1
         random        newly initialized blocks
     hidden, ffn, heads   fewer channels, neurons and heads: slices of the incoming model (`distill.width`)
-    An encoder-decoder has two stacks of layers: one number or choice holds for either, a map {encoder: ..., decoder: ...} tells them apart.
+    An encoder-decoder has two stacks of layers: one number or choice holds for either, a map {encoder: ..., decoder: ...} sets each.
     path           another checkpoint with its own fast tokenizer
     config         another shape or model type, newly initialized
 

@@ -5,7 +5,7 @@
     int4_share     = MACs of weight GEMMs that read int4 weights / MACs of all weight GEMMs
 
 MACs come from the ONNX graph (`export.graph.macs`), precisions from the engine's own graph (`Engine.precisions`). A share is None, with a
-reason, where the engine does not tell the precision of every GEMM: guessing would be claiming.
+reason, where the engine does not report the precision of every GEMM: guessing would be claiming.
 """
 
 from __future__ import annotations

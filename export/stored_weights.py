@@ -22,7 +22,7 @@ ONNX_INTEGERS = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
 ONNX_SCALED = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, "GatherBlockQuantized": 2, "GroupQueryAttention": 5}
 """Operators that read scales, zero points or, in attention, angles, and the first input that is one of these."""
 BLOCKS = "MatMulNBits"
-"""Reads codes in blocks, filled up with others and two in a byte where they have 4 bits: its attributes tell how many there are."""
+"""Reads codes in blocks, filled up with others and two in a byte where they have 4 bits: its attributes give their number."""
 OPENVINO_INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 OPENVINO_SCALED = ("Multiply", "Subtract")
 """Kinds of products in an IR; what they read first are the codes."""

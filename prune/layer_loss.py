@@ -4,7 +4,7 @@
 
 The loss is the one of the task (`foundation.training.supervised`): cross entropy, or squared error for regression. Of a language model it
 is the log of the perplexity, where blocks of text have equal length. Rows come from the train split and need labels. Each block takes a
-forward pass; unlike block influence (`prune.activation`), the loss tells what the change that a block makes is worth to the answer.
+forward pass; unlike block influence (`prune.activation`), the loss shows what a block contributes to the answer.
 
 Minitron: Muralidharan et al. 2024, https://arxiv.org/abs/2407.14679, section 2.2 (depth, by perplexity). Left out: the search for the best
 set of several blocks. Each is scored with all others present, and those with the lowest scores go together; `schedule: cubic` scores again

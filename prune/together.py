@@ -1,4 +1,4 @@
-"""How several processes train a model that the first one prunes: it tells the others where the model lies.
+"""How several processes train a model that the first one prunes: it broadcasts where the model lies.
 
     first     score, choose, cut, measure ---> checkpoint in its scratch folder ---> train
     others    wait without spinning       ---> load it                          ---> train

@@ -108,7 +108,7 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
 
 
 def _of_both(processor: Preprocessor, checkpoint: Path, rows: Sequence[Row]) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
-    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask tells what is observed.
+    """Yields batches of images and texts together. Where nothing behind the end of a text counts, its mask says what is observed.
 
     Texts that differ come first, in one length: there may be few, and layers that see the same in every row would be taken for constant.
     """

@@ -100,7 +100,7 @@ class QuantizeSettings(ModelStage):
     """If given, the most sensitive layers stay float."""
     attention: Switch = False
     """Whether the attention products Q K^T and P V are int8 too, for w8a8. auto: those that hardly increase the distance from float on
-    selection rows, as far as these can tell; in total at most a quarter of what the linear layers cost (`quantize.products`)."""
+    selection rows, as far as these can show it; in total at most a quarter of what the linear layers cost (`quantize.products`)."""
     residual: Switch = False
     """Whether the tensor added to the output of an int8 layer is rounded to int8 too, for w8a8, as TensorRT requires; auto: as for
     `attention`."""

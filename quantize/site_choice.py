@@ -8,8 +8,8 @@ the sites that are always on:
     bound = max(D({}) / 4, floor)                                               see `foundation.measure.closeness`
 
 upper is the upper end of the 95 % interval of the difference, row by row; rows that belong together count as one group. A site stays float,
-the default, where the rows are too few to tell. So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or
-an amount too small to measure.
+the default, where the rows are too few to decide. So all chosen sites together cost at most a quarter of what the int8 linear layers cost,
+or an amount too small to measure.
 
 Not supported: pairs of sites that are cheap only together.
 """

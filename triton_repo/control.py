@@ -96,7 +96,7 @@ class Control:
             answer = {"done": self._handle(asked, lambda line: send({"say": line}))}
         except InputError as error:
             answer = {"problems": error.problems}
-        except Exception as error:  # told to whoever asked; the server goes on
+        except Exception as error:  # reported to the caller; the server keeps running
             answer = {"problems": [reason(error)]}
         send(answer)
 

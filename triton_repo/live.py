@@ -26,7 +26,7 @@ from triton_repo.queueing import read_policy
 
 CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
 ENGINE, KEPT = "engine.py", "KEPT_NETWORKS"
-"""The file of a version that runs its network, and the property by which it is told the folder of compiled ones."""
+"""The file of a version that runs its network, and the property that names the folder of compiled ones."""
 KEPT_HERE = "networks"
 """Link in a version to that folder."""
 NETWORK, POLICY = "openvino.xml", "default_queue_policy"

@@ -140,7 +140,7 @@ def prepared_of(model: Path) -> Preprocessor:
 
 
 def described(tensor: Any) -> str:
-    """Returns datatype and shape of a tensor of a `ModelConfig`, as a server tells it: with the axis of the batch."""
+    """Returns datatype and shape of a tensor of a `ModelConfig`, as a server reports it: with the axis of the batch."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     name = pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")

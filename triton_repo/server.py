@@ -48,7 +48,7 @@ EXIT_SECONDS = 10
 """Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
 CLOSED = "shared-memory,model-config,model-repository,statistics,trace,logging"
-"""Protocols that need a key, which nobody else is told."""
+"""Protocols that need a key, which is a secret of this process."""
 KEY = "triton-key"
 KEY_HEADER = f"triton-grpc-protocol-{KEY}"
 GONE_SECONDS = 60.0

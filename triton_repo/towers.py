@@ -1,6 +1,6 @@
 """Served models with two towers: a build is two models, `<variant>-<precision>-image` and `<variant>-<precision>-text`.
 
-Each is asked for the rows of its tower, and compared with the engine on them. What both served together is told once both have run: the
+Each is asked for the rows of its tower, and compared with the engine on them. What both served together is reported once both have run: the
 vectors of the second are compared with the vectors that the first one served, not with its engine's.
 """
 

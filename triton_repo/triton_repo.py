@@ -473,7 +473,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
         changed = answer_of(task).differences(expected, logits)[0]
-        other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # of words no row is told
+        other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # words have no row
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
 

@@ -84,7 +84,7 @@ def start(processes: int, command: Sequence[str]) -> int:
     started = [spawn(command, env={**every, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     try:
         return _watched(started)
-    except KeyboardInterrupt:  # the terminal has told the others too; a supervisor that stops this process has not
+    except KeyboardInterrupt:  # the terminal has signalled the others too; a supervisor that stops this process has not
         _end(started)
         raise
 

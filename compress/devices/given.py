@@ -2,7 +2,7 @@
 
 8x80GB                          eight devices of 80 GB, linked by PCIe
 8x80GB,nvlink                   linked so fast that two may share each layer
-8x80GB,nvlink,3.35TB/s          and how fast each reads its memory, from which a time is told
+8x80GB,nvlink,3.35TB/s          and how fast each reads its memory, from which a time is predicted
 """
 
 from __future__ import annotations

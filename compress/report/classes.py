@@ -1,4 +1,4 @@
-"""Figures of every class: which of them a model tells apart, and whether it does better than always the most frequent one.
+"""Figures of every class: how well a model separates them, and whether it does better than always the most frequent one.
 
     precision = right / found      recall = right / true      f1 = 2 right / (found + true)
 

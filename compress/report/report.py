@@ -237,7 +237,7 @@ def _stored(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str,
 
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:
-    """Returns how many attentions run as one kernel, for each engine that tells: built, or proved for a compute capability."""
+    """Returns how many attentions run as one kernel, for each engine that reports it: built, or proved for a compute capability."""
     keys, counts = ("engine", "capability", "float_precision"), ("fused", "required", "of", "reason")
     return [
         {"precision": build["precision"], **{key: entry.get(key) for key in keys}, **{key: told[key] for key in counts}}

@@ -136,7 +136,7 @@ def _point(point: Point, contents: Search) -> View:
 
 
 def _knobs(contents: Search) -> list[View]:
-    """Returns each knob with its values and, for each objective, the share of the differences that it explains; None where not told."""
+    """Returns each knob with its values and, for each objective, the share of the differences that it explains; None if unknown."""
     rows = []
     for knob in contents.space:
         values = f"{knob.low:g} to {knob.high:g}" if knob.kind == "range" else ", ".join(_value(one) for one in knob.choices)

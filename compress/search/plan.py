@@ -95,7 +95,7 @@ def _cost(prices: Sequence[Price]) -> str:
 
 
 def _total(setup: Setup, seconds: float, unknown: Collection[str]) -> str:
-    """Returns the price of the whole search as far as it can be told."""
+    """Returns the price of the whole search as far as it can be predicted."""
     budget = setup.search.budget
     limit = f", at most {budget.hours:g} h of work" if budget.hours is not None else ""
     besides = f" besides {', '.join(sorted(unknown))}, of which no comparable run was recorded on this machine" if unknown else ""

@@ -7,7 +7,7 @@ goes on.
 
 Candidates are drawn in waves by a sampler that knows constraints and several objectives. It is seeded with the seed of the recipe and the
 number of trials so far: the same study draws the same candidate, whether or not it was interrupted before. A draw that repeats an earlier
-one is told as failed and drawn again; of a small space the combinations left are then taken in a random order.
+one is reported as failed and drawn again; of a small space the combinations left are then taken in a random order.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ class Study:
         self._study.tell(number, state=optuna.trial.TrialState.PRUNED)
 
     def set_aside(self, number: int, rung: str, reason: str) -> None:
-        """Drops a candidate for which the hours that are left do not do, until `take_up`; Optuna is not told, which would be for good."""
+        """Drops a candidate for which the hours that are left do not suffice, until `take_up`; Optuna is not informed, which would be
+        final."""
         self._trial(number).set_user_attr(DROPPED, {"rung": rung, "reason": reason, "for_time": True})
 
     def take_up(self) -> None:
@@ -291,7 +292,7 @@ class Study:
 
 
 FEWEST = 4
-"""Finished candidates that the importance of knobs is told from."""
+"""Fewest finished candidates for an estimate of the importance of knobs."""
 
 
 def _constrain(trial: optuna.Trial, excess: Mapping[str, float]) -> None:

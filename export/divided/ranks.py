@@ -72,7 +72,7 @@ class Meeting:
             try:
                 with torch.inference_mode():  # a mode of threads
                     results[rank].append(tasks[rank]())
-            except threading.BrokenBarrierError:  # another rank failed, which is told
+            except threading.BrokenBarrierError:  # another rank failed, which is reported
                 pass
             except Exception as error:
                 errors.append(error)

@@ -43,7 +43,7 @@ def main(folder: Path, rank: int, ranks: int, store: Path) -> None:
             with torch.inference_mode():
                 logits = forward(model, features).cpu().contiguous()
             send(answers, ANSWER, packed({"logits": logits}) if rank == 0 else b"")
-    except Exception as error:  # told to the server, which ends all ranks
+    except Exception as error:  # reported to the server, which ends all ranks
         send(answers, ERROR, " ".join(f"{type(error).__name__}: {error}".split())[:500].encode())
         answers.close()
         os._exit(1)  # threads of torch.distributed may wait for ranks that are gone

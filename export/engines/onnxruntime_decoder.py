@@ -3,7 +3,7 @@
 For models whose layers are built like Llama's (`export.generation.decoder_parts`). A small decoder is faster here than in OpenVINO GenAI,
 above all in int4 (benchmarks/README.md): there are a fifth of the operators, and integer weights are multiplied by integers. Its inputs are
 therefore rounded to int8, in w4a16 too, with a scale for each block of as many inputs as share a weight scale; parity asks torch with the
-same rounding (`export.parity.own_rounding`), and the evaluation tells what it costs.
+same rounding (`export.parity.own_rounding`), and the evaluation shows what it costs.
 
 `predict` gives the logits of whole blocks through the cache: the first half of a block, then the second half. `generate` lets as many
 prompts run at once as `ROWS`; others take the place of those that end.

@@ -114,7 +114,7 @@ class Engine(Protocol):
             sequence: Tokens; None for images.
 
         Returns:
-            int8, fp32, bf16 ... by node name; a node that the engine's graph does not tell of is absent.
+            int8, fp32, bf16 ... by node name; a node that is not in the engine's graph is absent.
         """
 
     def placement(self) -> Placement:

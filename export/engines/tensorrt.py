@@ -235,7 +235,7 @@ class TensorRt:
 
     Args:
         path: What `build_plans` wrote; has to be built by the installed version of TensorRT, for this GPU.
-        float_precision: What the graph that it was built from runs its float part in: what types are where the plan does not tell.
+        float_precision: What the graph that it was built from runs its float part in: taken for types that the plan does not report.
     """
 
     def __init__(self, path: Path, float_precision: str) -> None:

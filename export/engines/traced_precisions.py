@@ -51,7 +51,7 @@ def _precision(layer: RuntimeLayer, exact: bool) -> str | None:
     Args:
         layer: The layer.
         exact: Whether the engine leaves float inputs as they are. Where it may quantize tokens by itself, a layer with int8 weights and a
-            float input does not tell what it multiplies: None.
+            float input does not show what it multiplies: None.
     """
     first, second = layer.types[:2]
     if second not in INTEGERS:

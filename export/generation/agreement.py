@@ -3,7 +3,7 @@
 Before an engine is taken, its greedy answers to prompts from selection rows have to equal the answers of the same checkpoint in torch
 (`foundation.measure.tokens`): prompts of several lengths at once, some longer than what is read in one step. Of an engine that is taken,
 the answers to prompts from evaluation rows, or to questions, are kept and compared with the baseline in torch: what compression did to the
-answers. Where they have references, BLEU and chrF tell what they are worth.
+answers. Where they have references, BLEU and chrF measure them.
 """
 
 from __future__ import annotations

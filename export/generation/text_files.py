@@ -50,7 +50,7 @@ def of_transformers(tokenizer: PreTrainedTokenizerBase) -> LanguageText:
     """Returns the reader of the text of a tokenizer of Transformers; of several chat templates its default one is taken."""
     templates, backend = tokenizer.chat_template, tokenizer.backend_tokenizer
     cleans = tokenizer.clean_up_tokenization_spaces
-    if type(backend.model).__name__ == "BPE":  # Transformers leaves the spaces of such a tokenizer unless it is told twice
+    if type(backend.model).__name__ == "BPE":  # Transformers leaves the spaces of such a tokenizer unless both settings say so
         cleans = cleans and tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     settings = TextSettings(
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,

@@ -46,7 +46,7 @@ def _move(graph: onnx.GraphProto, output: str) -> int:
     places = next(node.input[1] for node in graph.node if output in node.output)
     first = _ancestors(graph, places)
     replace_nodes(graph, [node for early in (True, False) for node in graph.node if (node.output[0] in first) is early])
-    known, nodes = KnownGraph.of(graph), list(graph.node)  # held: nodes are told apart by their identity
+    known, nodes = KnownGraph.of(graph), list(graph.node)  # held: nodes are compared by identity
     selection = next(node for node in nodes if output in node.output)
     states = known.shapes[selection.input[0]]
 

@@ -2,7 +2,8 @@
 
 For a layer y = x @ W.T with weight codes Wq and scales t:
 
-    w8a8-dynamic   y = x @ DQ(Wq; t).T                          int8 [O]: OpenVINO quantizes the activations by itself where it is told to
+    w8a8-dynamic   y = x @ DQ(Wq; t).T                          int8 [O]: OpenVINO quantizes the activations by itself where a setting says
+                   so
                    y = float(MatMulInteger(q, Wq.T)) * s * t    for ONNX Runtime, with the scale of each token in the graph
     w8a16          y = x @ DQ(Wq; t).T                          int8 [O]
     w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21; with zero points z y = x @ DQ(Wq + 8; t, z + 8).T

@@ -118,7 +118,7 @@ def ask(
     Args:
         graph: The graph.
         heads: Axis of the rows that a node reads of its first input, by the identity of the node.
-        known: The shapes; is told which tensors will have fewer rows.
+        known: The shapes; records which tensors will have fewer rows.
         takes: Whether rows of an axis can be taken of an input of the graph, or of a constant.
     """
     given = {value.name for value in (*graph.input, *graph.initializer)}

@@ -181,7 +181,7 @@ def _what(layer: LayerParity) -> str:
 
 
 def _recovered(gemm: QuantizedGemm, y: Array, sums: Array) -> Array:
-    """Returns the engine's sums minus `sums`, as integers, 0 where float32 cannot tell them apart."""
+    """Returns the engine's sums minus `sums`, as integers, 0 where float32 cannot distinguish them."""
     scale_O = gemm.input_scale.astype(np.float64) * gemm.weight_scale.astype(np.float64)
     bias_O = gemm.bias.astype(np.float64)
     off = (y.astype(np.float64) - bias_O) / scale_O - sums

@@ -16,7 +16,7 @@ NEAR_TIE = 3 * 2 * MEDIAN_LIMIT / 0.6745
 """How far two spans may be apart, in standard deviations of the logits, for an engine that rounds elsewhere to choose the other one: three
 standard deviations of the difference of two sums of two logits, each of which is off by `MEDIAN_LIMIT` in the median."""
 LEAST_SHARE = 1e-6
-"""Probability that all other tokens have at least: below it float32 does not tell."""
+"""Probability that all other tokens have at least: below it float32 has no digits left."""
 
 
 class Spans(Answer):

@@ -149,7 +149,7 @@ def blaming_damage(folder: Path) -> Iterator[None]:
         raise
     except DamagedArtifact as error:
         raise InputError(f"{error}; `compress run` creates it again") from error
-    except Exception as error:  # any: contents that nobody wrote can fail anywhere; the digests tell whether it is that
+    except Exception as error:  # any: contents that nobody wrote can fail anywhere; the digests show whether it is damage
         problems = [problem for found in open_run(folder).artifacts.values() for problem in artifact.verify(found)]
         if not problems:
             raise

@@ -27,7 +27,7 @@ SILENT_SECONDS = 9.0
 
 
 class Progress(Protocol):
-    """How a stage tells its user where it is; the command line draws bars, a file gets plain lines."""
+    """Progress of a stage; the command line draws bars, a file gets plain lines."""
 
     def log(self, message: str) -> None:
         """Writes one line."""

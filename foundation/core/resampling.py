@@ -9,7 +9,7 @@ sizes n_g:
                         (the expanded percentile interval, Hesterberg 2015, https://arxiv.org/abs/1411.5279)
     below 30 groups     figure -+ t se                  se = sqrt((G-1)/G sum_g d_g^2), d_g: what the figure without group g is off the
                                                         mean of all of these (jackknife, Tukey 1958); t with min(G_e, G_d) - 1 degrees
-    below 5 groups      none: so few groups do not tell how far others may be
+    below 5 groups      none: so few groups do not show how far others may be
     G_e                 (sum n_g)^2 / sum n_g^2         groups of equal size count as G, unequal ones as fewer
     G_d                 2 G / (k - 1)                   k = G sum d_g^4 / (sum d_g^2)^2, 3 where d_g is normal: where a few groups make all
                                                         of the difference, they count alone (Satterthwaite 1946)

@@ -1,6 +1,6 @@
 """Runs: rows that follow each other and are learned together, such as the texts of a pair or the candidates of a query. Uses only numpy.
 
-Runs are told by their sizes, int64 `[r]`: the rows of each. Their sum is the number of rows.
+Runs are given by their sizes, int64 `[r]`: the rows of each. Their sum is the number of rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stamps of files: what tells a cache that a file has changed."""
+"""Stamps of files, by which a cache notices that a file has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images with classes, for models that find images by words: each class is told by texts made of its name.
+"""Images with classes, for models that find images by words: each class is described by texts made of its name.
 
     selection, evaluation   x_1 ... x_n, t_11, t_12, ...    every image, and every class in every template
     train                   x_1, t_1, x_2, t_2, ...         pairs: every image with its class in one of the templates, which take turns

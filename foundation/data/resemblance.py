@@ -13,7 +13,7 @@ from foundation.data.splits import Data
 from foundation.standalone.preprocess import Row
 
 RATIO = 1.5
-"""Medians that are further apart than this are told."""
+"""Medians that are further apart than this are reported."""
 FEWEST = 20
 """Splits with fewer rows are not compared."""
 

@@ -1,6 +1,6 @@
 """What stands next to a relevant document in a list that a reranker learns from: documents that are not relevant to the query.
 
-They are chosen so that nothing but reading both texts tells what is right:
+They are chosen so that nothing but reading both texts shows what is right:
 
     near    A relevant document that the first search found stands next to wrong ones that it found, evenly spread over the candidates; one
             that it missed next to others that it missed. If all wrong documents are near, a model learns that what is near is wrong.

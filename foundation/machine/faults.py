@@ -1,4 +1,5 @@
-"""Faults of the machine, such as a full disk or a read-only folder: found in the exceptions that they come as, and told in one line."""
+"""Faults of the machine, such as a full disk or a read-only folder: recognized in the exceptions that they raise, and reported in one
+line."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def fault_of(error: BaseException) -> OSError | None:
-    """Returns the error if the machine caused it (full disk, read-only folder); some libraries tell it only in their message."""
+    """Returns the error if the machine caused it (full disk, read-only folder); some libraries name it only in their message."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error
     above = error.__cause__ or error.__context__
@@ -42,7 +43,7 @@ def fault_of(error: BaseException) -> OSError | None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection to another process of the run broke, as torch.distributed tells it."""
+    """Whether the connection to another process of the run broke, as torch.distributed reports it."""
     above = error.__cause__ or error.__context__
     return (isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)) or (above is not None and is_lost(above))
 

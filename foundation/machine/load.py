@@ -7,7 +7,7 @@
     calibration    processor time of one fixed kernel, timed between engines: it grows where the clock falls, or others take memory
                    bandwidth or caches. The spread is p90 / p10 - 1
 
-Linux tells all of this in files; what a kernel does not tell is None.
+Linux reports all of this in files; what a kernel does not report is None.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _cores(stat: str) -> tuple[float | None, float | None]:
 
 
 def _throttled() -> float | None:
-    """Returns the seconds that the container was stopped; None where it has no limit that tells."""
+    """Returns the seconds that the container was stopped; None without a limit."""
     for file, name, unit in THROTTLED:
         found = re.search(rf"^{name} (\d+)", _text(file), re.M)
         if found:

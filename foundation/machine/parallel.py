@@ -349,7 +349,7 @@ def joined() -> Iterator[Team]:
 def _is_told_elsewhere(error: BaseException, store: Any) -> bool:
     """Whether somebody else says why the run ends: the process that failed first, or the one that watches a process that was ended.
 
-    A lost connection is not told to the store: it may be gone with process 0, and torch writes a trace of its own about that.
+    A lost connection is not reported to the store: it may be gone with process 0, and torch writes a trace of its own about that.
     """
     if is_lost(error) and WATCHED in os.environ:
         return True

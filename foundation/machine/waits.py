@@ -6,7 +6,7 @@ quiet machine the sum stands still during a call. Reading it takes microseconds.
     waited    sum over the threads of the increase since the last reading
 
 Left out: a thread that is waiting at the time of a reading counts in the next one, when it runs again. Time that a hypervisor takes is in
-`foundation.machine.load`. Kernels and sandboxes without this file do not tell: `waited_ms` returns None.
+`foundation.machine.load`. Kernels and sandboxes without this file do not report it: `waited_ms` returns None.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ThreadWaits:
         self._before: dict[str, int] = self._read() or {}
 
     def waited_ms(self) -> float | None:
-        """Returns the milliseconds that all threads waited for a core since the last call; None where the kernel does not tell."""
+        """Returns the milliseconds that all threads waited for a core since the last call; None where the kernel does not report it."""
         now = self._read()
         if now is None:
             return None

@@ -1,6 +1,6 @@
 """Speeds of engines with and without tokens that are proposed to them (`foundation.core.speculation`), side by side.
 
-Both answer the prompts of the export, since what is accepted depends on the text: random tokens would tell nothing. Each engine runs in its
+Both answer the prompts of the export, since what is accepted depends on the text: random tokens would show nothing. Each engine runs in its
 own process, and the two take turns as in `foundation.measure.generation`; every turn asks other prompts.
 
     tokens per second   tokens of all streams / time to the last one

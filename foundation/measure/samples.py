@@ -44,12 +44,12 @@ class Turn:
 
     wall: Floats
     cpu: Floats | None = None
-    """Processor time of all threads; None where the engine does not tell, as `waited`."""
+    """Processor time of all threads; None where the engine does not report it, as `waited`."""
     waited: Floats | None = None
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Turn:
-        """Reads the answer of an engine's process: `samples_ms`, and if it tells `cpu_ms` and `waited_ms`."""
+        """Reads the answer of an engine's process: `samples_ms`, and `cpu_ms` and `waited_ms` if it reports them."""
         wall = np.asarray(answer["samples_ms"], np.float64)
         cpu, waited = answer.get("cpu_ms"), answer.get("waited_ms")
         if cpu is None or waited is None or None in waited:
@@ -58,7 +58,7 @@ class Turn:
 
     @property
     def clean(self) -> NDArray[np.bool_]:
-        """Which samples are undisturbed; all where the engine does not tell."""
+        """Which samples are undisturbed; all where the engine does not report it."""
         return np.ones(len(self.wall), bool) if self.waited is None else self.waited <= CLEAN * self.wall
 
 
@@ -77,7 +77,7 @@ class Figures:
     between: float | None
     within: float
     disturbed: float | None
-    """Share of the samples taken; None where the engine does not tell."""
+    """Share of the samples taken; None where the engine does not report it."""
     estimated: bool
     busy: bool
 
@@ -120,7 +120,7 @@ def figures(turns: Sequence[Turn | None], threads: int, elsewhere: float | None 
         turns: At least one; None for a turn that this engine did not take.
         threads: Threads of the engine.
         elsewhere: Its `parallelism` at other shapes.
-        on_cpu: Whether it computes on the processor, whose time then tells what a call costs.
+        on_cpu: Whether it computes on the processor, whose time then shows what a call costs.
     """
     taken = [one for one in turns if one is not None]
     count, clean = sum(len(one.wall) for one in taken), sum(int(one.clean.sum()) for one in taken)

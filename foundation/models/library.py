@@ -81,7 +81,7 @@ def as_with_head(config: PreTrainedConfig, task: Task) -> None:
 
 
 def takes_padding(config: PreTrainedConfig, task: Task) -> bool:
-    """Whether the model class of this config and task can be told which tokens are padding."""
+    """Whether the model class of this config and task takes a mask of padding."""
     return "attention_mask" in inspect.signature(model_class(config, task).forward).parameters
 
 

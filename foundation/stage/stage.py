@@ -91,7 +91,7 @@ class Stage(Config):
         return float(macs) * len(data.evaluation)
 
     def reuses(self, context: Context) -> bool:
-        """Returns whether parts of the output will be taken from earlier runs, as far as the checkpoints that are there tell: the stage
+        """Returns whether parts of the output will be taken from earlier runs, as far as the present checkpoints show: the stage
         then takes less time.
 
         Args:

@@ -32,7 +32,7 @@ ROOM = 256
 CACHE, WRITTEN = "past_key_values.", "present."
 """What the names of the buffers start with, as inputs and as outputs."""
 CONTEXT = "context"
-"""What the graph has that tells how long a text may be."""
+"""Inputs of the graph that limit the length of a text."""
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 

@@ -324,7 +324,7 @@ class Sounds:
     steps: SoundSteps
     """What is done to each row."""
     input_names: tuple[str, ...]
-    """Names of the model's inputs: `input_values`, and `attention_mask` where the model can be told what is padding."""
+    """Names of the model's inputs: `input_values`, and `attention_mask` where the model takes a mask of padding."""
     max_length: int
     """Samples of the longest waveform; 0 for spectrograms."""
     buckets: tuple[int, ...]
@@ -377,7 +377,7 @@ class Sounds:
         return {bucket: np.flatnonzero(fitting == bucket).tolist() for bucket in self.buckets if (fitting == bucket).any()}
 
     def frames(self, rows: Sequence[bytes]) -> list[int]:
-        """Returns the frames of each encoded file that count: the frames of the sound, or of its bucket where a model cannot be told what
+        """Returns the frames of each encoded file that count: the frames of the sound, or of its bucket where a model takes no mask of what
         is padding, and was trained with it."""
         lengths = [self.steps.samples(row, self.max_length) for row in rows]
         if len(self.input_names) == 1:

@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine from a Q/DQ ONNX graph and runs it: every call of TensorRT is here. `tensorrt_layers` reads what it tells.
+"""Builds a TensorRT engine from a Q/DQ ONNX graph and runs it: every call of TensorRT is here. `tensorrt_layers` reads its inspector.
 
 The TensorRT module is a parameter, `trt`. TensorRT 10, TensorRT 11 and TensorRT-RTX share the interface used here, so the same code builds
 plans on a GPU and checks, without a GPU, that a graph compiles. It needs only numpy and is copied next to `build_plans.py` in a GPU model
@@ -106,7 +106,7 @@ def build(
         max_batch_size: Largest batch of every profile.
         capability: Compute capability to build for ahead of time, such as "80" (TensorRT-RTX only); None builds for the current GPU.
         timing_cache: Kernel timings from an earlier build with the same library on the same GPU; None: none are kept.
-        settings: What else the builder is told.
+        settings: The settings of the builder.
 
     Raises:
         PlanError: The graph does not parse or does not compile.

@@ -2,7 +2,7 @@
 
 A step in bfloat16 that ends in NaN or infinity is taken again in float32. Some processors have kernels that, rarely, read what they did not
 write (grouped convolutions with few channels are known to compute something else there: `foundation.training.precision`), and a training of
-hours should not end for one of them. It is told, counted in `History.repeated`, and saved with every checkpoint, so that a resumed run
+hours should not end for one of them. It is logged, counted in `History.repeated`, and saved with every checkpoint, so that a resumed run
 repeats the same steps. After `MOST_REPEATED` of them the training goes on in float32: then bfloat16 is too narrow for this model.
 
 What is no number in float32 either ends the training: a row alone that gives it is named, else the learning rate is too high.

@@ -144,7 +144,7 @@ class Rows:
         return features
 
     def _width(self, longest: int) -> int:
-        """Returns the length that a batch is padded to: the server's length where a model cannot be told what is padding."""
+        """Returns the length that a batch is padded to: the server's length where a model takes no mask of padding."""
         if "attention_mask" not in self.preprocessor.input_names and self.preprocessor.modality == "audio":
             return next(bucket for bucket in self.preprocessor.buckets if bucket >= longest)
         if len(self.preprocessor.buckets) == 1 and self.preprocessor.dimensions and "attention_mask" not in self.preprocessor.input_names:

@@ -91,13 +91,13 @@ class Timing:
             key: Key path of the stage, for messages.
 
         Raises:
-            InputError: The latency of the blocks cannot be told from noise.
+            InputError: The latency of the blocks cannot be distinguished from noise.
         """
         from prune.latency.table import LatencyTable, grid, points
 
         heads, ffn = grid(max(sizes.key_value_heads), 1), grid(max(sizes.ffn), step)
         wanted = points(heads, ffn)
-        largest = self._config(sizes, *wanted[0], key)  # it and the points tell all others, which take a second to make
+        largest = self._config(sizes, *wanted[0], key)  # it and the points determine all others, which take a second to compute
         file = table_folder() / f"{digest([self._key([largest]), wanted])[:32]}.json"
         cached = _read(file)
         if cached is None:

@@ -189,7 +189,7 @@ class Paths:
                         raise failure(failed)
                     if message is grpc.aio.EOF:
                         return
-                    if message.error_message:  # Triton then ends the stream; one that is told to end it with a status may crash
+                    if message.error_message:  # Triton then ends the stream; ending it with a status may crash Triton
                         failed = message.error_message
                         continue
                     count += 1

@@ -1,4 +1,4 @@
-"""An inference through the front: the limits of its queue, the version that answers it, and what is told when it fails.
+"""An inference through the front: the limits of its queue, the version that answers it, and the message when it fails.
 
 The version is written into each request that names none. If the model was rolled over before the request reached Triton, and the version
 was gone, it is sent again to the new one.

@@ -34,7 +34,7 @@ TRY_LATER = "try again later"
 MODEL_FAILED = "the model failed: "
 """How the line of a model begins that has failed, through no fault of the request."""
 RESTARTING = "the model server is not there; it is started again, try again in some seconds"
-"""What clients are told while Triton is started again."""
+"""The message to clients while Triton restarts."""
 
 
 class Rejected(Exception):

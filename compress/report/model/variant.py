@@ -71,7 +71,7 @@ class Latency(Document):
     within_turns: Number | None = None
     """Interquartile range within turns, relative to their medians."""
     disturbed: Number | None = None
-    """Share of the samples taken during which threads waited for a core; null if the kernel does not tell."""
+    """Share of the samples taken during which threads waited for a core; null if the kernel does not report it."""
     estimated: bool | None = None
     """Whether times follow from processor time, as too few samples were undisturbed."""
     busy: bool | None = None

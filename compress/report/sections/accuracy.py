@@ -104,7 +104,7 @@ def point_of(report: Contents, variant: Variant, row: Latency, cell: TimedAccura
     title += f", p50 {phrases.milliseconds(row.p50_ms)} ms, {_mode(row)}"
     reference = variant is goals.baseline(report) and (row.engine, row.precision) == (REFERENCE, "fp32")
     role = "served" if served else "reference" if reference else "other"
-    short = f"{_short(variant.id, 12)} {row.precision or ''}".strip()  # the marker tells the engine
+    short = f"{_short(variant.id, 12)} {row.precision or ''}".strip()  # the marker shows the engine
     label = f"{_short(variant.id)} {kind}"
     return scatter.Point(row.p50_ms, cell.value, cell.low, cell.high, label, title, str(row.engine), role, short=short)
 

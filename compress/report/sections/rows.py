@@ -1,4 +1,4 @@
-"""Rows in the report: how many each split has, how well each class is told apart, and rows whose answer changed, as texts."""
+"""Rows in the report: how many each split has, how well each class is recognized, and rows whose answer changed, as texts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class FullRun:
     """Runs a candidate as `compress run` would; see above.
 
     Args:
-        baseline: Its times are what the phase of the machine is told by.
+        baseline: Its times show the phase of the machine.
     """
 
     NAME: ClassVar[str] = "full"

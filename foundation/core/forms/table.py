@@ -116,7 +116,7 @@ class Form:
     are_shares: bool = False
     """Whether these are shares of the predictions, written in percent."""
     flips: str = "classes"
-    """The file in `compress.report.flips` that tells its flips."""
+    """The file in `compress.report.flips` that describes its flips."""
 
 
 FORMS: Mapping[str, Form] = {

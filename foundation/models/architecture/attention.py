@@ -2,7 +2,7 @@
 
 The backbone runs on eight tokens, one image or one sound, on the meta device or, where it is small, on the CPU, and all torch calls are
 recorded (`foundation.models.architecture.trace`). Most models of Transformers pass queries, keys and values to an attention function as
-positional arguments; in the others the softmax between two matrix products tells them. The trace answers three questions:
+positional arguments; in the others the softmax between two matrix products reveals them. The trace answers three questions:
 
     which layer produced it      a layer marks its output; results computed from it without another layer inherit the mark
     which part of the output     if one layer produces all three (GPT-2), the offset of the part in that layer's output
@@ -134,7 +134,7 @@ class _Way:
 
 
 WAYS = (_Way(TRACING, True), _Way("eager", True), _Way("eager", False))
-"""First the attention function, which tells the most; then the softmax of models that do not call it; at last models that read values."""
+"""First the attention function, which shows the most; then the softmax of models that do not call it; at last models that read values."""
 SMALL = 30_000_000
 """Parameters up to which a model runs on the CPU alone: on the meta device torch runs Python code, a millisecond for each operation."""
 ON_CPU = (_Way(TRACING, False), _Way("eager", False))

@@ -143,7 +143,7 @@ class Tokens:
         return with_states(parted(states, self.group), args, kwargs)
 
     def tell(self, block: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-        """Gives a block the positions of own tokens, and tells it how many tokens a row has."""
+        """Gives a block the positions of own tokens, and the number of tokens of a row."""
         positions = {name: self._own(kwargs[name]) for name in POSITIONS if kwargs.get(name) is not None}
         return args, {**kwargs, **positions, TOKENS: self.passing}
 

@@ -56,7 +56,7 @@ def _numerator(share: float) -> int:
 
 @dataclass
 class Passing:
-    """What the blocks of a model tell each other during one forward pass."""
+    """State that the blocks of a model share during one forward pass."""
 
     incoming: Any = 0
     """S."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 TOKENS = "tokens_of_a_row"
-"""The argument by which a block is told how many there are."""
+"""The argument that gives a block their number."""
 LEFT_OUT = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "drop_path_rate")
 """Config keys: the share of blocks that a training leaves out at random."""
 

@@ -315,7 +315,7 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
     module = model.get_submodule(attention.module)
     values["rotary"] = getattr(module, COUNTS["rotary"][0], 0) * head_dim // attention.head_dim
     own = getattr(module, "scaling", None)
-    if isinstance(own, int | float) and own != attention.scaling:  # not what attention is told: OPT multiplies its queries by it
+    if isinstance(own, int | float) and own != attention.scaling:  # not the scaling that attention gets: OPT multiplies its queries by it
         values["scaling"] = own * (attention.head_dim / head_dim) ** 0.5
     set_counts(module, {name: value for count, value in values.items() for name in COUNTS[count]})
 

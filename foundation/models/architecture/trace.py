@@ -4,8 +4,8 @@
     part      where in the output of its layer a tensor begins: the query of a layer that makes query, key and value at once
     product   a matrix product of two tensors that both come from layers: Q K^T
 
-A model tells its attention by passing queries, keys and values to the attention function of Transformers. In a model that does not, the
-softmax tells it: P = softmax of a product Q K^T, to which masks and positions may have been added, and the next product P V.
+A model shows its attention by passing queries, keys and values to the attention function of Transformers. In a model that does not, the
+softmax shows it: P = softmax of a product Q K^T, to which masks and positions may have been added, and the next product P V.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ def class_inputs(settings: Mapping[str, Any], model_type: str) -> tuple[str, ...
 
 
 def has_token_types(config: PreTrainedConfig) -> bool:
-    """Whether a text model tells the texts of a pair apart by token_type_ids.
+    """Whether a text model distinguishes the texts of a pair by token_type_ids.
 
     Args:
         config: Its Transformers config.

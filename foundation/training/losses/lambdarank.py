@@ -9,7 +9,7 @@ that is the sum of the pairs weighed by |delta NDCG|: Burges 2010, From RankNet 
 It is one of the losses of the LambdaLoss framework (Wang et al. 2018, https://doi.org/10.1145/3269206.3271784). The gain of a grade is the
 grade itself, as in the NDCG of the report; the papers take 2^y - 1. The weights take no gradient.
 
-Of equal scores the worse candidate comes first, so that a model which tells nothing apart gets no place for nothing. NDCG is that of the
+Of equal scores the worse candidate comes first, so that a model that scores all alike gains nothing. NDCG is the one of the
 candidates at hand, over all their places. A query whose candidates all have one grade has the loss 0.
 """
 

@@ -10,7 +10,7 @@ Multi-Stage Retrieval Pipeline, https://arxiv.org/abs/2101.08751), of several th
 (https://doi.org/10.1145/3341981.3344221). It is the top-one loss of ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513) with
 the shares of the grades as target in place of their softmax, which gives wrong candidates a share too.
 
-A query without a relevant candidate has the loss 0, and so has a single candidate. Candidates are told apart by the number of their query,
+A query without a relevant candidate has the loss 0, and so has a single candidate. Candidates are grouped by the number of their query,
 so that their order and the sizes of the queries do not matter.
 """
 

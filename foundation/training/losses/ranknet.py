@@ -7,7 +7,7 @@ With the scores s and the grades y of the candidates of a query, over the pairs 
 Burges et al. 2005, Learning to Rank using Gradient Descent (https://doi.org/10.1145/1102351.1102363), who sum; the mean makes long
 lists count as much as short ones. `foundation.training.losses.lambdarank` weighs the pairs.
 
-A query whose candidates all have one grade has the loss 0. Candidates are told apart by the number of their query, so that their order and
+A query whose candidates all have one grade has the loss 0. Candidates are grouped by the number of their query, so that their order and
 the sizes of the queries do not matter.
 """
 

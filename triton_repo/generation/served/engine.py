@@ -165,7 +165,7 @@ class Engine(ABC):
         return sum(answer.places for answer in self._running())
 
     def _recover(self, error: Exception) -> None:
-        """Tells those that ran, and makes the engine anew; if that fails too, everybody else is told as well."""
+        """Fails the requests that ran, and opens the engine anew; if that fails too, fails all others as well."""
         for answer in self._running():
             if not answer.ended:
                 answer.fail(f"the engine failed: {in_a_line(error)}")
