@@ -27,6 +27,7 @@ from our_engine import answers_of_engine, built
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8, ordinary_export
 
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired_bootstrap
 from export.engines.openvino import computes_bf16
@@ -34,7 +35,6 @@ from export.engines.spec import EngineSpec
 from foundation.artifacts.run_folder import open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS as KINDS
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_predictions

@@ -33,13 +33,13 @@ import numpy as np
 from accuracy import ROOT, TASKS, mean_metric
 
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired_bootstrap
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS as KINDS
-from foundation.data.load import load_data
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import Metric

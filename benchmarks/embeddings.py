@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report.evaluations import builds
 from compress.report.intervals import paired
@@ -33,7 +34,6 @@ from export.engines.spec import spec_of
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.forms.vectors import cosines
 from foundation.core.progress import ConsoleProgress
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_predictions

@@ -24,6 +24,7 @@ from typing import Any
 
 import generation_peers
 
+from compress.reading.load import load_data
 from compress.recipe import Recipe, check
 from compress.report.evaluations import builds
 from export.choices import Generation
@@ -38,7 +39,6 @@ from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.engines import ENGINES
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import Task
-from foundation.data.load import load_data
 from foundation.data.splits import Split
 from foundation.machine.bandwidth import read_bandwidth
 from foundation.machine.environment import fingerprint

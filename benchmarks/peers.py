@@ -21,6 +21,7 @@ from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report.evaluations import builds
 from compress.report.intervals import wilson
@@ -28,7 +29,6 @@ from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec, spec_of, torch_spec
 from foundation.artifacts.run_folder import Run, open_run, unfinished
 from foundation.core.progress import ConsoleProgress
-from foundation.data.load import load_data
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure
 from foundation.measure.metrics import metrics

@@ -22,6 +22,7 @@ from peer_engines import nncf_int8, ordinary_export
 
 from compress.commands.recipes import find
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report import evaluations, intervals
 from compress.run.implicit import shapes
@@ -32,7 +33,6 @@ from foundation.artifacts.store import share
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure

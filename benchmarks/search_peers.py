@@ -31,6 +31,7 @@ from our_engine import answers_of_engine
 from search import CALIBRATION_ROWS, TORCH, references, served
 
 from compress.commands.recipes import find
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from compress.report import intervals
 from compress.run.implicit import shapes
@@ -41,7 +42,6 @@ from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure

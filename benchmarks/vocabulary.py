@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from foundation.answers.table import answer_of
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
-from foundation.data.load import load_data
 from foundation.machine.environment import fingerprint
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict

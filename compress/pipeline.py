@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.forecast import Outlook
+from compress.reading.resemblance import warn_if_lengths_differ
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.report.flips.flips import write_flips
@@ -45,7 +46,6 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import LATENCY
-from foundation.data.resemblance import warn_if_lengths_differ
 from foundation.data.splits import Judge, trained_on
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from compress.api import serve
 from compress.commands.verify import verify
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import check
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.config import DataConfig, Windows
-from foundation.data.load import load_data
 from foundation.measure.predictions import compared, logits_of, predict
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint

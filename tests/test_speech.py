@@ -16,12 +16,12 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.commands.verify import verify
 from compress.pipeline import run
+from compress.reading.load import load_data
 from compress.recipe import check, read
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.config import Columns, DataConfig
-from foundation.data.load import load_data
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.transcriber import vocabulary_of

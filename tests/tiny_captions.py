@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foundation.data.images import digits
+from compress.reading.images import digits
 from tests import tiny_towers
 
 TASK = "image-text-retrieval"

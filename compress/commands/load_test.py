@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.reading.unlabelled import read_unlabelled
 from foundation.artifacts.artifact import write_json
 from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.forms.zero_shot import read_by
 from foundation.data.splits import Split
 from foundation.data.tables import Table, text_lines
-from foundation.data.unlabelled import read_unlabelled
 from foundation.machine import environment
 from foundation.standalone.preprocess import Row
 from foundation.standalone.windows import Window
@@ -154,10 +154,10 @@ def evaluation_split(folder: Path) -> Split:
     Raises:
         InputError: The rows of the run are token ids.
     """
+    from compress.reading.load import load_data
     from compress.recipe import check
     from compress.run.opened import opened
     from foundation.core.tasks import TASKS
-    from foundation.data.load import load_data
     from foundation.models.config import label_names
 
     recipe = check(opened(folder).recipe)

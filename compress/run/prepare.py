@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.reading.load import load_data
 from compress.recipe import Recipe
 from compress.run.inputs import check_inputs, check_teacher
 from compress.run.lengths import in_samples
@@ -21,7 +22,6 @@ from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import BASELINE, INPUT
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, num_classes
-from foundation.data.load import load_data
 from foundation.data.splits import Data, Judge
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team

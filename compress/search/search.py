@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from compress.reading.resemblance import warn_if_lengths_differ
 from compress.recipe import Recipe, dump
 from compress.search import document
 from compress.search.baseline import baseline
@@ -32,7 +33,6 @@ from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
 from foundation.core.yaml_file import parse_yaml
-from foundation.data.resemblance import warn_if_lengths_differ
 from foundation.machine.process import keep_freed_memory
 
 LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"

@@ -1,1 +1,1 @@
-"""Data: finding, reading and labelling rows, and splitting them into train, selection and evaluation."""
+"""Rows in memory: the settings of a data set, tables, splits and groups. `compress.reading` reads them."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from compress.reading.load import load_data
 from export.builds import Build
 from export.choices import Generation
 from export.engines.spec import EngineSpec
@@ -26,7 +27,6 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint

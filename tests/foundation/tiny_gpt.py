@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from compress.reading.load import load_data
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.data.splits import Data
 from foundation.models.config import ModelConfig
 from foundation.models.folder import Checkpoint

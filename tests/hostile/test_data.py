@@ -17,9 +17,9 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from tests.hostile.lines import one_line
 
 TEXT, IMAGE, PLAIN = "text-classification", "image-classification", "text-generation"

@@ -25,11 +25,11 @@ import yaml
 from PIL import Image
 
 from compress.commands.verify import rebuild, verify
+from compress.reading.load import load_data
 from compress.recipe import check, dump, read
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.measure.engine_process import EngineError
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.folder import Checkpoint

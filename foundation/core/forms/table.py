@@ -3,7 +3,7 @@
     form_of(labels).values(answers, labels)        not  if are_captions(labels): ... elif are_pairs(labels): ...
 
 To add a form, write a file in this room that makes, recognizes and judges its labels, add a row to `FORMS`, and a file to
-`compress.report.flips`, with its row in `flips.py`, that tells what a flip of it is. A reader makes such labels (`foundation.data.load`)
+`compress.report.flips`, with its row in `flips.py`, that tells what a flip of it is. A reader makes such labels (`compress.reading.load`)
 for the task that has them (`foundation.core.tasks`). Forms exclude each other; labels of no form in the table are class ids or numbers.
 
 Uses only numpy, and pytrec_eval for what is searched.

@@ -19,7 +19,7 @@ Vectors are trained and judged by their cosines. A model whose files say that do
 same, which is where its vectors have the length 1; other similarities are refused, unless the recipe asks for cosines.
 
 Prompts with names, such as `query` and `document`, go from file to file, so that `encode_query` of sentence-transformers keeps its own,
-and searches are measured with them (`foundation.data.judged_texts`).
+and searches are measured with them (`compress.reading.judged_texts`).
 
 Not supported: modules other than Transformer, Pooling and Normalize; several poolings side by side, max pooling; prompts that pooling
 leaves out.

@@ -4,7 +4,7 @@
     kl_t  = T^2 KL(softmax(y_t / T) || softmax(z_t / T))        y_t: logits of the other model
     loss_b = mean over the predicted tokens of block b
 
-Training blocks all have the same length (`foundation.data.text_blocks`), so the mean of their means is the mean over all tokens of a batch,
+Training blocks all have the same length, so the mean of their means is the mean over all tokens of a batch,
 however it is split.
 
 Where processes share tokens, logits belong to own tokens, and their losses are gathered (`foundation.models.layers.own_answers`).

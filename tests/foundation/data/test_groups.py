@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compress.reading.load import load_data
 from foundation.core.forms import candidates, captions, next_token, relevance, spans, text_groups, vectors, zero_shot
 from foundation.core.forms.table import FORMS, form_of
 from foundation.core.resampling import FEW, FEWEST, Groups, interval
 from foundation.data.config import DataConfig
 from foundation.data.groups import groups_of_rows, groups_of_split, groups_of_values
-from foundation.data.load import load_data
 from foundation.data.splits import Split
 from foundation.measure.answers import load_groups, save_predictions
 from foundation.models.inputs.tokenizer import TrainTokenizer

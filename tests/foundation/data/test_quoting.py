@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.reading.load import load_data
 from distill.plain_text import PlainText, read_plain
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.data.quoting import Quotes
 from foundation.data.tables import Quoting, Table, column_names, read_table
 

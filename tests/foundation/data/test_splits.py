@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.data.splits import Data, Split, divide, input_key, trained_on
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window

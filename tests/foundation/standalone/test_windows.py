@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from foundation.data.questions import span_in
-from foundation.data.squad import Gold
+from compress.reading.questions import span_in
+from compress.reading.squad import Gold
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.windows import Window, asked, joined, paired, parted, windows
 from tests import questions

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compress.reading.load import load_data
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.forms import candidates
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.data.splits import Split
 from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load

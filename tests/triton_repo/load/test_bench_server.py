@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import cli
 from compress.api import load_test
+from compress.reading.load import load_data
 from compress.recipe import check, dump
 from foundation.core.errors import InputError
-from foundation.data.load import load_data
 from foundation.machine import environment
 from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny

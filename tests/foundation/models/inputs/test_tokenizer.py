@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
-from foundation.data.load import load_data
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig
 from foundation.models.folder import Checkpoint

@@ -1,0 +1,199 @@
+"""Queries and documents as the rows of a run.
+
+    evaluation  the judged queries of test (else dev), and all documents
+    selection   the judged queries of dev, else a part of the judged queries of train, with the documents they were judged on and at most
+                2,000 others
+    train       pairs of a query of train and a document that is relevant to it; with `data.negatives` also documents that are not, of those
+                that a first search found (candidates/train.tsv)
+
+Queries with the text of one in evaluation are in no other split, those with the text of one in selection not in train.
+
+Without judgements of train, training and calibration read documents: the evaluation's too, as whoever builds an index has them, but
+no query. Selection, where dev is missing as well, is then the inverse cloze task (https://arxiv.org/abs/1906.00300) on documents that are
+held out: the first sentence of each is a query, the rest the document that has to be found.
+
+Negatives are evenly spread over the first 50 documents that were found, and the negatives of a query with several relevant documents are
+dealt out to these. The nearest ones alone are often relevant, and were not judged.
+
+Where the recipe gives no prompts, the model's count: without them a model that was trained with prompts finds less.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from compress.reading.beir import CANDIDATES, FIRST, Collection, Judgements, read_candidates, read_collection
+from foundation.core.errors import InputError
+from foundation.core.forms import relevance, text_groups
+from foundation.core.shown import shown
+from foundation.core.spread import spread
+from foundation.core.tasks import SCORE, Task
+from foundation.data.config import DataConfig, Prompts
+from foundation.data.splits import Data, Split, hold_out, selection_rows
+from foundation.models.files import find
+from foundation.models.heads.embedding import search_prompts
+from foundation.standalone.preprocess import Row
+
+OTHER_DOCUMENTS = 2000
+"""Documents of the selection split that none of its queries was judged on."""
+_SENTENCE_END = re.compile(r"[.!?]\s+(?=\S)")
+
+
+def load_judged(config: DataConfig, task: Task, log: Callable[[str], None], model: str | None = None) -> Data:
+    """Reads a folder in the layout of BEIR.
+
+    Args:
+        config: The data section.
+        task: The task, for messages.
+        log: Receives messages about what was found and decided.
+        model: Hub id or folder of the model, whose prompts count where the recipe gives none; None for random weights.
+
+    Raises:
+        InputError: A file is missing or has a wrong row; see `compress.reading.beir`.
+    """
+    found = read_collection(config if config.prompts is not None or model is None else _as_trained(config, model, log), task)
+    final = "test" if "test" in found.judgements else "dev"
+    evaluation = _asked(found, found.judgements[final], list(found.documents))
+    asked = _texts(found, found.judgements[final])
+    dev = _without(found, found.judgements["dev"], asked) if final == "test" and "dev" in found.judgements else {}
+    train = _without(found, found.judgements.get("train", {}), asked)
+    if train and not dev:
+        dev = _part(found, train)
+        log(f"data: {len(_texts(found, dev))} train queries, chosen by content hash, are set aside for selection")
+    asked_for = _without(found, train, _texts(found, dev)) if dev else {}
+    rows, selection = _pairs(found, asked_for, _negatives(found, asked_for, config), log), _selection(found, dev)
+    if not len(rows):
+        log(f"data: {found.folder} has no queries to train on: training and calibration read its documents alone")
+        rows = _documents(list(found.documents.values()))
+        if not dev:
+            rest, chosen = hold_out(rows, selection_rows(len(rows)) / len(rows))
+            rows, selection = _documents(rest.rows), _inverse_cloze([str(row) for row in chosen.rows])
+            log(f"data: {len(chosen)} documents are held out for selection; the first sentence of each is its query")
+    if not len(rows) or not len(selection):
+        raise InputError(f"{found.folder}: {len(found.documents)} document(s) give no train rows and selection rows; add documents")
+    log(f"data: {len(rows)} train, {len(selection)} selection, {len(evaluation)} evaluation texts, of which {_in_words(evaluation)}")
+    return Data(rows, selection, evaluation, SCORE)
+
+
+def _as_trained(config: DataConfig, model: str, log: Callable[[str], None]) -> DataConfig:
+    """Returns the data section with the prompts of the model."""
+    query, document = search_prompts(find(model, "model.path", weights=False))
+    if not query and not document:
+        return config
+    log(f"data: {shown(query)} stands before queries and {shown(document)} before documents, as the files of the model say (data.prompts)")
+    return config.model_copy(update={"prompts": Prompts(query=query, document=document)})
+
+
+def _in_words(split: Split) -> str:
+    queries = int(np.sum(split.labels[:, 0] == relevance.QUERY))
+    return f"{queries} queries and {len(split) - queries} documents"
+
+
+def _texts(found: Collection, judgements: Judgements) -> set[str]:
+    """Returns the texts of the queries that were judged."""
+    return {found.queries[query] for query, _ in judgements}
+
+
+def _without(found: Collection, judgements: Judgements, texts: set[str]) -> Judgements:
+    """Returns the judgements of queries with other texts."""
+    return {key: grade for key, grade in judgements.items() if found.queries[key[0]] not in texts}
+
+
+def _asked(found: Collection, judgements: Judgements, documents: Sequence[str]) -> Split:
+    """Returns the queries of judgements, and these documents."""
+    queries = {name: number for number, name in enumerate(dict.fromkeys(query for query, _ in judgements))}
+    places = {name: number for number, name in enumerate(documents)}
+    known = [(queries[query], places[document], grade) for (query, document), grade in judgements.items()]
+    rows: list[Row] = [*(found.queries[name] for name in queries), *(found.documents[name] for name in documents)]
+    return Split(rows, relevance.labels_of(len(queries), len(documents), known))
+
+
+def _part(found: Collection, train: Judgements) -> Judgements:
+    """Returns the judgements of a part of the queries, chosen by content hash; none of a single query."""
+    texts = sorted(_texts(found, train))
+    rows: list[Row] = [*texts]
+    chosen = hold_out(Split(rows, np.zeros(len(rows))), selection_rows(len(rows)) / len(rows))[1] if len(rows) > 1 else None
+    kept = set() if chosen is None else {str(row) for row in chosen.rows}
+    return {key: grade for key, grade in train.items() if found.queries[key[0]] in kept}
+
+
+def _selection(found: Collection, dev: Judgements) -> Split:
+    """Returns the queries of dev, the documents that they were judged on, and others, chosen by content hash."""
+    known = list(dict.fromkeys(document for _, document in dev))
+    others = [name for name in found.documents if name not in set(known)]
+    if len(others) > OTHER_DOCUMENTS:
+        rows: list[Row] = [found.documents[name] for name in others]
+        chosen = set(hold_out(Split(rows, np.zeros(len(rows))), OTHER_DOCUMENTS / len(rows))[1].rows)
+        others = [name for name in others if found.documents[name] in chosen]
+    return _asked(found, dev, [*known, *others] if dev else [])
+
+
+def _negatives(found: Collection, train: Judgements, config: DataConfig) -> dict[tuple[str, str], list[str]]:
+    """Returns for query and relevant document the ids of documents that are not relevant; none where the recipe asks for none.
+
+    Raises:
+        InputError: There is no candidates/train.tsv, or it has a wrong row.
+    """
+    if config.negatives is None:
+        return {}
+    given = f"data.negatives: {config.negatives} given"
+    if not train:
+        raise InputError(f"{given}; {found.folder} has no queries to train on: add qrels/train.tsv, or leave it out")
+    known = read_candidates(found, "train", config)
+    if not known:
+        file = found.folder / CANDIDATES / "train.tsv"
+        raise InputError(f"{given}; {file} says which documents a first search found: add it (query-id, corpus-id, score), or leave it out")
+    relevant: dict[str, list[str]] = {}
+    for (query, document), grade in train.items():
+        if grade > 0:
+            relevant.setdefault(query, []).append(document)
+    negatives: dict[tuple[str, str], list[str]] = {}
+    for query, right in relevant.items():
+        texts = {found.documents[document] for document in right}
+        wrong = [name for name in known.get(query, [])[:FIRST] if train.get((query, name), 0) == 0 and found.documents[name] not in texts]
+        chosen = spread(wrong, config.negatives * len(right))
+        negatives |= {(query, document): chosen[number :: len(right)] for number, document in enumerate(right)}
+    return negatives
+
+
+def _pairs(found: Collection, train: Judgements, negatives: Mapping[tuple[str, str], list[str]], log: Callable[[str], None]) -> Split:
+    """Returns the texts of all pairs of a query and a relevant document, each with its negatives, one after the other."""
+    groups: list[tuple[str, ...]] = []
+    for (query, document), grade in train.items():
+        if grade > 0:
+            wrong = dict.fromkeys(found.documents[name] for name in negatives.get((query, document), []))
+            groups.append((found.queries[query], found.documents[document], *wrong))
+    rows: list[Row] = [text for group in text_groups.filled(groups) for text in group]
+    if len(rows) > text_groups.MOST_TEXTS:
+        raise InputError(f"{found.folder}: {len(groups)} train pairs, {len(rows)} texts; at most {text_groups.MOST_TEXTS} are allowed")
+    if negatives and groups:
+        most = max(map(len, groups))
+        fewer = sum(len(group) < most for group in groups)
+        told = f"{len(groups)} pairs of query and document to train on, with up to {most - text_groups.PAIR} negatives"
+        log(f"data: {told}; {fewer} have fewer, and take the time of as many texts")
+    return Split(rows, text_groups.labels_of(groups))
+
+
+def _documents(rows: Sequence[Row]) -> Split:
+    """Returns texts without partners: each has a number of its own."""
+    return Split(list(rows), np.stack([np.arange(len(rows)), np.zeros(len(rows))], axis=1).astype(np.float32))
+
+
+def _inverse_cloze(documents: Sequence[str]) -> Split:
+    """Returns the first sentences of documents as queries, and the rests as what they have to find."""
+    cut = [parts for document in documents if (parts := opening(document)) is not None]
+    rows: list[Row] = [*(first for first, _ in cut), *(rest for _, rest in cut)]
+    return Split(rows, relevance.labels_of(len(cut), len(cut), [(number, number, 1) for number in range(len(cut))]))
+
+
+def opening(text: str) -> tuple[str, str] | None:
+    """Cuts a text behind its first sentence, or where it has only one in the middle; None for a single word."""
+    end = _SENTENCE_END.search(text)
+    if end is not None:
+        return text[: end.end()].strip(), text[end.end() :].strip()
+    words = text.split()
+    half = len(words) // 2
+    return (" ".join(words[:half]), " ".join(words[half:])) if half else None

@@ -1,0 +1,164 @@
+"""Loads the data of a run.
+
+`load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
+values (`labels`), or sets of class ids (`label_sets`), and splits the rows into train, selection and evaluation (`splits`). For
+text-generation, text is cut into blocks of tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Sentences
+whose words have tags are read by `tagged`, sounds with the texts that are spoken by `transcripts`, questions with windows of their contexts
+by `questions`. Tasks that search documents read the layout of BEIR (`judged_texts`), or with candidates of each query (`candidate_pairs`).
+Images with captions are read by `captioned_images`, and pairs and triplets of sentences by `sentence_pairs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from compress.reading import label_sets, labels
+from compress.reading.candidate_pairs import load_candidates
+from compress.reading.captioned_images import load_captioned
+from compress.reading.judged_texts import load_judged
+from compress.reading.prompted_images import TEMPLATES, with_prompts
+from compress.reading.questions import load_questions
+from compress.reading.same_name import listed
+from compress.reading.sentence_pairs import load_texts
+from compress.reading.sources import Source, read_sources
+from compress.reading.tagged import load_tagged
+from compress.reading.text_blocks import load_blocks
+from compress.reading.text_pairs import load_pairs
+from compress.reading.transcripts import load_transcripts
+from compress.reading.windowed import in_windows
+from foundation.core.errors import InputError
+from foundation.core.facts import Facts
+from foundation.core.tasks import SCORE, TASKS, Task, tasks_with
+from foundation.data.config import DataConfig, Prompts
+from foundation.data.splits import Data, Split, divide, with_test
+from foundation.models.config import NO_TOKENIZER
+from foundation.models.inputs.tokenizer import TrainTokenizer, train_bpe
+
+
+def load_data(
+    config: DataConfig,
+    task: Task,
+    label_names: tuple[str, ...] | None,
+    log: Callable[[str], None],
+    tokenizer: str | TrainTokenizer | None = None,
+) -> Data:
+    """Reads the data of a recipe.
+
+    Args:
+        config: The data section.
+        task: The task.
+        label_names: Class names by id if the model determines them; None takes them from the train split. Unused for regression.
+        log: Receives messages about what was found and decided.
+        tokenizer: Hub id or folder of the tokenizer for text-generation, tags of words and windows of contexts, and of the prompts for
+            searching; or the settings to train one on the train split.
+
+    Returns:
+        All splits, labelled with class ids (int64), sets of them (bool), values (float32), next-token ids or tags of words (int32), and the
+        tokenizer if one was trained.
+
+    Raises:
+        InputError: Files or labels are wrong; the error lists all problems, one line each.
+    """
+    if TASKS[task].generates:
+        if tokenizer is None:
+            raise InputError(NO_TOKENIZER)
+        return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
+    _check_prompts(config, task)
+    _check_keys(config, task)
+    if TASKS[task].finds_spans:
+        return load_questions(config, task, tokenizer, log)
+    if TASKS[task].transcribes:
+        return load_transcripts(config, task, label_names, log)
+    if TASKS[task].tags:
+        return load_tagged(config, task, label_names, tokenizer, log)
+    if TASKS[task].searches:
+        model = tokenizer if isinstance(tokenizer, str) else None
+        data = load_candidates(config, task, log) if TASKS[task].reranks else load_judged(config, task, log, model)
+    elif TASKS[task].captioned:
+        data = load_captioned(config, task, log)
+    elif TASKS[task].needs_pairs:
+        data = load_texts(config, task, log)
+    else:
+        data = _load_labelled(config, task, label_names, log)
+    if not isinstance(tokenizer, TrainTokenizer):
+        return data if config.windows is None else in_windows(data, config, tokenizer, log)
+    texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
+    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True, starts=not TASKS[task].two_towers))
+    return data if config.windows is None else in_windows(data, config, None, log)
+
+
+def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
+    sources = read_sources(config, task, log)
+    unlabelled = labels.drop_unlabelled(sources, log)
+    names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
+    every = [source for found in sources.values() for source in found]
+    vectors = TASKS[task].multi_label and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
+    if not predicts_values:
+        found = partial(label_sets.set_names, vectors=vectors) if TASKS[task].multi_label else labels.class_names
+        names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
+    ids = partial(label_sets.set_ids, vectors=vectors) if TASKS[task].multi_label else labels.class_ids
+    numbered = label_names is not None or bool(labels.own_names(sources["train"]))
+    convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=numbered)
+    if vectors:
+        log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
+    elif not predicts_values and (pairs := labels.matched_by_place(every, names)):
+        log(f"data: the classes of the data have other names than {origin}, and are matched by their place: {pairs}")
+    splits = _label(sources, convert)
+    if not unlabelled:
+        with_test(splits, config.path, log)
+    data = divide(
+        splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log, config.keep_evaluation_rows
+    )
+    if not TASKS[task].two_towers:
+        return data
+    templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
+    return with_prompts(data, templates, f"data.path {config.path}", log)
+
+
+def _check_keys(config: DataConfig, task: Task) -> None:
+    """Raises an `InputError` if a key is given that the task does not read."""
+    readers: dict[str, Callable[[Facts], bool]] = {
+        "candidates": lambda row: row.reranks,
+        "negatives": lambda row: row.reads_negatives,
+        "stride": lambda row: row.finds_spans,
+        "multi_hot": lambda row: row.multi_label,
+        "windows": lambda row: row.reads_windows,
+    }
+    if config.keep_evaluation_rows and TASKS[task].searches:
+        raise InputError(f"data.keep_evaluation_rows: true given for {task}, whose evaluation queries are never trained on: leave it out")
+    for key, reads in readers.items():
+        given = getattr(config, key)
+        if given is not None and not reads(TASKS[task]):
+            value = f"{str(given).lower()} " if isinstance(given, int) else ""
+            raise InputError(f"data.{key}: {value}given for {task}; it is for {tasks_with(reads)}: leave it out")
+
+
+def _check_prompts(config: DataConfig, task: Task) -> None:
+    """Raises an `InputError` if prompts are given in a form that the task does not read."""
+    given, searches = config.prompts, TASKS[task].searches
+    told = TASKS[task].two_towers and TASKS[task].named_classes
+    if given is None:
+        return
+    if not searches and not told:
+        tasks = tasks_with(lambda row: row.searches or (row.two_towers and row.named_classes))
+        raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
+    if searches != isinstance(given, Prompts):
+        allowed = "a map with query and document" if searches else "a list of texts with {}, where the name of a class goes,"
+        raise InputError(f"data.prompts: {'a list' if searches else 'a map'} given for {task}; {allowed} is allowed")
+
+
+def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], np.ndarray]) -> dict[str, Split]:
+    splits: dict[str, Split] = {}
+    problems: list[str] = []
+    for split, found in sources.items():
+        try:
+            splits[split] = Split([row for source in found for row in source.rows], convert(found))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return splits

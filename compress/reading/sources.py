@@ -1,0 +1,471 @@
+"""Finds and reads the files, archives and Hub data sets that a recipe's data section refers to.
+
+`read_sources` reads, for every split, the rows, their labels as they appear in the files, and the place of each row, so that later error
+messages can give file and line. `tables` and `class_folders` implement the formats.
+
+Not supported: tables that contain several splits; downloads from anywhere but the Hub.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compress.reading import images
+from compress.reading.aligned import aligned_files, read_aligned
+from compress.reading.class_folders import ARCHIVES, KINDS, FileKind, LabelledFile, is_archive, read_files
+from compress.reading.features import label_names_of, names_in
+from compress.reading.sentences import ENDINGS, is_conll, read_conll, sentence_of
+from compress.reading.squad import is_json, question_of, read_squad
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local, read_plain
+from foundation.core.shown import is_unicode, reason, shown
+from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.data import tables
+from foundation.data.compressed import Limit
+from foundation.data.config import Columns, DataConfig, FileConfig
+from foundation.data.tables import Cells, Column, Table
+from foundation.standalone.preprocess import Row
+
+DIGITS = "sklearn:digits"
+SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
+HEADED, QUOTED = (".csv", ".tsv", ".txt"), (".tsv", ".txt")
+"""Files whose first line names the columns, and those in which quotes may be part of the text."""
+_SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows that one file contributes to one split."""
+
+    name: str
+    """File or data set."""
+    rows: list[Row] = field(default_factory=list)
+    """The rows."""
+    labels: list[Any] = field(default_factory=list)
+    """Labels as they appear in the file."""
+    places: list[Any] = field(default_factory=list)
+    """Line or row number of each row, or its complete place as text."""
+    unit: str = "row"
+    """What a number in `places` counts: line or row."""
+    label_names: tuple[str, ...] = ()
+    """Class names by id, as given by the data set."""
+    negatives: list[tuple[str, ...]] = field(default_factory=list)
+    """Negatives of each triplet, one or several; its first two texts are the row. Else empty."""
+    margins: list[tuple[float, ...]] = field(default_factory=list)
+    """Margin of each negative of each row, for triplets to train on whose data give them; else empty."""
+    documents: list[int] = field(default_factory=list)
+    """Number of the document of each row, counted in this file; empty where the format does not say."""
+    scored: bool = True
+    """Whether pairs have labels; False for pairs without scores and for triplets."""
+
+    def place(self, index: int) -> str:
+        """Returns file and line of a row, for error messages."""
+        place = self.places[index]
+        return place if isinstance(place, str) else f"{self.name} {self.unit} {place}"
+
+    def add(self, row: Row, label: Any, place: int | str) -> None:
+        """Appends one row."""
+        self.rows.append(row)
+        self.labels.append(label)
+        self.places.append(place)
+
+
+Sources = dict[str, list[Source]]
+
+
+def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
+    """Finds and reads the data.
+
+    Returns:
+        Split name (train, test, validation) -> one `Source` per file, in order. A single table gives only train.
+
+    Raises:
+        InputError: Files are missing or unreadable; the error lists all of them, one line each.
+    """
+    where = local(config.path, "data.path")
+    if config.path == DIGITS or where.exists():
+        if config.subset is not None:
+            log(f"data: subset {config.subset!r} is ignored; only Hub data sets have subsets, and {config.path} is local")
+        if config.path == DIGITS:
+            check_table_keys(config)
+        return _read_digits(task) if config.path == DIGITS else _read_local(where, config, task, log)
+    if config.files is not None or not _HUB_ID.fullmatch(config.path) or tables.suffix(where) in tables.TABLES:
+        siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
+        allowed = f"a file, a folder, a Hub id (owner/name) or {DIGITS} is allowed"
+        raise InputError(f"data.path: {config.path}: no such file or folder; {allowed}{nearest(where.name, siblings)}")
+    check_table_keys(config)
+    return _read_hub(config, task, log)
+
+
+def _read_digits(task: Task) -> Sources:
+    _check_task(DIGITS, task, "image")
+    return _by_split(images.digits(), DIGITS, KINDS["image"])
+
+
+def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
+    if config.files is not None:
+        if not where.is_dir():
+            raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files give a folder")
+        named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
+        found = {
+            name: [(local(where / local(entry.file, f"data.files.{name}"), f"data.files.{name}"), entry) for entry in entries]
+            for name, entries in named.items()
+            if entries
+        }
+    elif where.is_dir():
+        _check_no_arrow(where)
+        aligned = _aligned(where, config, task)
+        found = {
+            name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in (aligned or _discover(where, task)).items()
+        }
+        log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
+    elif is_archive(where):
+        check_table_keys(config)
+        return _read_files(where, config, task)
+    else:
+        found = {"train": [(where, FileConfig(file=where.name))]}
+    check_table_keys(config, (path for files in found.values() for path, _ in files))
+    return _read_all(found, config, task)
+
+
+def _check_no_arrow(folder: Path) -> None:
+    """Raises if a folder is what `save_to_disk` of the datasets library writes."""
+    splits = (folder / "dataset_dict.json").is_file()
+    if splits or ((folder / "state.json").is_file() and any(folder.glob("*.arrow"))):
+        what = "a map of data sets" if splits else "a data set"
+        how = "for name, split in d.items(): split.to_parquet(f'{name}.parquet')" if splits else "d.to_parquet('train.parquet')"
+        raise InputError(
+            f"data.path: {folder}: {what} in Arrow files, as save_to_disk of the datasets library writes them; parquet is allowed: load it "
+            f"there (d = load_from_disk('{folder}')) and write each split ({how}) into a folder of its own"
+        )
+
+
+def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:
+    problems: list[str] = []
+    sources: Sources = {}
+    for split, files in found.items():
+        for path, entry in files:
+            try:
+                sources.setdefault(split, []).append(_read_file(path, entry, config, task, split))
+            except InputError as error:
+                problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return sources
+
+
+def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Path]]:
+    """Finds line-aligned text files of each split by name, such as train.en.gz and train.de.gz; returns what their names have in common."""
+    if not TASKS[task].encoder_decoder:
+        return {}
+    columns = config.columns.wanted(task)
+    found: dict[str, list[Path]] = {}
+    for stem, split in SPLITS.items():
+        if aligned_files(folder / stem, columns):
+            found.setdefault(split, []).append(folder / stem)
+    return found
+
+
+def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
+    """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images and sounds train.tar or train/."""
+    found: dict[str, list[Path]] = {}
+    endings = (*ENDINGS, *tables.TABLES) if TASKS[task].tags else tables.TABLES
+    for path in sorted(folder.iterdir()):
+        match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
+        files_too = TASKS[task].modality in KINDS and (path.is_dir() or is_archive(path))
+        if match and (files_too or (path.is_file() and tables.suffix(path) in endings)):
+            found.setdefault(SPLITS[match[1]], []).append(path)
+    alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
+    if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
+        return {"train": alone}
+    problems = [
+        f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
+        for split, paths in found.items()
+        if len(paths) > 1 and not all("-of-" in path.name for path in paths)
+    ]
+    if "train" not in found:
+        allowed = " ".join((*endings, *ARCHIVES) if TASKS[task].modality in KINDS else dict.fromkeys(endings))
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality in KINDS else ""
+        problems.append(f"{folder}: no train split, only {names}; train.* ({allowed}, also .gz){folders} is allowed, or give data.files")
+    if problems:
+        raise InputError(*problems)
+    return found
+
+
+def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, split: str) -> Source:
+    given = entry.columns.over(config.columns)
+    columns = given.wanted(task)
+    if TASKS[task].encoder_decoder and (aligned := aligned_files(path, columns)):
+        return _read_rows(str(path), read_aligned(aligned, _limit(config)), task, path.parent, "line")
+    if not path.exists():
+        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
+    if path.is_dir() or is_archive(path):
+        return _one_split(_read_files(path, config, task), path, split)
+    if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
+        return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
+    table = _table(path, columns, entry, config)
+    if TASKS[task].needs_pairs:
+        named = scored_or_not(given, task, split, partial(tables.column_names, table))
+        return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)
+    if TASKS[task].finds_spans and is_json(path):
+        return _read_rows(str(path), read_squad(table), task, path.parent, "question")
+    if TASKS[task].tags and is_conll(path):
+        return _read_rows(str(path), read_conll(table), task, path.parent, "line")
+    names = label_names_of(table, columns[-1]) if TASKS[task].classifies else ()
+    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
+
+
+def _table(path: Path, columns: tuple[Column, ...], entry: FileConfig, config: DataConfig) -> Table:
+    """Returns how a file is read: what it does not say itself, `data` says, which is of its files with headers or quotes alone."""
+    ending = tables.suffix(path)
+    header = entry.header if entry.header is not None else config.header or ending not in HEADED
+    quoting = entry.quoting if entry.quoting is not None or ending not in QUOTED else config.quoting
+    remedy = "set data.quoting: minimal to read such fields without their quotes, or data.quoting: none if the quotes are part of the text"
+    return Table(path, columns, header, _limit(config), quoting=quoting, remedy=remedy, header_key="data.header")
+
+
+def check_table_keys(config: DataConfig, files: Iterable[Path] = ()) -> None:
+    """Raises if `data.header` or `data.quoting` is given and no file reads it."""
+    endings = {tables.suffix(path) for path in files}
+    given = (("header: false", not config.header, HEADED), (f"quoting: {config.quoting}", config.quoting is not None, QUOTED))
+    problems = [
+        f"data.{key} given, but {config.path} has no {' and no '.join(read)} file; leave it out"
+        for key, set_, read in given
+        if set_ and not endings & set(read)
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
+def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
+    """Returns the columns of pairs by their keys, without the key of the scores where nobody named it and the data have none.
+
+    Args:
+        given: What the recipe says.
+        task: The task.
+        split: The split; margins are read to train on alone.
+        available: Returns the names of the columns of the data.
+
+    Raises:
+        InputError: Margins are given without negatives.
+    """
+    named = _without_margins(given.named(task), split)
+    if given.label is None and "label" in named and named["label"] not in available():
+        del named["label"]
+    return named
+
+
+def _without_margins(named: Mapping[str, Column], split: str) -> dict[str, Column]:
+    """Returns columns by their keys, margins among them only where they are trained on; raises if there they have no negatives."""
+    margins = [key for key in named if key.startswith("margin")]
+    if split != "train":
+        return {key: column for key, column in named.items() if key not in margins}
+    if margins and "negative" not in named:
+        given = f"data.columns.margin: {named[margins[0]]!r} given without data.columns.negative"
+        raise InputError(f"{given}; a margin belongs to a negative: give both, or leave it out")
+    return dict(named)
+
+
+def _limit(config: DataConfig) -> Limit:
+    return Limit(config.max_expanded_gb, "data.max_expanded_gb")
+
+
+def _one_split(found: Sources, path: Path, split: str) -> Source:
+    """Returns the only split of an archive, or the requested one if there are several."""
+    if len(found) == 1:
+        return next(iter(found.values()))[0]
+    if split not in found:
+        raise InputError(
+            f"data.files.{split}: {path}: has {', '.join(found)} but no {split}; give an archive with one split, or with {split}"
+        )
+    return found[split][0]
+
+
+def _read_files(path: Path, config: DataConfig, task: Task) -> Sources:
+    """Reads the files of a folder or archive that are sorted by class."""
+    kind = KINDS[_check_task(str(path), task)]
+    return _by_split(read_files(path, kind, _limit(config)), str(path), kind)
+
+
+def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sources:
+    sources: Sources = {}
+    for file in found:
+        split = SPLITS.get(file.split or "train")
+        if split is None:
+            raise InputError(f"{file.place}: {file.split!r} is not a split; allowed above the class folders: {', '.join(SPLITS)}")
+        _check_file(file.data, kind, file.place)
+        sources.setdefault(split, [Source(name)])[0].add(file.data, file.label, file.place)
+    if not sources:
+        raise InputError(f"{name}: contains no {kind.one}s; SPLIT/CLASS/FILE with {kind.named} is allowed")
+    return sources
+
+
+def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
+    named = config.columns.named(task)
+    columns = list(named.values())
+    positions = [column for column in columns if isinstance(column, int)]
+    if positions:
+        raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
+    unnamed = [str(named["label"])] if TASKS[task].needs_pairs and "label" in named and config.columns.label is None else []
+    elsewhere = _without_margins(named, "test")
+    margins = [str(column) for key, column in _without_margins(named, "train").items() if key not in elsewhere]
+    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, [*unnamed, *margins])
+    sources: Sources = {}
+    for name, (rows, features) in found.items():
+        if name not in SPLITS:
+            log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
+            continue
+        if TASKS[task].needs_pairs:
+            absent = [column for column in margins if column not in features and SPLITS[name] == "train"]
+            if absent:
+                raise InputError(tables.missing_column(f"data.path {config.path} split {name}", absent[0], features))
+            read = {key: column for key, column in named.items() if column in features}
+            pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
+            sources.setdefault(SPLITS[name], []).append(pairs)
+            continue
+        where = f"{config.path} split {name}"
+        names = names_in(features.to_dict()[columns[-1]], where) if TASKS[task].classifies else ()
+        source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
+        sources.setdefault(SPLITS[name], []).append(source)
+    if "train" not in sources:
+        raise InputError(f"data.path: {config.path}: no train split; it has {', '.join(found)}")
+    return sources
+
+
+def _read_rows(
+    name: str, cells: Iterator[tuple[int, Cells]], task: Task, folder: Path, unit: str, label_names: tuple[str, ...] = ()
+) -> Source:
+    """Converts the cells of a table to rows of the task."""
+    source = Source(name, unit=unit, label_names=label_names)
+    for number, found in cells:
+        if TASKS[task].tags:
+            words, tags, *document = found
+            source.documents.extend(document)
+            source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
+            continue
+        if TASKS[task].finds_spans:
+            source.add(*question_of(found, f"{name} {unit} {number}"), number)
+            continue
+        contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
+        row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")
+        source.add(row, label, number)
+    if not source.rows:
+        raise InputError(f"{name}: no rows; at least one is needed")
+    return source
+
+
+def _read_texts(name: str, cells: Iterator[tuple[int, Cells]], columns: Mapping[str, Column], unit: str) -> Source:
+    """Converts the cells of a table to pairs of texts, with their scores, or negatives and their margins, where there are such columns."""
+    source = Source(name, unit=unit, scored="label" in columns)
+    for number, found in cells:
+        cell, place = dict(zip(columns, found, strict=True)), f"{name} {unit} {number}"
+        source.add(row_of((cell["text"], cell["text_pair"]), "text", Path(), place), cell.get("label"), number)
+        if "negative" in cell:
+            negatives, margins = ([cell[key] for key in columns if key.startswith(name)] for name in ("negative", "margin"))
+            texts = [row_of((text,), "text", Path(), place) for text in _listed(negatives, place)]
+            source.negatives.append(tuple(dict.fromkeys(map(str, texts))))
+            if margins:
+                source.margins.append(_margins(margins, texts, place))
+    if not source.rows:
+        raise InputError(f"{name}: no rows; at least one is needed")
+    return source
+
+
+def _listed(cells: Sequence[Any], place: str) -> list[Any]:
+    """Returns what the columns of negatives hold; a cell is a text or a list of texts, and of several columns one may be empty."""
+    found: list[Any] = []
+    for cell in cells:
+        if isinstance(cell, list):
+            found += cell
+        elif len(cells) == 1 or cell not in (None, ""):
+            found.append(cell)
+    if not found:
+        raise InputError(f"{place}: no negative given; at least one text is needed: add one, or remove the row")
+    return found
+
+
+def _margins(cells: Sequence[Any], texts: Sequence[Row], place: str) -> tuple[float, ...]:
+    """Returns the margins of the negatives of a row; equal texts take the margin of the first one."""
+    given = [one for cell in cells for one in (cell if isinstance(cell, list) else [cell]) if len(cells) == 1 or one not in (None, "")]
+    if len(given) != len(texts):
+        raise InputError(f"{place}: {len(given)} margin(s) given for {len(texts)} negative(s); one for each negative is needed")
+    found: dict[Row, float] = {}
+    for text, value in zip(texts, given, strict=True):
+        number = math.nan if isinstance(value, bool) else _number(value)
+        if not math.isfinite(number):
+            raise InputError(f"{place}: margin {value!a:.60} given; a finite number is allowed")
+        found.setdefault(text, number)
+    return tuple(found.values())
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
+    """Returns the row that the cells of a table stand for: a text, a pair of texts, or an encoded image or sound.
+
+    Args:
+        contents: One text, two, or one file.
+        modality: `image`, `audio`, or text.
+        folder: Where relative paths of files begin.
+        place: File and line, for the message.
+
+    Raises:
+        InputError: A cell is no text, or no file that can be decoded.
+    """
+    if modality in KINDS:
+        return _file(contents[0], KINDS[modality], folder, place)
+    for text in contents:
+        if not isinstance(text, str) or not (text.isascii() or is_unicode(text)):
+            raise InputError(f"{place}: {text!a:.60} given as text; valid Unicode text is allowed")
+    return contents[0] if len(contents) == 1 else (contents[0], contents[1])
+
+
+def _file(cell: Any, kind: FileKind, folder: Path, place: str) -> bytes:
+    """Returns the encoded file of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
+    data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
+    if isinstance(data, str):
+        try:
+            data = read_plain(folder / data, kind.most_bytes, f"{place}: {kind.one} {shown(data, 80)}")
+        except InputError:
+            raise
+        except (OSError, ValueError) as error:
+            named = f"{kind.one} {shown(data, 80)} cannot be read ({reason(error)})"
+            raise InputError(f"{place}: {named}; a path relative to {folder} is allowed") from error
+    if not isinstance(data, bytes):
+        raise InputError(f"{place}: {type(data).__name__} given as {kind.one}; encoded bytes or a path are allowed")
+    _check_file(data, kind, place)
+    return data
+
+
+def _check_file(data: bytes, kind: FileKind, place: str) -> None:
+    try:
+        kind.check(data)
+    except ValueError as error:  # BadRow and BadSound
+        raise InputError(f"{place}: {error}") from error
+
+
+def _check_task(name: str, task: Task, modality: str | None = None) -> str:
+    """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
+    given = TASKS[task].modality
+    if TASKS[task].captioned:
+        raise InputError(f"data.path: {name}: images of classes, and images of {task} have captions; a table with both columns is allowed")
+    if given not in KINDS or modality not in (None, given):
+        allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)) and not row.captioned)
+        what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"
+        raise InputError(f"data.path: {name}: {what}, and model.task is {task}; {allowed} is allowed")
+    return given
