@@ -37,7 +37,7 @@ from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS as KINDS
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits
 from foundation.measure.metrics import Metric, metrics
 from foundation.models.config import label_names
 
@@ -142,10 +142,10 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
     checkpoints = {name: one.variants["quantize"].path for name, one in finished.items()}
     asking = recipes[PTQ]
     data = load_data(asking.data, asking.model.task, label_names(asking.model), lambda line: None)
-    answers = {FLOAT: load_predictions(trained.predictions("finetune"))[0]}
+    answers = {FLOAT: load_logits(trained.predictions("finetune"))}
     for name, spec in engines(checkpoints, floating, asking, data, folder).items():
         answers[name] = answers_of_engine(spec, data)
-    np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
+    np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels.array)
     document = {"task": asking.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
     (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
 

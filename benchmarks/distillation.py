@@ -137,9 +137,9 @@ def read_cell(finished: Run, recipe: Recipe, answers: Path) -> dict[str, Any]:
     baseline = next(iter(finished.variants))
     logits = {}
     for name, variant in ((TEACHER, baseline), ("student", "distill")):
-        logits[name], labels = load_predictions(finished.predictions(variant))
+        logits[name], labels = load_predictions(finished.predictions(variant), recipe.model.task)
     answers.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(answers, **logits, labels=labels)
+    np.savez(answers, **logits, labels=labels.array)
     student, teacher = finished.artifacts["distill"], finished.artifacts[baseline]
     stages = {stage.id: stage for stage in recipe.stages}
     taken = milliseconds_per_row(student, stages["distill"].batch_size)

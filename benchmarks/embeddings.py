@@ -32,11 +32,11 @@ from compress.report.evaluations import builds
 from compress.report.intervals import paired
 from export.engines.spec import spec_of
 from foundation.artifacts.run_folder import Run, open_run
-from foundation.core.forms.vectors import cosines
 from foundation.core.progress import ConsoleProgress
 from foundation.data.splits import Data
+from foundation.labels.vectors import cosines
 from foundation.machine.environment import fingerprint
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits
 from foundation.measure.engine_process import EngineProcess, Job
 from foundation.measure.latency import measure
 from foundation.measure.metrics import METRICS
@@ -97,7 +97,7 @@ def main() -> None:
     with packages(arguments.packages):
         theirs = exported(arguments.model, data, arguments.out / "theirs")
         jobs = engines(ours, recipe, arguments.model, theirs)
-        answers = {FLOAT: load_predictions(ours.predictions("baseline"))[0]}
+        answers = {FLOAT: load_logits(ours.predictions("baseline"))}
         for name, job in jobs.items():
             with EngineProcess(job) as process:
                 answers[name] = process.predict(data.evaluation.rows, 32)
@@ -185,7 +185,7 @@ def judged(reference: Any, vectors: Any, data: Data) -> dict[str, Any]:
     alike, labels = cosines(reference, vectors), data.evaluation.labels
     change = paired(SPEARMAN, reference, vectors, labels)
     return {
-        "spearman": SPEARMAN.of(vectors, labels),
+        "spearman": SPEARMAN.of(*labels.values(vectors)),
         **{key: change[key] for key in ("difference", "low", "high", "n")},
         "cosine": float(np.mean(alike)),
         "lowest_cosine": float(np.min(alike)),

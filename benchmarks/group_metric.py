@@ -62,7 +62,7 @@ def main() -> None:
             with torch.no_grad():
                 for name, layer in layers.items():
                     layer.weight.copy_(weights[name] * masks[name])
-            return float((compared(model, prepared, evaluation.rows, BATCH_SIZE).argmax(1) == evaluation.labels).mean())
+            return float((compared(model, prepared, evaluation.rows, BATCH_SIZE).argmax(1) == evaluation.labels.array).mean())
 
         seen = {"weights": weights, "curvature": {name: in_metric(weight_OI, found[name]) for name, weight_OI in weights.items()}}
         for sparsity in arguments.sparsities:

@@ -98,10 +98,10 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
     from foundation.artifacts.artifact import Artifact
-    from foundation.core.forms.next_token import labels_of
     from foundation.core.progress import ConsoleProgress
     from foundation.core.target import Target
     from foundation.data.splits import Data, Split
+    from foundation.labels.next_token import labels_of
     from foundation.stage.context import Context
     from quantize.quantize import Quantize
 

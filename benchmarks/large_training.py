@@ -109,10 +109,10 @@ def train_here(folder: Path, out: Path, method: str, given: Given) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
     from foundation.artifacts.artifact import Artifact
-    from foundation.core.forms.next_token import labels_of
     from foundation.core.progress import ConsoleProgress
     from foundation.core.target import Parallel, Target
     from foundation.data.splits import Data, Split
+    from foundation.labels.next_token import labels_of
     from foundation.machine.parallel import joined
     from foundation.stage.context import Context
     from foundation.training import train

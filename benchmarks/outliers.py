@@ -79,9 +79,9 @@ def measured(name: str, recipe: Path, settings: list[str], out: Path) -> list[st
         finished = open_run(run(asked, out, progress=ConsoleProgress()).folder)
         answers = {}
         for variant in ("baseline", "quantize"):
-            logits, labels = load_predictions(finished.predictions(variant))
+            logits, labels = load_predictions(finished.predictions(variant), asked.model.task)
             answers[variant] = logits.argmax(axis=1)
-        floating, accuracy = ((answers[variant] == labels).mean() for variant in ("baseline", "quantize"))
+        floating, accuracy = ((answers[variant] == labels.array).mean() for variant in ("baseline", "quantize"))
         if not lines:
             lines.append(f"| {name} | fp32 | {floating:.4f} | 100.00% | 1.0000 | {len(labels)} | |")
         attempts = finished.artifacts["quantize"].metrics.get("attempts", [])

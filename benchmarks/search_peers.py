@@ -129,7 +129,7 @@ def olive(torch: EngineSpec, run: Run, recipe: Recipe, data: Data, arguments: ar
             for kind, split in (splits | {"selection": data.selection}).items()
             for name, values in processor.encode(split.rows, recipe.data.max_length).items()
         }
-        np.savez(folder / "rows.npz", labels=data.selection.labels, **rows)
+        np.savez(folder / "rows.npz", labels=data.selection.labels.array, **rows)
         given = [f"{batch}x{length}" for batch, length in shapes(recipe.model.task, recipe.target)]
         command = [arguments.olive, "-P", Path(__file__).parent / "workers" / "olive_worker.py", torch.path, folder / "rows.npz", folder]
         options = ["--minutes", arguments.minutes, "--threads", recipe.target.num_threads, "--shapes", *given]
@@ -188,7 +188,7 @@ def compared(
     """
     p50 = {(row["name"], (row["batch"], row["sequence"])): float(row["p50_ms"]) for row in latency}
     labels, found = data.evaluation.labels, []
-    right = {name: int((given.argmax(axis=1) == labels).sum()) for name, given in answers.items()}
+    right = {name: int((given.argmax(axis=1) == labels.array).sum()) for name, given in answers.items()}
     for theirs in fronts["olive"]:
         times = {name: [p50[name, shape] / p50[theirs, shape] for shape in SHAPES] for name in fronts["ours"]}
         as_fast = [name for name in times if max(times[name]) <= 1]

@@ -25,7 +25,7 @@ from compress.commands.load_test import evaluation_rows
 from compress.report import evaluations
 from foundation.artifacts.run_folder import open_run
 from foundation.core.engines import ENGINES
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.config import from_text, model_names, to_text
@@ -142,7 +142,7 @@ class ServedModel:
             if (build["variant"], build["precision"]) == (entry.variant, entry.precision)
             and all(engine[name] == getattr(entry, name) for name in ("engine", "mode", "float_precision"))
         )
-        logits: NDArray[np.float32] = load_predictions(exported.path / file)[0]
+        logits: NDArray[np.float32] = load_logits(exported.path / file)
         return logits
 
     def send(self, grpc_address: str, load: Load) -> dict[str, Any]:

@@ -21,10 +21,10 @@ import numpy as np
 from compress.pipeline import run
 from compress.reading.load import load_data
 from compress.recipe import Recipe, read
-from foundation.answers.table import answer_of
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
+from foundation.labels.table import answer_of
 from foundation.machine.environment import fingerprint
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
@@ -73,12 +73,12 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     folders = [finished.variants[variant].path for variant in VARIANTS]
     prepared = [Checkpoint(folder).preprocessor(task, recipe.data.max_length, recipe.target) for folder in folders]
     sample = np.random.default_rng(recipe.seed).choice(len(data.train), min(num_rows, len(data.train)), replace=False)
-    train, labels = [data.train.rows[index] for index in sample], data.train.labels[sample]
+    train, labels = [data.train.rows[index] for index in sample], data.train.labels.array[sample]
     asked = [*train, *data.evaluation.rows]
     logits = [predict(load(folder), processor, asked, BATCH) for folder, processor in zip(folders, prepared, strict=True)]
     before, after = (pieces(processor, asked) for processor in prepared)
     same = np.array([old == new for old, new in zip(before, after, strict=True)])
-    truth, is_train = np.concatenate([labels, data.evaluation.labels]), np.arange(len(asked)) < len(train)
+    truth, is_train = np.concatenate([labels, data.evaluation.labels.array]), np.arange(len(asked)) < len(train)
     kinds = {
         "train": is_train,
         "evaluation, same tokens": ~is_train & same,

@@ -88,10 +88,10 @@ class Distill(DistillSettings):
 
     def _compares(self, data: Data) -> bool:
         """Whether a loss compares the rows of a batch; micro-batches are then run forward twice."""
-        from foundation.training.losses.vector import compares_vectors
+        from foundation.training.losses.vector import compares_rows
 
         preset = self.resolved()
-        hard = preset.hard_weight != 0 and compares_vectors(None, data.train.labels)
+        hard = preset.hard_weight != 0 and compares_rows(None, data.train.labels)
         return hard or any(loss.ACROSS_ROWS for loss in preset.losses)
 
     def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:

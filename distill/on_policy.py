@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from foundation.core.config import Config
-from foundation.core.forms.next_token import IGNORED
+from foundation.labels.next_token import IGNORED
 from foundation.models.library import quiet
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def gather(
     num_labelled = len(split)
     if extra_text is not None:
         plain = unlabelled(extra_text, data, split, f"{key}.extra_text", log)
-        split = Split([*split.rows, *plain.rows], np.concatenate([split.labels, plain.labels]))
+        split = Split([*split.rows, *plain.rows], split.labels.joined(plain.labels))
     return repeated(split, copies), num_labelled
 
 
@@ -55,7 +55,7 @@ def gather_corpus(
         folder, max_length = packing
         pieces = packed([str(row) for row in plain.rows], load_tokenizer(str(folder)), max_length)
         log(f"  {key}.corpus: packed into {len(pieces)} rows of at most {max_length} tokens")
-        plain = Split(list(pieces), np.zeros(len(pieces), plain.labels.dtype))
+        plain = Split(list(pieces), plain.labels.blank(len(pieces)))
     return repeated(chosen_rows(plain, fraction), copies), 0
 
 
@@ -63,12 +63,12 @@ def unlabelled(text: PlainText, data: Data, known: Split, key: str, log: Callabl
     """Returns unlabelled text as rows with label 0, excluding evaluation, selection and already known rows."""
     rows, held_out, duplicates = new_rows(read_plain(text, key, log), data.never_trained, known.rows)
     log(f"  {key}: {len(rows)} rows; excluded: {held_out} in the evaluation or selection split, {duplicates} duplicates")
-    return Split(rows, np.zeros(len(rows), data.train.labels.dtype))
+    return Split(rows, data.train.labels.blank(len(rows)))
 
 
 def repeated(split: Split, copies: int) -> Split:
     """Returns a split followed by copies of itself."""
-    return split if not copies else Split(split.rows * (1 + copies), np.tile(split.labels, 1 + copies))
+    return split if not copies else Split(split.rows * (1 + copies), split.labels[np.tile(np.arange(len(split)), 1 + copies)])
 
 
 def chosen_rows(train: Split, fraction: float) -> Split:

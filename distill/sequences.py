@@ -26,9 +26,9 @@ from safetensors.numpy import load_file, save_file
 from distill.on_policy import tokens_given
 from foundation.artifacts.artifact import digest
 from foundation.core.config import Config
-from foundation.core.forms.next_token import IGNORED, labels_of
 from foundation.core.progress import Progress
 from foundation.data.splits import Split
+from foundation.labels.next_token import IGNORED, labels_of
 from foundation.models.library import quiet
 from foundation.standalone.preprocess import TokenPair
 
@@ -95,8 +95,8 @@ def with_answers(
         answered_pairs = [TokenPair(source, answer) for source, answer in zip(sources, answers, strict=True)]
         return Split(list(answered_pairs), labels_of(answered_pairs, max_length - 1))
     texts = [np.concatenate(both) for both in zip(sources, answers, strict=True)]
-    labels = labels_of(texts, split.labels.shape[1])
-    for label, source in zip(labels, sources, strict=True):
+    labels = labels_of(texts, split.labels.array.shape[1])
+    for label, source in zip(labels.array, sources, strict=True):
         label[: len(source) - 1] = IGNORED
     return Split(list(texts), labels)
 

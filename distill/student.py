@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from distill.choices import Student
 from distill.width import narrow, with_widths
-from foundation.answers.table import answer_of
 from foundation.core.errors import InputError, nearest
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.table import answer_of
 from foundation.models.adapters import model_folder
 from foundation.models.architecture.attention import probe
 from foundation.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers

@@ -267,12 +267,12 @@ class Exporter:
         A mode whose predictions do not pass is not runnable: it is neither evaluated, timed nor served, and its entry says why.
         """
         from export.engines.spec import spec_of
-        from foundation.measure.answers import load_predictions
+        from foundation.measure.answers import load_logits
 
         if entry["engine"] == REFERENCE:
             compared = self._compared(entry, self._gate[1])
             there = self.context.predictions.get(self.build.variant)
-            logits = load_predictions(there)[0] if there else self._in_torch(self.context.data.evaluation)
+            logits = load_logits(there) if there else self._in_torch(self.context.data.evaluation)
             return self._evaluated(entry, compared, logits)
         spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
         batch, rounds = spec.evaluation_batch, rounds_cache(entry)
@@ -386,13 +386,13 @@ class Exporter:
     def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: Array) -> dict[str, Any]:
         """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
         from foundation.measure.answers import save_predictions
-        from foundation.measure.metrics import metrics, num_predictions
+        from foundation.measure.metrics import metrics
 
         labels, task = self.context.data.evaluation.labels, self.context.task
         half = self._half(entry)
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, labels)
-        figures, count = metrics(task, logits, labels), num_predictions(labels)
+        figures, count = metrics(task, logits, labels), labels.count()
         share = f", int8 share {entry['int8_share']:.4f}" if entry.get("int8_share") else ""
         self.context.progress.log(f"    {entry['engine']} {entry['mode']}{half}: {figures[TASKS[task].metric]:.4f} (n={count}){share}")
         there = {"metrics": figures, "n": count, "predictions": self._relative(predictions)}

@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 
 from export.choices import FloatPrecision
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
-from foundation.core.forms.zero_shot import are_images_and_texts
-from foundation.core.spread import spread
 from foundation.core.tasks import TASKS, Task
-from foundation.measure.closeness import bound_of, floor_of, spread_rows
+from foundation.labels.table import answer_of
+from foundation.measure.closeness import bound_of, floor_of
 from foundation.measure.closeness import distance as divergence
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Row
@@ -54,9 +52,7 @@ class Judgement:
 def trial_rows(context: Context) -> list[Row]:
     """Returns the rows that decide: of the selection split, of the training rows where that is empty."""
     split = context.data.selection if context.data.selection.rows else context.data.train
-    if are_images_and_texts(split.labels):
-        return [split.rows[row] for row in spread_rows(range(len(split)), TRIAL_ROWS, split.labels)]
-    return spread(split.rows, TRIAL_ROWS)
+    return [split.rows[row] for row in split.labels.evenly(TRIAL_ROWS)]
 
 
 def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPrecision = "bf16") -> Judgement:

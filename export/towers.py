@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.torch import load_file, save_file
 
 from export.engines.registry import engine_module
@@ -29,7 +28,7 @@ from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import write_json
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE, EngineName
-from foundation.core.forms.zero_shot import SIDES
+from foundation.labels.zero_shot import SIDES
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import tower_of
 from foundation.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS
@@ -118,7 +117,7 @@ class TowersExporter(Exporter):
     def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
         """Returns the tensors of these layers and sites on some rows of the tower."""
         split, _ = self._gate
-        rows = [split.rows[index] for index in np.flatnonzero(split.labels[:, 0] == SIDES[self.tower]).tolist()]
+        rows = [split.rows[index] for index in split.labels.of_tower(self.tower).tolist()]
         length = max(self.preprocessor.towers[self.tower].buckets, default=None)
         names = list(dict.fromkeys(name for entry in entries for name in entry.tensors))
         return process.probe(names, rows[: max(1, PROBED_TOKENS // length) if length else 1], length)
@@ -129,8 +128,8 @@ class TowersExporter(Exporter):
 
         compared = super()._compared(entry, answers, layers)
         split, expected = self._gate
-        for name, side in SIDES.items():
-            rows = split.labels[:, 0] == side
+        for name in SIDES:
+            rows = split.labels.of_tower(name)
             own = compare_predictions(self.context.task, expected[rows], answers[rows], split.labels[rows])
             short = shortfall(own, f"torch ({name}s)") if entry["float_precision"] == "fp32" else None
             if short is not None and compared["reason"] is None and self._rounding(entry["engine"]) is None:

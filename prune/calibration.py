@@ -38,5 +38,5 @@ def calibration_batches(model: nn.Module, source: Path, number: int, context: Co
         for start in range(0, len(longest), step):
             indices = rows_of(sizes, longest[start : start + step])
             features = {name: value.to(device) for name, value in rows.batch(indices).items()}
-            yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
+            yield Batch(features, torch.from_numpy(chosen.labels.array[indices]).to(device), indices, 0, 1)
             advance(len(indices))

@@ -163,7 +163,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
     if not context.team.shards:  # with fsdp2, `train` moves the model to the device block by block
         model.to(device)
     student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
-    judged, objective = context, supervised(context.task, team=context.team)
+    judged, objective = context, supervised(context.task, team=context.team, labels=context.data.train.labels)
     finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or finetuned_elsewhere:

@@ -128,7 +128,7 @@ class Steps:
                 hand_out(self.context.team, None, self.context.scratch)
             allocate: Allocate = by_worth(scores.components)
         else:
-            hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
+            hidden, loss = "hidden" in stage.granularity, supervised(self.context.task, labels=self.context.data.train.labels)
             scoring = Scoring(model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden)
             scores = scores_of(stage.method, scoring, stage.layer_score)
             if stage.layer_score == "loss":

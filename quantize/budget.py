@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
-from foundation.core.forms.next_token import labels_of
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.form import Labels
+from foundation.labels.next_token import labels_of
+from foundation.labels.table import answer_of
 from foundation.measure.judged import Judged, judged_of
 from foundation.measure.metrics import Metric, primary
 from foundation.measure.predictions import compared
@@ -43,11 +44,11 @@ class Budget:
 
     checkpoint: Path
     rows: Sequence[Row]
-    labels: Array | None
+    labels: Labels | None
     """Labels of the rows; None if they may not be used."""
     context: Context
     logits: Array
-    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `foundation.core.forms.next_token`."""
+    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `foundation.labels.next_token`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:
@@ -80,12 +81,12 @@ class Budget:
         return judged_of(self.context.task, self.context.goals.metric, self.context.data.labels)
 
 
-def loss(task: Task, reference: Array, logits: Array, labels: Array | None, judged: Metric | None = None) -> float:
+def loss(task: Task, reference: Array, logits: Array, labels: Labels | None, judged: Metric | None = None) -> float:
     """Returns the loss of logits `[n, C]` against reference logits `[n, C]`: of the judged metric (default: the primary one) by labels
     `[n]` if given, else by agreement."""
     if labels is not None:
         metric = primary(task) if judged is None else judged
-        return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
+        return metric.drop(metric.of(*labels.values(reference)), metric.of(*labels.values(logits)))
     return answer_of(task).disagreement(reference, logits)
 
 

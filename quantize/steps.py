@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
-from foundation.core.forms import zero_shot
 from foundation.machine.device import computing_device
 from foundation.measure.closeness import bounds, closer, in_words
 from foundation.models.checkpoint import load
@@ -150,9 +149,7 @@ class Steps:
     def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
         """Adds input ranges on selection rows to the figures of each layer; returns a warning if calibration does not cover them."""
         split = self.context.data.selection
-        selection = split.rows[:SELECTION_ROWS]
-        if zero_shot.are_images_and_texts(split.labels):  # texts are the last rows
-            selection = [split.rows[row] for row in zero_shot.spread(split.labels, SELECTION_ROWS)]
+        selection = [split.rows[row] for row in split.labels.first(SELECTION_ROWS)]
         highest = SCHEMES[self.settings.scheme].largest_activation
         if not selection or highest is None:
             return []

@@ -17,11 +17,11 @@ from compress.commands.verify import verify
 from compress.pipeline import run
 from compress.recipe import check, read
 from foundation.core.errors import InputError
-from foundation.core.forms import tags
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
-from foundation.measure.answers import load_predictions
+from foundation.labels import tags
+from foundation.measure.answers import load_logits, load_predictions
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests import entities, without_clocks
@@ -63,14 +63,14 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         assert variant["accuracy"]["torch"]["value"] > 0.5
     assert undocumented(report) == []
     assert len(evaluation_split(tmp_path / "run")) == 60  # read again, as load tests do
-    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
-    assert (logits.shape, labels.dtype) == ((60, 32, 5), np.int32)
+    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")), "token-classification")
+    assert (logits.shape, labels.array.dtype) == ((60, 32, 5), np.int32)
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
     assert Preprocessor.load(repository / "quantize-int8" / "1").response == "entities-average"
     tuned = Checkpoint(next((tmp_path / "run").glob("stages/finetune-*"))).config
     assert tuple(tuned.id2label.values()) == entities.NAMES
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
-    first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
+    first = load_logits(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
     flips = {(line["row"], line["position"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
     assert flips == {(row, word + 1) for row, word in np.argwhere(tags.choices(first) != tags.choices(logits)).tolist()}
     sentences = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]

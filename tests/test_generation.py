@@ -54,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def test_perplexity_is_measured_at_every_hop_on_all_tokens(finished: Outcome) -> None:
     report = finished.report
-    tokens = int((tiny_gpt.data().evaluation.labels >= 0).sum())
+    tokens = int((tiny_gpt.data().evaluation.labels.array >= 0).sum())
     assert report["metric"] == {"name": "perplexity", "higher_is_better": False, "chance": report["metric"]["chance"]}
     for variant in report["variants"]:
         for hop in ("torch", "onnxruntime"):

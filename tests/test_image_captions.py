@@ -15,9 +15,9 @@ from compress.commands.verify import verify
 from compress.pipeline import run
 from compress.recipe import check, read
 from foundation.core.errors import InputError
-from foundation.core.forms import captions
 from foundation.core.progress import ConsoleProgress
-from foundation.measure.answers import load_predictions
+from foundation.labels import captions
+from foundation.measure.answers import load_logits
 from tests import tiny_captions, without_clocks
 from tests.report_keys import undocumented
 from tests.tiny_captions import TASK
@@ -76,13 +76,13 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
     for image, text in zip(models[::2], models[1::2], strict=True):
         assert image["disagreements"] == text["disagreements"] == 0
         assert (image["n"], image["metrics"]) == (120, text["metrics"])
-        served, _ = load_predictions(next(folder.glob(f"stages/triton_repo-*/{text['predictions']}")))
+        served = load_logits(next(folder.glob(f"stages/triton_repo-*/{text['predictions']}")))
         assert len(served) == len(labels)  # the whole evaluation split
         build = next(one for one in exported["builds"] if (one["variant"], one["precision"]) == (image["variant"], image["precision"]))
         entry = next(one for one in build["engines"] if (one["engine"], one["mode"]) == (image["engine"], image["mode"]))
-        engine, _ = load_predictions(next(folder.glob(f"stages/export-*/{entry['predictions']}")))
+        engine = load_logits(next(folder.glob(f"stages/export-*/{entry['predictions']}")))
         np.testing.assert_allclose(served, engine, atol=1e-3)
-        assert image["metrics"]["mean_recall"] == pytest.approx(captions.column("mean_recall")(served, labels))
+        assert image["metrics"]["mean_recall"] == pytest.approx(captions.Captions.METRICS["mean_recall"](*labels.values(served)))
         assert image["metrics"]["mean_recall"] >= (RIGHT if kind == "clip" else 0.2)
     assert verify(folder, live=True, log=lambda line: None) == []
 

@@ -18,9 +18,8 @@ from compress.recipe import check, read
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
 from foundation.core.errors import InputError
-from foundation.core.forms import zero_shot
 from foundation.core.progress import ConsoleProgress
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits
 from tests import tiny_towers, without_clocks
 from tests.docs.clients import ask
 from tests.report_keys import undocumented
@@ -80,7 +79,7 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
     for image, text in zip(triton(folder)[::2], triton(folder)[1::2], strict=True):
         assert image["disagreements"] == text["disagreements"] == 0
         assert (image["metrics"], image["predictions"]) == (text["metrics"], text["predictions"])
-        served, _ = load_predictions(next(folder.glob(f"stages/triton_repo-*/{text['predictions']}")))
+        served = load_logits(next(folder.glob(f"stages/triton_repo-*/{text['predictions']}")))
         exported = json.loads(next(folder.glob("stages/export-*/export.json")).read_text())
         entry = next(
             engine
@@ -89,9 +88,9 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
             for engine in build["engines"]
             if (engine["engine"], engine["mode"]) == (image["engine"], image["mode"])
         )
-        engine, _ = load_predictions(next(folder.glob(f"stages/export-*/{entry['predictions']}")))
+        engine = load_logits(next(folder.glob(f"stages/export-*/{entry['predictions']}")))
         np.testing.assert_allclose(served, engine, atol=1e-3)
-        cosines, own = zero_shot.similarities(served, labels)
+        cosines, own = labels.values(served)
         assert image["metrics"]["accuracy"] == pytest.approx(float((cosines.argmax(axis=1) == own).mean()))
         assert image["metrics"]["accuracy"] >= (0.9 if kind == "clip" else 0.8)
     assert verify(folder, live=True, log=lambda line: None) == []

@@ -127,11 +127,11 @@ def test_training_rows_are_windows_and_others_stay_whole(tmp_path: Path) -> None
     assert (data.evaluation.digest, data.selection.digest) == (whole.evaluation.digest, whole.selection.digest)
     expected = [
         (ids, int(label))
-        for text, label in zip(whole.train.rows, whole.train.labels, strict=True)
+        for text, label in zip(whole.train.rows, whole.train.labels.array, strict=True)
         for ids in naive_windows(str(text), STRIDE)
     ]
     made = prepared("").tokenized(data.train.rows)
-    assert [(row[0].tolist(), int(label)) for row, label in zip(made, data.train.labels, strict=True)] == expected
+    assert [(row[0].tolist(), int(label)) for row, label in zip(made, data.train.labels.array, strict=True)] == expected
     assert any(f"{len(whole.train)} texts become {len(expected)} rows" in line for line in told)
 
 

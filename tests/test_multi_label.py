@@ -17,7 +17,7 @@ from compress.recipe import check, read
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits, load_predictions
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.finetune import Finetune
@@ -72,8 +72,10 @@ def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path
         assert list(variant["metrics"]["torch"]) == list(TASKS[TASK].metrics)
         assert variant["accuracy"]["torch"]["n"] == 60
     assert undocumented(report) == []
-    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
-    assert (logits.shape, labels.shape, labels.dtype) == ((60, 3), (60, 3), np.bool_)
+    logits, labels = load_predictions(
+        next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")), "multi-label-classification"
+    )
+    assert (logits.shape, labels.array.shape, labels.array.dtype) == ((60, 3), (60, 3), np.bool_)
     repository = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository"))
     config = (repository / "quantize-int8" / "config.pbtxt").read_text()
     assert config.count("dims: 3") == 3  # LABEL, SCORE, LOGITS
@@ -82,7 +84,7 @@ def test_a_run_from_training_to_the_repository(stages: list[Any], tmp_path: Path
     assert tuned.problem_type == "multi_label_classification"
     assert tuple(tuned.id2label.values()) == NAMES
     lines = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
-    first, _ = load_predictions(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
+    first = load_logits(next((tmp_path / "run").glob("stages/evaluate-finetune-*/torch.safetensors")))
     flips = {(line["row"], line["of"]) for line in lines if line["variant"] == "quantize" and line["from"] == "baseline torch"}
     assert flips == {(row, NAMES[label]) for row, label in np.argwhere((first > 0) != (logits > 0)).tolist()}
     for line in lines:

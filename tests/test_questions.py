@@ -18,11 +18,11 @@ from compress.pipeline import run
 from compress.recipe import check, read
 from compress.report.evaluations import read_golden
 from foundation.core.errors import InputError
-from foundation.core.forms import spans
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
-from foundation.measure.answers import load_predictions
+from foundation.labels import spans
+from foundation.measure.answers import load_logits, load_predictions
 from foundation.models.config import set_labels
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.reader import THRESHOLD_KEY
@@ -95,9 +95,9 @@ def test_a_short_run_measures_questions_and_tells_whose_answers_changed(tmp_path
 def check_answers(folder: Path, variant: str) -> list[Window]:
     """Checks the predictions of a variant and the flips of its answers; returns the evaluation rows."""
     rows = [row for row in evaluation_split(folder).rows if isinstance(row, Window)]  # read again, as load tests do
-    logits, labels = load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")))
-    assert (logits.shape, labels.dtype, labels.ndim) == ((len(rows), spans.Part.WORDS.stop), np.int32, 4)
-    first, _ = load_predictions(next(folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
+    logits, labels = load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")), "question-answering")
+    assert (logits.shape, labels.array.dtype, labels.array.ndim) == ((len(rows), spans.Part.WORDS.stop), np.int32, 4)
+    first = load_logits(next(folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
     lines = [json.loads(line) for line in (folder / "flips.jsonl").read_text().splitlines()]
     flips = {(one["row"], one["before"], one["after"]) for one in lines if one["variant"] == variant and one["from"] == "baseline torch"}
     texts = [answers_of(rows, values, labels) for values in (first, logits)]
@@ -106,11 +106,11 @@ def check_answers(folder: Path, variant: str) -> list[Window]:
     return rows
 
 
-def answers_of(rows: list[Window], answers: np.ndarray, labels: np.ndarray) -> dict[int, str]:
+def answers_of(rows: list[Window], answers: np.ndarray, labels: spans.Spans) -> dict[int, str]:
     """The text of the answer to each question, by its first window."""
     found: dict[int, str] = {}
-    for number in range(spans.num_questions(labels)):
-        own = np.flatnonzero(labels[:, 0, 1, 0] == number)
+    for number in range(labels.count()):
+        own = np.flatnonzero(labels.numbers == number)
         best = max(own, key=lambda row: answers[row, 0])
         none = min(answers[own, 1]) > answers[best, 0]
         start, end = answers[best, 2:4].astype(int)
@@ -135,8 +135,8 @@ def test_a_head_that_is_kept_always_answers_where_the_data_do(tmp_path: Path) ->
     outcome = run(given, tmp_path / "run", progress=ConsoleProgress("silent"))
     assert [variant["id"] for variant in outcome.report["variants"]] == ["baseline", "quantize"]
     assert list(outcome.report["variants"][0]["metrics"]["torch"]) == ["answer_f1", "answer_exact_match"]
-    answers, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-baseline-*/torch.safetensors")))
-    assert not any(question.none for question in spans.questions(answers, labels))
+    answers, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-baseline-*/torch.safetensors")), "question-answering")
+    assert not any(question.none for question in labels.questions(answers))
 
 
 def test_a_smaller_stride_is_another_run(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from compress.api import serve
 from compress.commands.init import write_template
 from compress.pipeline import run
 from compress.recipe import check, read
-from foundation.core.forms import candidates
-from foundation.core.forms.ranking import figures
 from foundation.core.progress import ConsoleProgress
+from foundation.labels import candidates
 from foundation.measure.answers import load_predictions
 from tests import tiny_collection, without_clocks
 from tests.docs.clients import ask
@@ -53,8 +52,8 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
     assert last["metrics"]["triton"] == last["metrics"]["onnxruntime"]
     assert undocumented(report) == []
     path = next((tmp_path / "run").glob("stages/triton_repo-*/quantize-int8.safetensors"))
-    answers, labels = load_predictions(path)
-    assert (answers.shape, labels.shape) == ((320, 1), (320, candidates.WIDTH))
+    answers, labels = load_predictions(path, "reranking")
+    assert (answers.shape, labels.array.shape) == ((320, 1), (320, candidates.WIDTH))
     lines = (tmp_path / "data" / "candidates" / "test.tsv").read_text().splitlines()[1:9]
     texts = {}
     for name in ("queries", "corpus"):
@@ -79,13 +78,13 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def predicted(folder: Path, variant: str) -> tuple[np.ndarray, np.ndarray]:
-    return load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")))
+    return load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")), "reranking")
 
 
 def test_the_report_has_the_figures_of_the_order(quantized: Any) -> None:
     (before, labels), (after, _) = (predicted(quantized.folder, name) for name in ("baseline", "quantize"))
     last = quantized.report["variants"][-1]
-    means = [figures(one, labels)[:, 0].mean() for one in (before, after)]
+    means = [labels.values(one)[0][:, 0].mean() for one in (before, after)]
     assert last["accuracy"]["torch"]["value"] == pytest.approx(means[1])
     assert last["drops"]["torch"]["difference"] == pytest.approx(means[0] - means[1])
     assert list(last["metrics"]["torch"]) == ["ndcg@10", "mrr@10"]
@@ -101,7 +100,7 @@ def test_flips_are_queries_with_another_first_candidate(quantized: Any) -> None:
     for start in range(0, len(labels), 8):
         one, other = (start + int(np.argmax(scores[start : start + 8, 0])) for scores in (before, after))
         if one != other:
-            changed[start] = int(labels[one, 2]), int(labels[other, 2])
+            changed[start] = int(labels.array[one, 2]), int(labels.array[other, 2])
     assert changed
     assert {row: (line["grade_before"], line["grade_after"]) for row, line in found.items()} == changed
     assert all(line["before"] != line["after"] for line in found.values())

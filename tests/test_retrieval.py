@@ -16,11 +16,10 @@ from compress.commands.init import write_template
 from compress.pipeline import run
 from compress.recipe import check, read
 from foundation.core.errors import InputError
-from foundation.core.forms import relevance
-from foundation.core.forms.ranking import figures
 from foundation.core.progress import ConsoleProgress
+from foundation.labels import relevance
 from foundation.measure import stored_vectors
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits, load_predictions
 from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.docs.clients import ask
 from tests.export import sentiment
@@ -39,7 +38,7 @@ def recipe(folder: Path, stages: list[Any], layers: int = 1, train: int = 0) -> 
 
 
 def predicted(folder: Path, variant: str) -> tuple[np.ndarray, np.ndarray]:
-    return load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")))
+    return load_predictions(next(folder.glob(f"stages/evaluate-{variant}-*/torch.safetensors")), "retrieval")
 
 
 @pytest.mark.slow
@@ -64,10 +63,10 @@ def test_a_run_from_training_to_the_server(tmp_path: Path, monkeypatch: pytest.M
     assert last["metrics"]["triton"] == last["metrics"]["onnxruntime"]
     assert last["drops"]["triton"]["n"] == 40
     assert undocumented(report) == []
-    served, labels = load_predictions(next((tmp_path / "run").glob("stages/triton_repo-*/quantize-int8.safetensors")))
-    engine, _ = load_predictions(next((tmp_path / "run").glob("stages/export-*/**/onnxruntime-dynamic.safetensors")))
+    served, labels = load_predictions(next((tmp_path / "run").glob("stages/triton_repo-*/quantize-int8.safetensors")), "retrieval")
+    engine = load_logits(next((tmp_path / "run").glob("stages/export-*/**/onnxruntime-dynamic.safetensors")))
     assert served.shape == (160, tiny_embedding.WIDTH)
-    assert relevance.are_judged(labels)
+    assert isinstance(labels, relevance.Judged)
     assert load_file(tmp_path / "run" / "golden.safetensors")["logits.quantize.onnxruntime"].shape == (64, tiny_embedding.WIDTH)
     assert engine.shape == served.shape
     verify(tmp_path / "run")
@@ -88,17 +87,17 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_report_compares_what_is_found(quantized: Any) -> None:
     baseline, student, last = quantized.report["variants"]
     (before, labels), (after, _) = (predicted(quantized.folder, name) for name in ("baseline", "quantize"))
-    assert last["vectors"]["torch"]["top10_overlap"] == pytest.approx(relevance.overlap(before, after, labels))
+    assert last["vectors"]["torch"]["top10_overlap"] == pytest.approx(labels.overlap(before, after))
     assert last["vectors"]["torch"]["top10_overlap"] < 1
     assert baseline["vectors"]["torch"]["top10_overlap"] == 1
     drop = last["drops"]["torch"]
-    rows = [figures(one, labels)[:, 0] for one in (before, after)]
+    rows = [labels.values(one)[0][:, 0] for one in (before, after)]
     assert drop["difference"] == pytest.approx(float(rows[0].mean() - rows[1].mean()))
     assert drop["low"] <= drop["difference"] <= drop["high"]
     for form, size in (("int8", tiny_embedding.WIDTH), ("binary", tiny_embedding.WIDTH // 8)):
         cell, scale = last["vectors"]["torch"]["stored"][form], stored_vectors.scale_of(after, labels)
         coded = stored_vectors.codes(after, form, scale)  # type: ignore[arg-type]
-        assert cell["value"] == pytest.approx(float(figures(coded, labels)[:, 0].mean()))
+        assert cell["value"] == pytest.approx(float(labels.values(coded)[0][:, 0].mean()))
         assert cell["difference"] == pytest.approx(float(rows[0].mean()) - cell["value"])
         assert cell["bytes"] == size
         assert cell["scale"] == (scale if form == "int8" else None)
@@ -117,7 +116,7 @@ def test_flips_are_queries_that_find_another_document_first(quantized: Any) -> N
     (before, labels), (after, _) = (predicted(quantized.folder, name) for name in ("baseline", "quantize"))
     lines = [json.loads(line) for line in (quantized.folder / "flips.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["variant"] == "quantize"]
-    (known, ours), (_, theirs) = (relevance.found(one, labels, 1) for one in (before, after))
+    known, ours, theirs = labels.known, labels.found(before, 1), labels.found(after, 1)
     changed = known.queries[ours[:, 0] != theirs[:, 0]].tolist()
     assert changed
     assert {line["row"] for line in lines} == set(changed)

@@ -18,8 +18,8 @@ from compress.pipeline import run
 from compress.recipe import check, read
 from distill.distill import Distill
 from foundation.core.errors import InputError
-from foundation.core.forms import vectors
 from foundation.core.progress import ConsoleProgress
+from foundation.labels import vectors
 from foundation.measure.answers import load_predictions
 from foundation.models.folder import Checkpoint
 from foundation.training.finetune import Finetune
@@ -70,8 +70,8 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
     assert undocumented(report) == []
     with serve(tmp_path / "run") as server:
         ask("docs/tutorials/sentence-embedding.md", server, tmp_path)
-    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
-    assert (logits.shape, labels.shape) == ((80, tiny_embedding.WIDTH), (80, 2))
+    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")), "sentence-embedding")
+    assert (logits.shape, labels.array.shape) == ((80, tiny_embedding.WIDTH), (80, 2))
     np.testing.assert_allclose(np.linalg.norm(logits, axis=1), 1, atol=1e-5)
     config = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository/quantize-int8/config.pbtxt")).read_text()
     assert 'name: "VECTOR"' in config
@@ -87,7 +87,8 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
 def test_flips_are_texts_with_another_neighbour(tmp_path: Path) -> None:
     outcome = run(recipe(tmp_path, [{"quantize": {"calibration": {"rows": 64}}}]), tmp_path / "run", progress=ConsoleProgress("quiet"))
     (before, labels), (after, _) = (
-        load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors"))) for name in ("baseline", "quantize")
+        load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors")), "sentence-embedding")
+        for name in ("baseline", "quantize")
     )
     lines = [json.loads(line) for line in (outcome.folder / "flips.jsonl").read_text().splitlines()]
     changed = np.flatnonzero(vectors.neighbours(before)[:, 0] != vectors.neighbours(after)[:, 0])
@@ -97,7 +98,7 @@ def test_flips_are_texts_with_another_neighbour(tmp_path: Path) -> None:
         assert {type(line[key]) for key in ("before", "after", "input")} == {str}
         assert line["before"] != line["after"]
         assert line["label"] is None
-    assert vectors.num_pairs(labels) == 40
+    assert labels.count() == 40
 
 
 @pytest.mark.parametrize(
@@ -215,12 +216,12 @@ def test_triplets_judge_a_task_of_their_own(tmp_path: Path) -> None:
     report = outcome.report
     assert report["metric"] == {"name": "accuracy", "higher_is_better": True, "chance": report["metric"]["chance"]}
     assert [variant["accuracy"]["torch"]["n"] for variant in report["variants"]] == [40, 40]
-    answers, labels = load_predictions(next(outcome.folder.glob("stages/evaluate-finetune-*/torch.safetensors")))
+    answers, labels = load_predictions(next(outcome.folder.glob("stages/evaluate-finetune-*/torch.safetensors")), "sentence-embedding")
     right = 0
     for row in range(0, 120, 3):
         anchor, positive, negative = (answers[place].astype(float) / np.linalg.norm(answers[place]) for place in range(row, row + 3))
         right += anchor @ positive > anchor @ negative
-    assert labels.shape == (120, 4)
+    assert labels.array.shape == (120, 4)
     assert report["variants"][0]["metrics"]["torch"]["accuracy"] == pytest.approx(right / 40)
     assert undocumented(report) == []
 

@@ -172,7 +172,7 @@ def test_texts_are_brought_to_the_case_of_a_vocabulary_that_has_one(tmp_path: Pa
     config = DataConfig(path=str(tmp_path / "data"))
     data = load_data(config, TASK, ("<pad>", "|", "A", "B", "C"), told.append)
     assert "data: the model writes in capitals alone; the texts are brought to them" in told
-    assert set(np.unique(data.train.labels[:, 1, 1:])) == {-1, 1, 2, 3, 4}
+    assert set(np.unique(data.train.labels.array[:, 1, 1:])) == {-1, 1, 2, 3, 4}
     load_data(config, TASK, ("<pad>", "|", "<unk>", "a", "b"), told.append)
     assert any("of them are not in the vocabulary (c): not learned, and counted as wrong" in line for line in told)
     with pytest.raises(InputError, match=r"characters of the texts are not in the vocabulary of the model .*give texts in its writing"):

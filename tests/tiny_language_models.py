@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from foundation.core.forms.next_token import labels_of
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import labels_of
 from foundation.models.library import quiet
 
 LENGTH, VOCABULARY = 12, 64

@@ -252,8 +252,8 @@ def _golden(run: Run, folder: Path, copied: Sequence[ServedModel]) -> Iterator[P
     if not {f"logits.{model.build}.triton" for model in copied} & set(_tensors(run.folder / GOLDEN)):
         return
     shutil.copyfile(run.folder / GOLDEN, folder / GOLDEN)
-    _, labels = load_predictions(run.predictions(run.baseline))
-    save_file({LABELS: np.ascontiguousarray(labels)}, folder / GOLDEN_LABELS)
+    _, labels = load_predictions(run.predictions(run.baseline), run.recipe["model"]["task"])
+    save_file({LABELS: np.ascontiguousarray(labels.array)}, folder / GOLDEN_LABELS)
     yield from (folder / GOLDEN, folder / GOLDEN_LABELS)
 
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from foundation.core.arrays import Array
-from foundation.core.forms.zero_shot import SIDES
-from foundation.measure.answers import load_predictions
+from foundation.labels.form import Labels
+from foundation.labels.zero_shot import SIDES
+from foundation.measure.answers import load_logits
 
 
-def rows_of_tower(tower: str | None, labels: Array) -> Array:
-    """Returns the rows that a model answers, int64 `[m]`.
-
-    Args:
-        tower: image or text; None: all.
-        labels: Labels of the split; of images and texts float32 `[n, 3]` (`foundation.core.forms.zero_shot`).
-    """
-    return np.arange(len(labels)) if tower is None else np.flatnonzero(labels[:, 0] == SIDES[tower])
-
-
-def beside_the_other(model: Any, answers: Array, labels: Array, out: Path) -> Array:
+def beside_the_other(model: Any, answers: Array, labels: Labels, out: Path) -> Array:
     """Returns the predictions of a split: the answers of a model, and next to them, where it is a tower, the vectors of the other one.
 
     Args:
@@ -39,8 +28,8 @@ def beside_the_other(model: Any, answers: Array, labels: Array, out: Path) -> Ar
         return answers
     other = next(name for name in SIDES if name != model.tower)
     served = out / f"{model.name.removesuffix(model.tower)}{other}.safetensors"
-    whole, _ = load_predictions(served if served.exists() else model.predictions)
-    whole[rows_of_tower(model.tower, labels)] = answers
+    whole = load_logits(served if served.exists() else model.predictions)
+    whole[labels.of_tower(model.tower)] = answers
     return whole
 
 

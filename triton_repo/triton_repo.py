@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
 from foundation.artifacts.triton import Results
 from foundation.core.engines import ENGINES, served_on
@@ -37,11 +35,13 @@ from foundation.core.errors import InputError
 from foundation.core.facts import Facts
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, Task, tasks_with
-from foundation.measure.answers import load_predictions, save_predictions
+from foundation.labels.form import Labels
+from foundation.labels.table import answer_of
+from foundation.measure.answers import load_logits, save_predictions
 from foundation.measure.fastest import Measured, Ranked, competes, fastest
 from foundation.measure.fastest_answers import engines_that_answer
 from foundation.measure.judged import Judged, judged_of
-from foundation.measure.metrics import metrics, num_predictions
+from foundation.measure.metrics import metrics
 from foundation.schemes.table import SCHEMES
 from foundation.stage.stage import Stage
 from foundation.standalone.response import STRATEGIES
@@ -49,7 +49,7 @@ from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.gpu.settings import Gpu
 from triton_repo.queueing import Queue
-from triton_repo.towers import beside_the_other, rows_of_tower, with_both_towers
+from triton_repo.towers import beside_the_other, with_both_towers
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, NOT_RUN, Vllm, write_vllm_repository
@@ -419,7 +419,7 @@ class TritonRepo(Stage):
         from triton_repo.server import TritonServer
 
         split = context.data.evaluation
-        own = rows_of_tower(model.tower, split.labels)
+        own = split.labels.of_tower(model.tower)
         rows = [split.rows[row] for row in own.tolist()]
         log = context.scratch / f"triton-{model.name}.log"
         repository = out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
@@ -433,7 +433,7 @@ class TritonRepo(Stage):
         predictions = f"{model.name}.safetensors"
         logits = beside_the_other(model, answers.kept(model.prepared), split.labels, out)
         save_predictions(out / predictions, logits, split.labels)
-        figures, count = metrics(context.task, logits, split.labels), num_predictions(split.labels)
+        figures, count = metrics(context.task, logits, split.labels), split.labels.count()
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
@@ -442,7 +442,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": count, "predictions": predictions, **compared, **memory, "latency": latency, **limits}
 
 
-def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:
+def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, Any]:
     """Checks the labels of the server against its logits, and its logits against the engine's.
 
     Args:
@@ -466,7 +466,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         raise ServedWrong(f"model {model.name}: {wrong}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
-    expected, own = load_predictions(model.predictions)[0], rows_of_tower(model.tower, labels)
+    expected, own = load_logits(model.predictions), labels.of_tower(model.tower)
     expected, labels = expected[own], labels[own]
     logits = answers.kept(model.prepared)
     compared = compare_predictions(task, expected, logits, labels)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from export.engines.worker import Request, Tell, serve
 from foundation.core.decoding import Answer
-from foundation.core.forms.next_token import answers_of
+from foundation.labels.next_token import answers_of
 from foundation.machine.process import peak_memory_bytes
 from foundation.measure.engine_process import read_rows
 

@@ -13,9 +13,9 @@ from compress.reading.unlabelled import read_unlabelled
 from foundation.artifacts.artifact import write_json
 from foundation.core.errors import InputError
 from foundation.core.files import local
-from foundation.core.forms.zero_shot import read_by
 from foundation.data.splits import Split
 from foundation.data.tables import Table, text_lines
+from foundation.labels.zero_shot import read_by
 from foundation.machine import environment
 from foundation.standalone.preprocess import Row
 from foundation.standalone.windows import Window

@@ -23,8 +23,10 @@ from compress.run.opened import opened
 from foundation.artifacts.artifact import read_json
 from foundation.artifacts.chain import GOLDEN
 from foundation.core.errors import InputError
-from foundation.core.forms.zero_shot import read_by
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.form import Labels
+from foundation.labels.table import read_labels
+from foundation.labels.zero_shot import read_by
 from foundation.measure.answers import load_predictions
 from foundation.standalone.preprocess import Row
 from triton_repo import control, deployment
@@ -43,7 +45,7 @@ class _New:
     rows: list[Row]
     recorded: dict[str, np.ndarray]
     """What the run recorded of the golden rows."""
-    labels: np.ndarray
+    labels: Labels
     """Labels of its evaluation split."""
     task: Task
 
@@ -100,13 +102,14 @@ def _opened(folder: Path) -> _New:
     """Returns the new versions of a run or a deployment, whose files have been hashed."""
     if deployment.is_deployment(folder):
         repository = deployment.repository_of(folder)
-        task, labels = read_json(folder / deployment.MANIFEST).get(deployment.TASK), deployment.golden_labels(folder)
+        task = read_json(folder / deployment.MANIFEST).get(deployment.TASK)
         if task not in TASKS:
             raise InputError(f"{folder / deployment.MANIFEST}: task: {task!r}, which this version does not know; deploy the run again")
+        labels = read_labels(deployment.golden_labels(folder), task)
     else:
         run = opened(folder)
         repository, task = deployment.repository_of(folder), run.recipe["model"]["task"]
-        _, labels = load_predictions(run.predictions(run.baseline))
+        _, labels = load_predictions(run.predictions(run.baseline), task)
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     return _New(deployment.models_in(folder), repository, rows, recorded, labels, task)
 

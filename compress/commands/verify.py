@@ -23,9 +23,10 @@ from compress.run.opened import opened
 from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
 from foundation.artifacts.run_folder import Run, blaming_damage, locked
 from foundation.core.errors import InputError
-from foundation.core.forms.zero_shot import read_by
 from foundation.core.target import Target
 from foundation.core.tasks import Task
+from foundation.labels.form import Labels
+from foundation.labels.zero_shot import read_by
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.answers import load_predictions
 
@@ -188,11 +189,11 @@ def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray
 
 def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
     """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
-    _, labels = load_predictions(run.predictions(run.baseline))
-    yield from compare_golden(key, run.recipe["model"]["task"], labels, recorded, logits, log)
+    task = run.recipe["model"]["task"]
+    yield from compare_golden(key, task, load_predictions(run.predictions(run.baseline), task)[1], recorded, logits, log)
 
 
-def compare_golden(key: str, task: Task, labels: np.ndarray, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+def compare_golden(key: str, task: Task, labels: Labels, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
     """The same for a task and the labels of the evaluation split."""
     if recorded.shape != logits.shape:
         yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"

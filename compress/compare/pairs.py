@@ -21,7 +21,7 @@ from compress.report.served import predictions_of
 from foundation.artifacts.run_folder import JUDGE, blaming_damage
 from foundation.core.engines import REFERENCE
 from foundation.core.step_names import EVALUATION
-from foundation.measure.answers import load_groups, load_predictions
+from foundation.measure.answers import load_groups, load_logits, load_predictions
 from foundation.measure.fastest import NAMES
 from foundation.measure.metrics import Metric
 
@@ -76,7 +76,7 @@ def cannot_pair(first: Side, second: Side) -> str | None:
     if _data(first) is not None and _data(first) == _data(second):  # the digest of all splits, judged on the same one
         return None
     with blaming_damage(first.run.folder), blaming_damage(second.run.folder):
-        labels, others = (load_predictions(_baseline_file(side))[1] for side in (first, second))
+        labels, others = (load_predictions(_baseline_file(side), side.run.recipe["model"]["task"])[1].array for side in (first, second))
     if not np.array_equal(labels, others):
         return _other_rows(first, second)
     silent = " and ".join(side.key for side, digest in zip((first, second), digests, strict=True) if digest is None)
@@ -109,9 +109,9 @@ def difference(metric: Metric, first: Model, second: Model) -> dict[str, Any]:
     """Returns what the second model loses against the first one on the same rows, as `compress.report.intervals.paired` does, and both
     values as `first_value` and `second_value`."""
     with blaming_damage(first.side.run.folder), blaming_damage(second.side.run.folder):
-        before, labels = load_predictions(first.file)
-        after, _ = load_predictions(second.file)
-        values = {f"{name}_value": metric.of(logits, labels) for name, logits in (("first", before), ("second", after))}
+        before, labels = load_predictions(first.file, first.side.run.recipe["model"]["task"])
+        after = load_logits(second.file)
+        values = {f"{name}_value": metric.of(*labels.values(logits)) for name, logits in (("first", before), ("second", after))}
         return {**values, **intervals.paired(metric, before, after, labels, groups=_groups(first.side, second.side))}
 
 

@@ -39,7 +39,7 @@ class Side:
     @property
     def metric(self) -> Metric | None:
         """Its primary metric; None where this version does not know it."""
-        return evaluations.judged(self.run).metric if SEPARATOR in self.metric_name else METRICS.get(self.metric_name)
+        return evaluations.judged(self.run).metric if SEPARATOR in self.metric_name or self.metric_name in METRICS else None
 
     @property
     def served_backend(self) -> str | None:

@@ -26,10 +26,11 @@ from compress.reading.beir import CANDIDATES, FIRST, Collection, read_candidates
 from compress.reading.judged_texts import opening
 from compress.reading.wrong_candidates import WrongCandidates
 from foundation.core.errors import InputError
-from foundation.core.forms import candidates
 from foundation.core.tasks import SCORE, Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, hold_out, selection_rows
+from foundation.labels import candidates
+from foundation.labels.value import Numbers
 from foundation.standalone.preprocess import Row
 
 WRONG = 7
@@ -79,7 +80,7 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
         if selection is None:
             selection = _opening_choices(held_out)
             log(f"data: {len(held_out)} documents are held out for selection; the first sentence of each is its query")
-    queries = candidates.num_queries(evaluation.labels)
+    queries = evaluation.labels.count()
     log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation pairs, these of {queries} queries")
     return Data(train, selection, evaluation, SCORE)
 
@@ -130,7 +131,7 @@ def _openings(read: Collection) -> tuple[list[tuple[str, str]], list[tuple[str, 
     rows: list[Row] = [parts for text in dict.fromkeys(read.documents.values()) if (parts := opening(text)) is not None]
     if len(rows) < 2:
         return [], []
-    rest, held_out = hold_out(Split(rows, np.zeros(len(rows))), selection_rows(len(rows)) / len(rows))
+    rest, held_out = hold_out(Split(rows, Numbers(np.zeros(len(rows)))), selection_rows(len(rows)) / len(rows))
     pairs = [[row for row in split.rows if isinstance(row, tuple)] for split in (rest, held_out)]
     return pairs[0], pairs[1]
 

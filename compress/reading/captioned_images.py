@@ -1,4 +1,4 @@
-"""Images with captions of their own, for models that find images by words and words by images (`foundation.core.forms.captions`).
+"""Images with captions of their own, for models that find images by words and words by images (`foundation.labels.captions`).
 
     selection, evaluation   x_1 ... x_n, t_11, t_12, ...              every image, and every caption
     train                   x_1, t_11, x_1, t_12, ..., x_2, t_21 ...  pairs: every caption with its image before it
@@ -18,11 +18,12 @@ import numpy as np
 from compress.reading.prompted_images import MOST_PAIRS
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
-from foundation.core.forms import captions, zero_shot
 from foundation.core.shown import is_unicode, shown
 from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels import captions, zero_shot
+from foundation.labels.value import Numbers
 from foundation.standalone.preprocess import Row
 
 SHOWN_PROBLEMS = 3
@@ -79,7 +80,7 @@ def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
         raise InputError(*problems[:SHOWN_PROBLEMS], *more)
     numbers = np.arange(len(known), len(known) + len(found))
     known += [tuple(texts) for texts in found.values()]
-    return Split(list(found), numbers)
+    return Split(list(found), Numbers(numbers))
 
 
 def _texts(cell: Any) -> tuple[list[str], str | None]:
@@ -94,7 +95,7 @@ def _texts(cell: Any) -> tuple[list[str], str | None]:
 
 
 def _captions_of(split: Split, known: Sequence[Captions]) -> list[Captions]:
-    return [known[number] for number in split.labels.tolist()]
+    return [known[number] for number in split.labels.array.tolist()]
 
 
 def _judged(split: Split, texts: Sequence[Captions]) -> Split:
@@ -103,7 +104,7 @@ def _judged(split: Split, texts: Sequence[Captions]) -> Split:
     images = np.arange(len(split))
     numbers = np.concatenate([images, np.repeat(images, [len(of_image) for of_image in texts])])
     sides = np.where(np.arange(len(rows)) < len(split), zero_shot.IMAGE, zero_shot.TEXT)
-    return Split(rows, zero_shot.labels_of(sides, numbers, np.full(len(rows), captions.CAPTION)))
+    return Split(rows, captions.labels_of(sides, numbers))
 
 
 def _pairs(split: Split, texts: Sequence[Captions]) -> Split:

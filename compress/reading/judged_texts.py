@@ -27,12 +27,14 @@ import numpy as np
 
 from compress.reading.beir import CANDIDATES, FIRST, Collection, Judgements, read_candidates, read_collection
 from foundation.core.errors import InputError
-from foundation.core.forms import relevance, text_groups
 from foundation.core.shown import shown
 from foundation.core.spread import spread
 from foundation.core.tasks import SCORE, Task
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, hold_out, selection_rows
+from foundation.labels import relevance, text_groups
+from foundation.labels.value import Numbers
+from foundation.labels.vectors import Pairs
 from foundation.models.files import find
 from foundation.models.heads.embedding import search_prompts
 from foundation.standalone.preprocess import Row
@@ -88,7 +90,7 @@ def _as_trained(config: DataConfig, model: str, log: Callable[[str], None]) -> D
 
 
 def _in_words(split: Split) -> str:
-    queries = int(np.sum(split.labels[:, 0] == relevance.QUERY))
+    queries = int(np.sum(split.labels.array[:, 0] == relevance.QUERY))
     return f"{queries} queries and {len(split) - queries} documents"
 
 
@@ -115,7 +117,7 @@ def _part(found: Collection, train: Judgements) -> Judgements:
     """Returns the judgements of a part of the queries, chosen by content hash; none of a single query."""
     texts = sorted(_texts(found, train))
     rows: list[Row] = [*texts]
-    chosen = hold_out(Split(rows, np.zeros(len(rows))), selection_rows(len(rows)) / len(rows))[1] if len(rows) > 1 else None
+    chosen = hold_out(Split(rows, Numbers(np.zeros(len(rows)))), selection_rows(len(rows)) / len(rows))[1] if len(rows) > 1 else None
     kept = set() if chosen is None else {str(row) for row in chosen.rows}
     return {key: grade for key, grade in train.items() if found.queries[key[0]] in kept}
 
@@ -126,7 +128,7 @@ def _selection(found: Collection, dev: Judgements) -> Split:
     others = [name for name in found.documents if name not in set(known)]
     if len(others) > OTHER_DOCUMENTS:
         rows: list[Row] = [found.documents[name] for name in others]
-        chosen = set(hold_out(Split(rows, np.zeros(len(rows))), OTHER_DOCUMENTS / len(rows))[1].rows)
+        chosen = set(hold_out(Split(rows, Numbers(np.zeros(len(rows)))), OTHER_DOCUMENTS / len(rows))[1].rows)
         others = [name for name in others if found.documents[name] in chosen]
     return _asked(found, dev, [*known, *others] if dev else [])
 
@@ -179,7 +181,7 @@ def _pairs(found: Collection, train: Judgements, negatives: Mapping[tuple[str, s
 
 def _documents(rows: Sequence[Row]) -> Split:
     """Returns texts without partners: each has a number of its own."""
-    return Split(list(rows), np.stack([np.arange(len(rows)), np.zeros(len(rows))], axis=1).astype(np.float32))
+    return Split(list(rows), Pairs(np.stack([np.arange(len(rows)), np.zeros(len(rows))], axis=1).astype(np.float32)))
 
 
 def _inverse_cloze(documents: Sequence[str]) -> Split:

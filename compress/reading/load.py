@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from compress.reading import label_sets, labels
 from compress.reading.candidate_pairs import load_candidates
 from compress.reading.captioned_images import load_captioned
@@ -35,6 +33,9 @@ from foundation.core.facts import Facts
 from foundation.core.tasks import SCORE, TASKS, Task, tasks_with
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels.classes import ClassIds
+from foundation.labels.form import Labels
+from foundation.labels.table import answer_of
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, train_bpe
 
@@ -107,7 +108,8 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
     elif not predicts_values and (pairs := labels.matched_by_place(every, names)):
         log(f"data: the classes of the data have other names than {origin}, and are matched by their place: {pairs}")
-    splits = _label(sources, convert)
+    form = answer_of(task).FORM if not TASKS[task].two_towers else ClassIds
+    splits = _label(sources, lambda found: form(convert(found)))
     if not unlabelled:
         with_test(splits, config.path, log)
     data = divide(
@@ -151,7 +153,7 @@ def _check_prompts(config: DataConfig, task: Task) -> None:
         raise InputError(f"data.prompts: {'a list' if searches else 'a map'} given for {task}; {allowed} is allowed")
 
 
-def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], np.ndarray]) -> dict[str, Split]:
+def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], Labels]) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     problems: list[str] = []
     for split, found in sources.items():

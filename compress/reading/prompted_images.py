@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from foundation.core.errors import InputError
-from foundation.core.forms import zero_shot
 from foundation.data.splits import Data, Split
+from foundation.labels import zero_shot
 from foundation.standalone.preprocess import Row
 
 TEMPLATES = ("a photo of a {}",)
@@ -25,7 +25,7 @@ MOST_PAIRS = 2**24
 
 
 def with_prompts(data: Data, templates: Sequence[str], where: str, log: Callable[[str], None]) -> Data:
-    """Returns the data with texts about the classes; see `foundation.core.forms.zero_shot` for its labels.
+    """Returns the data with texts about the classes; see `foundation.labels.zero_shot` for its labels.
 
     Args:
         data: Splits of images with class ids.
@@ -52,7 +52,7 @@ def with_prompts(data: Data, templates: Sequence[str], where: str, log: Callable
 def _judged(split: Split, texts: Sequence[Sequence[str]]) -> Split:
     """Returns all images, and then all texts."""
     rows: list[Row] = [*split.rows, *(text for of_class in texts for text in of_class)]
-    classes = np.concatenate([split.labels, np.repeat(np.arange(len(texts)), len(texts[0]))])
+    classes = np.concatenate([split.labels.array, np.repeat(np.arange(len(texts)), len(texts[0]))])
     sides = np.full(len(rows), zero_shot.TEXT)
     sides[: len(split)] = zero_shot.IMAGE
     return Split(rows, zero_shot.labels_of(sides, classes))
@@ -62,8 +62,8 @@ def _pairs(split: Split, texts: Sequence[Sequence[str]]) -> Split:
     """Returns every image with a text about its class behind it."""
     rows: list[Row] = []
     seen = [0] * len(texts)
-    for image, label in zip(split.rows, split.labels.tolist(), strict=True):
+    for image, label in zip(split.rows, split.labels.array.tolist(), strict=True):
         rows += [image, texts[label][seen[label] % len(texts[label])]]
         seen[label] += 1
     sides = np.tile([zero_shot.IMAGE, zero_shot.TEXT], len(split))
-    return Split(rows, zero_shot.labels_of(sides, np.repeat(split.labels, 2), np.repeat(np.arange(len(split)), 2)))
+    return Split(rows, zero_shot.labels_of(sides, np.repeat(split.labels.array, 2), np.repeat(np.arange(len(split)), 2)))

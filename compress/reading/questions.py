@@ -1,4 +1,4 @@
-"""Data for question-answering: windows of contexts, with the tokens that the answer begins and ends at (`foundation.core.forms.spans`).
+"""Data for question-answering: windows of contexts, with the tokens that the answer begins and ends at (`foundation.labels.spans`).
 
 Questions are divided into splits first, then their contexts into windows (`foundation.standalone.windows`), so that all windows of a
 question are in one split. A single file gives a fifth of its contexts, chosen by content hash, with all their questions to the test split.
@@ -19,10 +19,11 @@ from compress.reading.sources import read_sources
 from compress.reading.squad import Gold
 from foundation.core.errors import InputError
 from foundation.core.files import local
-from foundation.core.forms.spans import NO_ANSWER, labels_of
 from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, hold_out
+from foundation.labels.spans import NO_ANSWER, labels_of
+from foundation.labels.value import Numbers
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 from foundation.standalone.windows import Paired, Window, paired, windows
@@ -72,7 +73,7 @@ def load_questions(config: DataConfig, task: Task, tokenizer: str | TrainTokeniz
         rows = [row for source in found for row in source.rows]
         contexts: dict[Any, int] = {}
         numbers = [contexts.setdefault(row[1], len(contexts)) for row in rows if isinstance(row, tuple)]
-        splits[name] = Split(rows, np.arange(first, first + len(rows)), np.array(numbers, np.int64))
+        splits[name] = Split(rows, Numbers(np.arange(first, first + len(rows))), np.array(numbers, np.int64))
         first += len(rows)
     if list(splits) == ["train"] and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = _by_context(splits["train"])
@@ -93,7 +94,7 @@ def _by_context(split: Split) -> tuple[Split, Split]:
     """Returns the questions of some contexts, and the questions of the others."""
     contexts = [row[1] for row in split.rows if isinstance(row, tuple)]
     once: list[Any] = list(dict.fromkeys(contexts))
-    chosen = set(map(str, hold_out(Split(once, np.zeros(len(once))), HOLD_OUT_SHARE)[1].rows))
+    chosen = set(map(str, hold_out(Split(once, Numbers(np.zeros(len(once)))), HOLD_OUT_SHARE)[1].rows))
     numbers = range(len(contexts))
     rest, test = ([number for number in numbers if (contexts[number] in chosen) is held] for held in (False, True))
     return split.take(rest), split.take(test)
@@ -104,7 +105,7 @@ def _windows(name: str, split: Split, golds: Sequence[tuple[Gold, ...]], places:
     rows: list[Any] = []
     numbers: list[int] = []
     spans: list[tuple[int, int]] = []
-    known = split.labels.tolist()
+    known = split.labels.array.tolist()
     for number, (pair, tokens) in enumerate(_tokenized(split, reader)):
         try:
             made = windows(pair, tokens, reader.max_length, reader.stride)

@@ -1,11 +1,11 @@
 """Pairs and triplets of sentences, for models that turn a single text into a vector.
 
     pairs with scores      (a, b) and s      texts a, b       labels  (s - low) / (high - low), in [0, 1] on the train split
-                                                                      (`foundation.core.forms.vectors`)
-    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`foundation.core.forms.text_groups`)
+                                                                      (`foundation.labels.vectors`)
+    pairs without scores   (a, p)            texts a, p       labels  which texts belong together (`foundation.labels.text_groups`)
     triplets               (a, p, n)         texts a, p, n    the same
       of several negatives (a, p, n, m, ...) texts a, p, ...  the same; rows with fewer negatives than others are filled up
-                                                              (`foundation.core.forms.text_groups.filled`)
+                                                              (`foundation.labels.text_groups.filled`)
       with margins                                            the same, and the margin of each negative, on the train split
 
 A file is of the first kind where it has a column of scores, of the last where the recipe names some of negatives. All files of a split are
@@ -27,10 +27,11 @@ import numpy as np
 from compress.reading import labels
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
-from foundation.core.forms import text_groups, vectors
 from foundation.core.tasks import SCORE, TASKS, Task, tasks_with
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels import text_groups, vectors
+from foundation.labels.value import Numbers
 from foundation.standalone.preprocess import Row
 
 Kind = Literal["pairs with scores", "pairs without scores", "triplets"]
@@ -55,7 +56,7 @@ class _Read:
         """Returns the texts of each row: an anchor, a positive, and negatives, if any, the first `most` of them."""
         pairs = [row for row in split.rows if isinstance(row, tuple)]
         assert len(pairs) == len(split), "the columns of the task make pairs"
-        return [(*pair, *self.negatives[number][:most]) for pair, number in zip(pairs, split.labels.astype(np.int64), strict=True)]
+        return [(*pair, *self.negatives[number][:most]) for pair, number in zip(pairs, split.labels.array.astype(np.int64), strict=True)]
 
 
 def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Data:
@@ -79,7 +80,7 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
     if not unlabelled:
         with_test(splits, config.path, log)
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log, config.keep_evaluation_rows)
-    if train != judged and bool(np.isin(data.selection.labels, read.splits["train"].labels).any()):
+    if train != judged and bool(np.isin(data.selection.labels.array, read.splits["train"].labels.array).any()):
         raise InputError(_needs_both(where, train, judged))
     low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)
     log(f"data: each text is a row of its own; {_told(train, low, high, read.groups(data.train, config.negatives))}")
@@ -131,7 +132,7 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
     start = 0
     for name, found in sources.items():
         rows = [row for source in found for row in source.rows]
-        splits[name] = Split(rows, np.arange(start, start + len(rows), dtype=np.float64))
+        splits[name] = Split(rows, Numbers(np.arange(start, start + len(rows), dtype=np.float64)))
         start += len(rows)
         try:
             kinds[name] = _kind_of(found)
@@ -190,7 +191,7 @@ def _needs_both(where: str, train: Kind, judged: Kind) -> str:
 
 def _scale(train: Split, read: _Read, where: str) -> tuple[float, float]:
     """Returns the lowest and the highest score of the train split."""
-    found = read.scores[train.labels.astype(np.int64)]
+    found = read.scores[train.labels.array.astype(np.int64)]
     low, high = float(found.min()), float(found.max())
     if low == high:
         raise InputError(f"{where}: all train pairs have the score {low:g}; scores that differ are needed: set data.columns.label")
@@ -206,13 +207,13 @@ def _scored(split: Split, read: _Read, low: float, high: float, where: str) -> S
     """Returns a split of pairs with scores, with a row for each text."""
     if len(split) > vectors.MOST_PAIRS:
         raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
-    scores = (read.scores[split.labels.astype(np.int64)].astype(np.float64) - low) / (high - low)
+    scores = (read.scores[split.labels.array.astype(np.int64)].astype(np.float64) - low) / (high - low)
     return Split([text for pair in read.groups(split) for text in pair], vectors.labels_of(scores))
 
 
 def _grouped(train: Split, read: _Read, config: DataConfig, where: str) -> Split:
     """Returns the train split of pairs without scores, or of triplets, with a row for each text."""
-    margins = [read.margins[number][: config.negatives] for number in train.labels.astype(np.int64)] if any(read.margins) else []
+    margins = [read.margins[number][: config.negatives] for number in train.labels.array.astype(np.int64)] if any(read.margins) else []
     return _rows_of(read.groups(train, config.negatives), margins, where)
 
 

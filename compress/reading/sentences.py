@@ -5,7 +5,7 @@
                           an empty line ends a sentence; -DOCSTART- begins a document, and is left out
 
 A sentence becomes its words with single spaces between them, which is what a server is sent too. A word of a table that holds spaces is as
-many words, and one without a character is left out. Tags are IOB1, IOB2, IOBES or BILOU (`foundation.core.forms.tags`).
+many words, and one without a character is left out. Tags are IOB1, IOB2, IOBES or BILOU (`foundation.labels.tags`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from foundation.core.errors import InputError
-from foundation.core.forms.tags import Span, spans_of
 from foundation.core.shown import shown
 from foundation.data.tables import Cells, Table, opened, suffix, text_lines
+from foundation.labels.tags import Span, spans_of
 
 ENDINGS = (".conll", ".txt", ".iob", ".bio")
 """Files that are read as CoNLL."""

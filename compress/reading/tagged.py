@@ -1,4 +1,4 @@
-"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`foundation.core.forms.tags`).
+"""Data for token-classification: sentences with a tag for each word, and the place of its first token (`foundation.labels.tags`).
 
 Tags keep the names and ids of a model, or of a data set that numbers them; else they are O, and B and I of each kind of entity of the train
 split, by name. A model without B, or with E and S, gets its own tags.
@@ -19,11 +19,11 @@ from compress.reading.labels import own_names
 from compress.reading.same_name import NONE, SameName, listed
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
-from foundation.core.forms.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from foundation.core.shown import shown
 from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from compress.reading.sources import Sources, read_sources
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import Block, labels_of
 from foundation.core.tasks import TASKS, Task
 from foundation.data.config import Columns, DataConfig
 from foundation.data.splits import Data, Split, divide
+from foundation.labels.next_token import Block, labels_of
 from foundation.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
 
 TEST_SHARE = 0.1

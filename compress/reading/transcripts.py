@@ -1,4 +1,4 @@
-"""Data for speech-recognition: sounds with the texts that are spoken in them (`foundation.core.forms.transcripts`).
+"""Data for speech-recognition: sounds with the texts that are spoken in them (`foundation.labels.transcripts`).
 
 The vocabulary comes from the model, or for a new head from the characters of the train split behind the blank, the token for unknown
 characters and the one between words. White space of any kind and length is one space. If a model writes in capitals or in small letters
@@ -16,11 +16,11 @@ from typing import Any
 
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
-from foundation.core.forms.transcripts import labels_of
 from foundation.core.shown import shown
 from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels.transcripts import labels_of
 from foundation.models.heads.transcriber import vocabulary_of_texts
 from foundation.standalone.response import DELIMITER
 

@@ -14,7 +14,7 @@ from compress.report.intervals import paired
 from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import Run
 from foundation.core.engines import REFERENCE
-from foundation.measure.answers import load_groups, load_predictions
+from foundation.measure.answers import load_groups, load_logits, load_predictions
 
 GENERATION = "generation.json"
 
@@ -59,7 +59,8 @@ def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     told, exported = entry["generation"].get("float_cache"), run.of_kind("engine")
     if told is None or exported is None:
         return None
-    (before, labels), (after, _) = (load_predictions(exported.path / one["predictions"]) for one in (told, entry))
+    before, labels = load_predictions(exported.path / told["predictions"], run.recipe["model"]["task"])
+    after = load_logits(exported.path / entry["predictions"])
     groups = load_groups(run.predictions(run.baseline))
     change = paired(judged(run).metric, before, after, labels, groups=groups)
     return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}

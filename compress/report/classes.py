@@ -7,10 +7,8 @@ found: rows (entities) predicted as the class; true: rows labelled with it; righ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from compress.report import phrases
 from compress.report.evaluations import Evaluation
@@ -21,7 +19,6 @@ from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import Run
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE
-from foundation.core.forms import label_sets, tags, zero_shot
 from foundation.measure.answers import load_predictions
 from foundation.measure.judged import OF_CLASS, known_metric
 
@@ -36,7 +33,8 @@ def classes(run: Run, reference: Evaluation, served: Mapping[str, Any] | None) -
         reference: The baseline in torch.
         served: The block `served`.
     """
-    before = counts(reference.logits, reference.labels)
+    labels = reference.labels
+    before = labels.class_counts(reference.logits)
     if before is None:
         return {}
     backend, after = _served(run, served)
@@ -51,34 +49,8 @@ def classes(run: Run, reference: Evaluation, served: Mapping[str, Any] | None) -
         for number in range(len(before))
         if before[number].any() or (after is not None and after[number].any())
     ]
-    return {"classes": {"backend": backend, "majority": _majority(reference, names), "rows": rows}}
-
-
-def counts(logits: Array, labels: Array) -> Array | None:
-    """Returns for each class how often it is right, found and true, int64 [C, 3]; None where answers are no classes.
-
-    Args:
-        logits: Answers of a model, in the form that their labels ask for.
-        labels: Class ids, sets of labels, tags, or the classes of images (`foundation.core.forms`).
-    """
-    if tags.are_tags(labels):
-        return tags.counts_of_kinds(logits, labels)
-    if label_sets.are_sets(labels):
-        found, true = logits > 0, labels.astype(bool)
-        return np.stack([(found & true).sum(0), found.sum(0), true.sum(0)], axis=1).astype(np.int64)
-    if zero_shot.are_images_and_texts(labels):
-        rows = zero_shot.judged(labels)
-        return _of_ids(zero_shot.with_answers(labels, logits)[rows, 1].astype(np.int64), labels[rows, 1].astype(np.int64), 0)
-    if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        return _of_ids(logits.argmax(axis=1), labels, logits.shape[1])
-    return None
-
-
-def _of_ids(found: Array, true: Array, least: int) -> Array:
-    """Returns the counts of class ids `[n]`, of at least so many classes."""
-    size = max(least, int(max(found.max(initial=-1), true.max(initial=-1))) + 1)
-    parts = (found[found == true], found, true)
-    return np.stack([np.bincount(part, minlength=size) for part in parts], axis=1).astype(np.int64)
+    majority = _majority(before[:, 2], names) if labels.ONE_CLASS and len(labels) else None
+    return {"classes": {"backend": backend, "majority": majority, "rows": rows}}
 
 
 def _served(run: Run, served: Mapping[str, Any] | None) -> tuple[str | None, Array | None]:
@@ -87,7 +59,8 @@ def _served(run: Run, served: Mapping[str, Any] | None) -> tuple[str | None, Arr
     if not files:
         return None, None
     backend, file = list(files.items())[-1]
-    return backend, counts(*load_predictions(file))
+    logits, labels = load_predictions(file, run.recipe["model"]["task"])
+    return backend, labels.class_counts(logits)
 
 
 def _figures(count: Array) -> dict[str, float | None]:
@@ -101,19 +74,13 @@ def _names(run: Run, reference: Evaluation, size: int) -> list[str]:
     file = run.artifacts[run.baseline].path / CONFIG
     known = (artifact.read_json(file).get("id2label") or {}) if file.is_file() else {}
     names = [str(known.get(str(number), number)) for number in range(max(size, len(known)))]
-    if tags.are_tags(reference.labels):
-        names = tags.kinds_of(names) if known else names
+    names = [*reference.labels.class_names(names)] if known else names
     return names if len(names) >= size else [str(number) for number in range(size)]
 
 
-def _majority(reference: Evaluation, names: list[str]) -> dict[str, Any] | None:
-    """Returns the most frequent class and its share of the rows; None where a row has any number of classes, or entities."""
-    labels = reference.labels
-    if tags.are_tags(labels) or label_sets.are_sets(labels) or not len(labels):
-        return None
-    ids = labels if labels.ndim == 1 else labels[zero_shot.judged(labels), 1]
-    found = np.bincount(ids.astype(np.int64))
-    return {"name": names[int(found.argmax())], "share": float(found.max() / found.sum())}
+def _majority(true: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the most frequent class and its share of the rows, given how many rows have each, int64 `[C]`."""
+    return {"name": names[int(true.argmax())], "share": float(true.max() / true.sum())}
 
 
 def no_better(report: Contents) -> str | None:

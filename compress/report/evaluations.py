@@ -23,11 +23,12 @@ from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
-from foundation.core.forms import zero_shot
 from foundation.core.shown import reason
 from foundation.core.step_names import EVALUATION
 from foundation.data.splits import Data
-from foundation.measure.answers import load_groups, load_predictions
+from foundation.labels.form import Labels
+from foundation.labels.zero_shot import ImagesAndTexts
+from foundation.measure.answers import load_groups, load_logits, load_predictions
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.measure.judged import SEPARATOR, Judged, judged_of
 from foundation.standalone.preprocess import Row
@@ -47,9 +48,8 @@ class Evaluation:
     mode: str
     precision: str
     logits: np.ndarray
-    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `foundation.core.forms.next_token`."""
-    labels: np.ndarray
-    """int64 or float32 [n], or int32 [n, T]."""
+    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `foundation.labels.next_token`."""
+    labels: Labels
     metrics: dict[str, float]
     groups: np.ndarray | None = None
     """Group of each value that metrics are means over, int64 [m] (`foundation.data.groups`); None in runs that do not say."""
@@ -153,7 +153,7 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
 
 def _evaluations(run: Run) -> Iterator[Evaluation]:
     for one in stored(run):
-        logits, labels = load_predictions(one.file)
+        logits, labels = load_predictions(one.file, run.recipe["model"]["task"])
         yield Evaluation(one.variant, one.backend, one.mode, one.precision, logits, labels, one.metrics)
 
 
@@ -185,8 +185,8 @@ def write_golden(run: Run, data: Data) -> None:
     """Writes `golden.safetensors`: 64 rows with their logits from every backend and served model; `verify` then needs no data set."""
     count = min(GOLDEN_ROWS, len(data.evaluation))
     chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
-    if zero_shot.are_images_and_texts(data.evaluation.labels):  # others are golden by themselves
-        chosen = np.array(zero_shot.spread(data.evaluation.labels, count), np.int64)
+    if isinstance(data.evaluation.labels, ImagesAndTexts):  # others are golden by themselves
+        chosen = np.array(data.evaluation.labels.evenly(count), np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
     for evaluation in evaluations(run):
         if evaluation.backend != "triton":
@@ -194,7 +194,7 @@ def write_golden(run: Run, data: Data) -> None:
     made = run.of_kind("model_repository")
     for model in served(run):
         if model.predictions and made:
-            logits, _ = load_predictions(made.path / model.predictions)
+            logits = load_logits(made.path / model.predictions)
             tensors[f"logits.{model.model}.triton"] = np.ascontiguousarray(logits[chosen])
     temporary = run.folder / ".golden.safetensors.tmp"
     write_rows(temporary, [data.evaluation.rows[row] for row in chosen], tensors)

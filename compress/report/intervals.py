@@ -27,7 +27,6 @@ site, sentences of one author) are drawn one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -35,12 +34,10 @@ import numpy as np
 
 from foundation.core import resampling
 from foundation.core.arrays import Array
-from foundation.core.forms.next_token import IGNORED, LARGEST_EXPONENT, block_sums, choices, mean_nll, perplexity_of
 from foundation.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
-from foundation.measure.metrics import METRICS, Metric, as_values, num_predictions
-
-Figure = Callable[[Array, Array], float]
-"""Maps predictions `[n, ...]` and labels `[n]` to a number."""
+from foundation.labels.form import Figure, Labels
+from foundation.labels.next_token import LARGEST_EXPONENT, block_sums, mean_nll, perplexity_of
+from foundation.measure.metrics import METRICS, Metric
 
 
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -135,13 +132,13 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
     return resampling.percentiles((draws[:, 0] - draws[:, 1]) / n, each_alone(n), confidence)
 
 
-def single(metric: Metric, predictions: Array, labels: Array, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
+def single(metric: Metric, predictions: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
     """Returns a metric with its 95 % interval: Wilson for `accuracy` of rows drawn one by one, else over groups (`perplexity`: of blocks).
 
     Args:
         metric: A row of `METRICS`, or any other.
         predictions: `[n, ...]`.
-        labels: `[n]`.
+        labels: Their labels.
         groups: Number of the group of each value, int `[m]` (`foundation.data.groups`); None: each is a group of its own.
         seed: Seed of the bootstrap.
 
@@ -149,27 +146,27 @@ def single(metric: Metric, predictions: Array, labels: Array, *, groups: Array |
         `value`, `low`, `high`, `n` (rows; tokens where labels are tokens), and `groups`, over how many the interval is drawn. Where these
         are too few `low` and `high` are None, and `interval_reason` says so.
     """
-    predictions, labels = as_values(predictions, labels)  # of texts whole pairs are drawn
-    rows = _rows(labels, predictions)
+    values, true = labels.values(predictions)  # of texts whole pairs are drawn
+    rows = _rows(true, values)
     drawn = _groups(None if groups is None else Groups(groups), rows)
-    if metric is METRICS["accuracy"] and labels.ndim == 1 and drawn.single:
-        found = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
+    if metric is METRICS["accuracy"] and drawn.single:
+        found = wilson(int(np.sum(values.argmax(axis=1) == true)), rows)
     elif metric is METRICS["perplexity"]:
-        nll = bootstrap(mean_nll, *block_sums(predictions, labels), groups=drawn, seed=seed)
+        nll = bootstrap(mean_nll, *block_sums(values, true), groups=drawn, seed=seed)
         found = Interval(*(None if end is None else math.exp(min(end, LARGEST_EXPONENT)) for end in nll))
     else:
-        found = bootstrap(metric.of, predictions, labels, groups=drawn, bounds=_bounds(metric), seed=seed)
-    return {"value": metric.of(predictions, labels), **_told(found, drawn), "n": num_predictions(labels)}
+        found = bootstrap(metric.of, values, true, groups=drawn, bounds=_bounds(metric), seed=seed)
+    return {"value": metric.of(values, true), **_told(found, drawn), "n": labels.count()}
 
 
-def paired(metric: Metric, before: Array, after: Array, labels: Array, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
+def paired(metric: Metric, before: Array, after: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
     """Compares two sets of predictions for the same rows.
 
     Args:
         metric: A row of `METRICS`, or any other; `accuracy` of rows drawn one by one needs no resampling and is fast.
         before: Predictions of the reference, `[n, ...]`.
         after: Predictions of the model under test, in the same row order.
-        labels: `[n]`, integers are class ids; or tokens `[n, T]`.
+        labels: Their labels.
         groups: See `single`.
         seed: Seed of the bootstrap.
 
@@ -181,45 +178,30 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, groups
     Raises:
         ValueError: There are no rows, or the three differ in length.
     """
-    (before, _), (after, labels) = as_values(before, labels), as_values(after, labels)
-    rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
+    (ours, _), (theirs, true) = labels.values(before), labels.values(after)
+    rows = _rows(true, ours, theirs)
+    changes, (lost, gained) = _changes(labels.choices(before), labels.choices(after))
     drawn = _groups(None if groups is None else Groups(groups), rows)
-    difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
-    if not np.issubdtype(labels.dtype, np.integer):
-        found = paired_bootstrap(metric, before, after, labels, groups=drawn, seed=seed)
-        return {"difference": difference, **_told(found, drawn), "n": rows, **counts}
-    if labels.ndim == 2:
-        return _paired_tokens(metric, before, after, labels, drawn, seed)
-    first, second = before.argmax(axis=1), after.argmax(axis=1)
-    lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
     if metric is METRICS["accuracy"] and drawn.single:
         difference, found = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
-    else:
-        found = paired_bootstrap(metric, before, after, labels, groups=drawn, seed=seed)
-    changes = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
-    return {"difference": difference, **_told(found, drawn), "n": rows, **changes}
-
-
-def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, groups: Groups, seed: int) -> dict[str, Any]:
-    """Compares two sets of token predictions `[n, T, 2]` for the same blocks; see `paired`."""
-    if metric is METRICS["perplexity"]:
-        (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
-        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, groups=groups, seed=seed)
+    elif metric is METRICS["perplexity"]:
+        (sums, tokens), (others, _) = block_sums(ours, true), block_sums(theirs, true)
+        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, groups=drawn, seed=seed)
         difference = perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1
         found = Interval(*(None if end is None else float(np.expm1(-end)) for end in (falls.high, falls.low)))
     else:
-        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
-        found = paired_bootstrap(metric, before, after, labels, groups=groups, seed=seed)
-    first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
-    targets = labels[labels != IGNORED]
-    return {
-        "difference": difference,
-        **_told(found, groups),
-        "n": len(targets),
-        "right_to_wrong": int(np.sum((first == targets) & (second != targets))),
-        "wrong_to_right": int(np.sum((first != targets) & (second == targets))),
-        "changed": int(np.sum(first != second)),
-    }
+        difference = metric.drop(metric.of(ours, true), metric.of(theirs, true))
+        found = paired_bootstrap(metric, ours, theirs, true, groups=drawn, seed=seed)
+    return {"difference": difference, **_told(found, drawn), "n": labels.count(), **changes}
+
+
+def _changes(before: tuple[Array, Array] | None, after: tuple[Array, Array] | None) -> tuple[dict[str, int | None], tuple[int, int]]:
+    """Returns the three numbers of changes of `paired`, and the first two again; zeros where there are no classes."""
+    if before is None or after is None:
+        return dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed")), (0, 0)
+    (first, true), (second, _) = before, after
+    lost, gained = int(np.sum((first == true) & (second != true))), int(np.sum((first != true) & (second == true)))
+    return {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}, (lost, gained)
 
 
 def _bounds(metric: Metric) -> Bounds:

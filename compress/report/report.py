@@ -27,11 +27,11 @@ from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
-from foundation.core.forms import vectors
-from foundation.core.forms.table import form_of
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
-from foundation.core.tasks import TASKS, Task
+from foundation.core.tasks import Task
+from foundation.labels import vectors
+from foundation.labels.vectors import VectorLabels
 from foundation.measure import stored_vectors
 from foundation.measure.chance import chance
 from foundation.measure.metrics import Metric
@@ -185,7 +185,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "accuracy": _accuracy(run, name, metric, mine, build),
         "drops": {one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, row) for row in rows if row["variant"] == name],
-        "vectors": _vectors(task, metric, reference, mine),
+        "vectors": _vectors(metric, reference, mine),
         "parity": build.get("parity") if build else None,
         "divided": evaluations.divided(run).get(name),
         "answers": answers(run, name),
@@ -199,12 +199,13 @@ def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str,
     return intervals.paired(metric, reference.logits, one.logits, one.labels, groups=one.groups)
 
 
-def _vectors(task: Task, metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
-    """Compares the vectors of a variant in every backend with the vectors of the baseline in torch; None for tasks with other answers.
+def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
+    """Compares the vectors of a variant in every backend with the vectors of the baseline in torch; None for other answers.
 
     Vectors of another width have no cosine with them.
     """
-    if not TASKS[task].embeds:
+    labels = reference.labels
+    if not isinstance(labels, VectorLabels):
         return None
     found = {}
     for one in mine:
@@ -212,24 +213,24 @@ def _vectors(task: Task, metric: Metric, reference: Evaluation, mine: list[Evalu
         found[one.backend] = {
             "cosine": None if cosines is None else float(cosines.mean()),
             "lowest_cosine": None if cosines is None else float(cosines.min()),
-            "top10_overlap": form_of(one.labels).overlap(reference.logits, one.logits, one.labels),
+            "top10_overlap": labels.overlap(reference.logits, one.logits),
             "n": len(one.logits),
-            "stored": _stored(metric, reference, one),
+            "stored": _stored(metric, reference, one, labels),
         }
     return found
 
 
-def _stored(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
+def _stored(metric: Metric, reference: Evaluation, one: Evaluation, labels: VectorLabels) -> dict[str, Any]:
     """Judges the vectors as an index stores them, against the float vectors of the baseline in torch."""
-    scale, width = stored_vectors.scale_of(one.logits, one.labels), one.logits.shape[1]
+    scale, width = stored_vectors.scale_of(one.logits, labels), one.logits.shape[1]
     found: dict[str, Any] = {}
     for form in stored_vectors.FORMS:
         coded = replace(one, logits=stored_vectors.codes(one.logits, form, scale))
         change = _paired(metric, reference, coded)
         found[form] = {
-            "value": metric.of(coded.logits, one.labels),
+            "value": metric.of(*labels.values(coded.logits)),
             **{key: change[key] for key in ("difference", "low", "high", "n", "groups")},
-            "top10_overlap": form_of(one.labels).overlap(reference.logits, coded.logits, one.labels),
+            "top10_overlap": labels.overlap(reference.logits, coded.logits),
             "bytes": stored_vectors.bytes_of(width, form),
             "scale": scale if form == "int8" else None,
         }

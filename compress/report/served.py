@@ -140,7 +140,7 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
     metric = evaluations.judged(run).metric
     cells, drops = {}, {}
     for backend, file in _files(run, build, entry).items():
-        logits, labels = load_predictions(file)
+        logits, labels = load_predictions(file, run.recipe["model"]["task"])
         cells[backend] = {**intervals.single(metric, logits, labels, groups=reference.groups), **evaluations.trained_on(run)}
         drops[backend] = intervals.paired(metric, reference.logits, logits, labels, groups=reference.groups)
     return cells, drops

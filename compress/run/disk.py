@@ -17,9 +17,9 @@ from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from export.builds import computes_bf16, ends, floating_of, has_half_graphs
 from foundation.core.engines import ENGINES
-from foundation.core.forms import transcripts
-from foundation.core.forms.spans import Part
 from foundation.core.tasks import TASKS, Task
+from foundation.labels import transcripts
+from foundation.labels.spans import Part
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.forward import linears, uses_of_weights
 from foundation.models.heads.embedding import width_of
@@ -137,9 +137,9 @@ def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | Non
         tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size
         if TASKS[context.task].reads_text
         else 0,
-        prediction_bytes=labels.size * (8 + 4)
+        prediction_bytes=labels.array.size * (8 + 4)
         if TASKS[context.task].generates
-        else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),
+        else 4 * numbers * len(labels) + max(8 * len(labels), labels.array.nbytes),
     )
 
 

@@ -18,7 +18,7 @@ from foundation.core.tasks import TASKS, Task
 from foundation.data.groups import groups_of_values
 from foundation.measure.answers import save_predictions
 from foundation.measure.fastest import competing
-from foundation.measure.metrics import METRICS, metrics, num_predictions
+from foundation.measure.metrics import METRICS, metrics
 from foundation.measure.predictions import predict
 from foundation.measure.race import Race, Rival
 from foundation.models.config import ModelConfig, most_tokens
@@ -94,7 +94,7 @@ class Evaluate(Stage):
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
         save_predictions(out / PREDICTIONS, logits, split.labels, groups_of_values(split))
         figures = metrics(context.task, logits, split.labels)
-        count_judged = num_predictions(split.labels)
+        count_judged = split.labels.count()
         name = TASKS[context.task].metric
         context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         if figures[name] == 0 and METRICS[name].higher_is_better and not parent.metrics.get("new_weights", True):

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from export.parity.own_rounding import ALPHA, tail
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
 from foundation.core.tasks import Task
+from foundation.labels.table import answer_of
 
 NOISE = 1e-6
 """Standard deviation of the relative error; what float32 sums of a thousand terms differ by from one order to another."""

@@ -32,9 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
 from foundation.core.tasks import Task
+from foundation.labels.form import Labels
+from foundation.labels.table import answer_of
 from foundation.measure.agreement import compare_predictions
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
@@ -156,7 +157,7 @@ def tail(heads: int, tosses: int) -> float:
     return float(sum(comb(tosses, count) for count in range(heads, tosses + 1)) / 2**tosses)
 
 
-def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array, labels: Array) -> str | None:
+def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array, labels: Labels) -> str | None:
     """Returns in one line why an engine is further from the model with float activations than torch's integers are; None if it is not.
 
     Args:

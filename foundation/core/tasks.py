@@ -7,26 +7,26 @@ there is to write where modality, answer, columns and metrics exist already. Wha
 
     a column of the data   a field of `Columns` in foundation/data/config.py
     a metric               a row of `METRICS` in foundation/measure/metrics.py
-    an answer              a file and a row in foundation/answers (how it is compared), and in foundation/training/losses (how it is
-    learned)
+    an answer              a file and a row in foundation/labels (its labels, and how it is compared), and in
+                           foundation/training/losses (how it is learned)
 
 The answers that there are:
 
     class        one of the labels of the data; logits [n, C], labels int64 [n]
-    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`foundation.core.forms.label_sets`)
-    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`foundation.core.forms.tags`)
-    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`foundation.core.forms.transcripts`)
+    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`foundation.labels.label_sets`)
+    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`foundation.labels.tags`)
+    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`foundation.labels.transcripts`)
     span         where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
-                 (`foundation.core.forms.spans`)
+                 (`foundation.labels.spans`)
     value        a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
-                 (`foundation.core.forms.candidates`)
+                 (`foundation.labels.candidates`)
     tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
-                 (`foundation.core.forms.next_token`)
+                 (`foundation.labels.next_token`)
     vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`foundation.core.forms.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5]
-                 (`foundation.core.forms.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-                 (`foundation.core.forms.relevance`); where images are found by words [n, 3]: image or text, and its class
-                 (`foundation.core.forms.zero_shot`) or the image that a caption belongs to (`foundation.core.forms.captions`)
+                 (`foundation.labels.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5]
+                 (`foundation.labels.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+                 (`foundation.labels.relevance`); where images are found by words [n, 3]: image or text, and its class
+                 (`foundation.labels.zero_shot`) or the image that a caption belongs to (`foundation.labels.captions`)
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foundation.core.forms.table import form_of
 from foundation.core.resampling import FEW
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window
@@ -36,19 +35,18 @@ Numbers = NDArray[np.int64]
 
 
 def groups_of_values(split: Split) -> Numbers:
-    """Returns the number of the group of each value that metrics of a split are means over (`Form.values`), int64 `[m]`."""
-    units = form_of(split.labels).units(split.labels)
+    """Returns the number of the group of each value that metrics of a split are means over (`Labels.values`), int64 `[m]`."""
+    units = split.labels.rows_of_values()
     if split.documents is not None:
         return _numbered(_in_runs(split) if _are_blocks(split.rows) else split.documents[units[:, 0]].tolist())
-    found = [_content(split.rows, unit) for unit in units.tolist()]
-    return groups_of_rows([row[0] for row in found] if form_of(split.labels).runs_apart else found)  # of candidates their query
+    return groups_of_rows([split.labels.grouped_by(_content(split.rows, unit)) for unit in units.tolist()])
 
 
 def groups_of_split(split: Split) -> Numbers:
     """Returns the number of the group of each row of a split, int64 `[n]`; the texts of a pair or triplet have its group."""
     if split.documents is not None:
         return _numbered(_in_runs(split) if _are_blocks(split.rows) else split.documents.tolist())
-    units = form_of(split.labels).units(split.labels)
+    units = split.labels.rows_of_values()
     if len(split) == 0 or units.shape[1] == 1:
         return groups_of_rows(split.rows)
     keys: list[Hashable] = [("alone", row) for row in range(len(split))]

@@ -30,8 +30,8 @@ import numpy as np
 
 from foundation.core.errors import InputError
 from foundation.core.files import local
-from foundation.core.forms.table import form_of
 from foundation.core.runs import rows_of
+from foundation.labels.form import Labels
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
@@ -90,13 +90,8 @@ class Split:
 
     rows: list[Row]
     """Texts, pairs of texts, encoded images, blocks or pairs of token ids, or questions with windows of their contexts."""
-    labels: np.ndarray
-    """int64 class ids [n], bool [n, C] where any number of labels may hold, float32 values [n] for regression, int32 ids of the tokens to
-    predict [n, T] where text is generated, int32 tags of words [n, C + W, 2] (`foundation.core.forms.tags`), int32 [n, 1 + G, W, 2] for
-    windows of contexts (`foundation.core.forms.spans`), int32 [n, 2, 1 + T] for texts that are spoken
-    (`foundation.core.forms.transcripts`), float32 [n, 2] for texts of pairs (`foundation.core.forms.vectors`), [n, 4] or [n, 5] for those
-    of pairs and triplets without scores (`foundation.core.forms.text_groups`), [n, 2 + 2 k] for queries and documents
-    (`foundation.core.forms.relevance`), or [n, 3] for images and texts (`foundation.core.forms.zero_shot`)."""
+    labels: Labels
+    """In the form that the task has (`foundation.labels`)."""
     documents: np.ndarray | None = None
     """Number of the document that each row is of, int64 [n]; None where documents are not known, or every row is one."""
 
@@ -107,7 +102,7 @@ class Split:
     def runs(self) -> np.ndarray:
         """Sizes of the runs of rows that belong together, int64 [r]: 2 for texts of pairs, 3 or more for texts with negatives, the sizes of
         the candidates of a query, else 1 (`foundation.core.runs`)."""
-        return form_of(self.labels).together(self.labels)
+        return self.labels.runs()
 
     @property
     def together(self) -> int:
@@ -127,7 +122,7 @@ class Split:
     @cached_property
     def digest(self) -> str:
         """sha256 (hex) of contents and labels, in order."""
-        labels = np.ascontiguousarray(self.labels)
+        labels = np.ascontiguousarray(self.labels.array)
         contents = hashlib.sha256(f"{len(self)} {labels.dtype.str} ".encode())
         contents.update(b"".join(self.keys))
         contents.update(labels.tobytes())
@@ -142,7 +137,7 @@ class Split:
     def take_runs(self, chosen: Sequence[int]) -> Split:
         """Returns the rows of some runs (`runs`), by their numbers and in that order; one that is chosen twice becomes two."""
         part = self.take(rows_of(self.runs, chosen).tolist())
-        return replace(part, labels=form_of(self.labels).told_apart(part.labels, self.runs[list(chosen)]))
+        return replace(part, labels=part.labels.renumber(self.runs[list(chosen)]))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
 from foundation.core.tasks import Task
+from foundation.labels.form import Labels
+from foundation.labels.table import answer_of
 from foundation.standalone.tolerance import judge
 
 
-def compare_predictions(task: Task, reference: Array, logits: Array, labels: Array) -> dict[str, Any]:
+def compare_predictions(task: Task, reference: Array, logits: Array, labels: Labels) -> dict[str, Any]:
     """Compares predictions end to end.
 
     Args:
@@ -26,7 +27,7 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
     """
     answer = answer_of(task)
     changed, distance = answer.differences(reference, logits)
-    return {**judge(changed, distance / answer.unit(labels, reference)), "differs": answer.DIFFERS}
+    return {**judge(changed, distance / labels.unit(reference)), "differs": answer.DIFFERS}
 
 
 def shortfall(compared: Mapping[str, Any], other: str) -> str | None:

@@ -11,8 +11,10 @@ import numpy as np
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
-from foundation.core.forms import next_token, spans, tags, transcripts
-from foundation.core.forms.label_sets import are_sets
+from foundation.core.tasks import Task
+from foundation.labels import next_token, spans, tags, transcripts
+from foundation.labels.form import Labels
+from foundation.labels.table import read_labels
 from foundation.standalone.preprocess import Preprocessor
 
 
@@ -39,7 +41,7 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
     words are tagged the logits of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
-    contexts `[b, 168]` (`foundation.core.forms.spans`); of the frames of sounds `[b, F, 10]` (`foundation.core.forms.transcripts`)."""
+    contexts `[b, 168]` (`foundation.labels.spans`); of the frames of sounds `[b, F, 10]` (`foundation.labels.transcripts`)."""
     if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     if preprocessor.finds_spans:
@@ -56,28 +58,40 @@ def not_finite(answers: Array) -> Array:
     return np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
 
 
-def save_predictions(path: Path, logits: Array, labels: Array, groups: Array | None = None) -> None:
-    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (int64 or float32 `[n]`, int32 `[n, T]`,
-    `[n, C + W, 2]` or `[n, 2, 1 + T]`, or bool `[n, C]`) to a safetensors file, and `groups` (int64 `[m]`, `foundation.data.groups`)."""
+def save_predictions(path: Path, logits: Array, labels: Labels, groups: Array | None = None) -> None:
+    """Writes `logits` (float32 `[n, C]`, `[n, T, 2]` or `[n, L, C]`) and `labels` (as their form has them) to a safetensors file, and
+    `groups` (int64 `[m]`, `foundation.data.groups`)."""
     from safetensors.numpy import save_file
 
-    kind: type = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim > 1 else np.int64
-    stored = labels if are_sets(labels) else labels.astype(kind)
-    tensors = {"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(stored)}
+    stored: Array = np.ascontiguousarray(labels.array.astype(labels.DTYPE))
+    tensors = {"logits": np.ascontiguousarray(logits, np.float32), "labels": stored}
     save_file(tensors if groups is None else {**tensors, "groups": np.ascontiguousarray(groups, np.int64)}, path)
 
 
-def load_predictions(path: Path) -> tuple[Array, Array]:
-    """Returns (logits float32 `[n, ...]`, labels `[n, ...]`) of a file written by `save_predictions`.
+def load_predictions(path: Path, task: Task) -> tuple[Array, Labels]:
+    """Returns the logits, float32 `[n, ...]`, and the labels of a file written by `save_predictions`.
+
+    Args:
+        path: The file.
+        task: The task that was predicted.
 
     Raises:
         InputError: It is not a plain file.
     """
+    tensors = _tensors(path)
+    return tensors["logits"], read_labels(tensors["labels"], task)
+
+
+def load_logits(path: Path) -> Array:
+    """Returns the logits of a file written by `save_predictions`, float32 `[n, ...]`; errors are those of `load_predictions`."""
+    return _tensors(path)["logits"]
+
+
+def _tensors(path: Path) -> dict[str, Array]:
     from safetensors.numpy import load_file
 
     check_plain(path, str(path))
-    tensors = load_file(path)
-    return tensors["logits"], tensors["labels"]
+    return dict(load_file(path))
 
 
 def load_groups(path: Path) -> Array | None:

@@ -44,15 +44,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from foundation.answers.answer import LOGIT_BYTES
-from foundation.answers.table import answer_of
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
-from foundation.core.forms.table import form_of
 from foundation.core.resampling import Groups, each_alone, student
 from foundation.core.spread import spread
 from foundation.core.tasks import TASKS, Task
 from foundation.data.groups import groups_of_rows, groups_of_split
+from foundation.labels.answer import LOGIT_BYTES
+from foundation.labels.form import Labels
+from foundation.labels.table import answer_of
 from foundation.measure.answers import gathered, kept, not_finite
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import finely, logits_of
@@ -102,7 +102,7 @@ class Trial:
     """Predictions of the original model (`foundation.measure.answers.kept`): logits float32 [n, C], or [n, T, 2] for generation."""
     read: Array | None = None
     """For generation, what the head of the original model read, float32 [n, L, D]; else None."""
-    labels: Array | None = None
+    labels: Labels | None = None
     """Labels of the rows; None for calibration rows."""
     groups: Groups | None = None
     """Which rows belong together; None where each stands alone."""
@@ -113,7 +113,7 @@ class Trial:
 
         split = context.data.selection
         rows, count = split.rows, TRIAL_ROWS
-        labels: Array | None = split.labels
+        labels: Labels | None = split.labels
         numbers_of_groups = groups_of_split(split) if rows else groups_of_rows(calibration)
         if not rows:
             context.progress.log("  no selection split: choices are made on calibration rows")
@@ -127,7 +127,7 @@ class Trial:
             else:
                 chosen = [number for number, row in enumerate(rows) if len(row) == longest]
             count = max(LEAST_BLOCKS, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
-        chosen = spread_rows(chosen, count, labels)
+        chosen = spread(chosen, count) if labels is None else [chosen[row] for row in labels[chosen].sample(count)]
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
         listening: AbstractContextManager[list[Array]] = heard(model) if generates else nullcontext([])
         with listening as read:
@@ -206,8 +206,8 @@ class Trial:
 
     def fewer(self, count: int) -> Self:
         """Returns a trial on at most `count` of the rows, evenly spread."""
-        chosen = spread_rows(range(len(self.rows)), count, self.labels)
-        labels, read = (None if values is None else values[chosen] for values in (self.labels, self.read))
+        chosen = spread(range(len(self.rows)), count) if self.labels is None else self.labels.sample(count)
+        labels, read = None if self.labels is None else self.labels[chosen], None if self.read is None else self.read[chosen]
         groups = None if self.groups is None else Groups(self.groups.numbers[chosen])
         rows = [self.rows[index] for index in chosen]
         return replace(self, rows=rows, answers=self.answers[chosen], read=read, labels=labels, groups=groups)
@@ -312,14 +312,6 @@ def floor_of(task: Task, reference: Array) -> float:
 def bound_of(before: float, floor: float) -> float:
     """Returns how much a choice may add to the distance `before`."""
     return max(ADDED_SHARE * before, floor)
-
-
-def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
-    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs or triplets, the rows of whole
-    ones; of images and texts all texts (`foundation.core.forms.zero_shot.spread`)."""
-    if labels is None:
-        return spread(rows, count)
-    return [rows[number] for number in form_of(labels).chosen(labels[list(rows)], count)]
 
 
 def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:

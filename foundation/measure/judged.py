@@ -22,10 +22,10 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError, nearest
-from foundation.core.forms import label_sets
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.table import answer_of
 from foundation.measure.answers import load_predictions
-from foundation.measure.metrics import METRICS, Metric, as_values
+from foundation.measure.metrics import METRICS, Metric, metric_of
 
 Counts = Callable[[float, float, float], tuple[float, float]]
 """Numerator and divisor of a figure, given hits, predictions and true rows of a class."""
@@ -41,12 +41,16 @@ SEPARATOR = ":"
 class Judged:
     """A metric by its name."""
 
+    task: Task
     name: str
     metric: Metric
 
     def figure(self, figures: Mapping[str, float], predictions: Path) -> float:
         """Returns its value: one of `figures`, else from a file of predictions (`foundation.measure.answers`)."""
-        return figures[self.name] if self.name in figures else self.metric.of(*as_values(*load_predictions(predictions)))
+        if self.name in figures:
+            return figures[self.name]
+        logits, labels = load_predictions(predictions, self.task)
+        return self.metric.of(*labels.values(logits))
 
 
 def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
@@ -68,9 +72,10 @@ def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
     if problem is not None:
         raise InputError(problem)
     if name in METRICS:
-        return Judged(name, METRICS[name])
+        return Judged(task, name, metric_of(task, name))
     kind, _, label = name.partition(SEPARATOR)
-    return Judged(name, replace(_OF_ONE, of=partial(_of_class, OF_CLASS[kind], list(labels).index(label)), constants=kind != "recall"))
+    of = partial(_of_class, task, OF_CLASS[kind], list(labels).index(label))
+    return Judged(task, name, replace(_OF_ONE, of=of, constants=kind != "recall"))
 
 
 def problem_with(task: Task, asked: str | None) -> str | None:
@@ -102,10 +107,8 @@ def _unnamed(answers: Array, labels: Array) -> float:
 _OF_ONE = Metric(_unnamed, is_share=True)
 
 
-def _of_class(counts: Counts, number: int, answers: Array, labels: Array) -> float:
-    """Returns a figure of class `number`; answers `[n, C]`, labels int `[n]` or sets bool `[n, C]`."""
-    sets = label_sets.are_sets(labels)
-    predicted = answers[:, number] > 0 if sets else answers.argmax(axis=1) == number
-    true = labels[:, number] if sets else labels == number
-    numerator, divisor = counts(*(float(np.sum(rows)) for rows in (predicted & true, predicted, true)))
+def _of_class(task: Task, counts: Counts, number: int, answers: Array, true: Array) -> float:
+    """Returns a figure of class `number` of what `Labels.values` returned."""
+    predicted, own = answer_of(task).has_class(answers, true, number)
+    numerator, divisor = counts(*(float(np.sum(rows)) for rows in (predicted & own, predicted, own)))
     return numerator / divisor if divisor else 0.0

@@ -1,7 +1,7 @@
 """The table of metrics, and the differences between the predictions of two models.
 
 To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`foundation.core.tasks`). Metrics that
-one form of labels alone has stand in its row instead (`foundation.core.forms.table`). The first metric of a task is the primary one, which
+one form of labels alone has stand in its class instead (`foundation.labels.form`). The first metric of a task is the primary one, which
 goals refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
@@ -11,13 +11,13 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in predictions or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
-    micro_f1, macro_f1 and exact_match of sets of labels: `foundation.core.forms.label_sets`
-    entity_f1, entity_precision and entity_recall of entities in texts: `foundation.core.forms.tags`
+    micro_f1, macro_f1 and exact_match of sets of labels: `foundation.labels.label_sets`
+    entity_f1, entity_precision and entity_recall of entities in texts: `foundation.labels.tags`
     answer_f1 and answer_exact_match of answers to questions, and F1 of those that have one and that have none:
-    `foundation.core.forms.spans` wer and cer, errors of words and characters in texts that are spoken: `foundation.core.forms.transcripts`
-    perplexity and accuracy of the next token: `foundation.core.forms.next_token`
-    ndcg@10, mrr@10 and recall@100 of documents that are searched: `foundation.core.forms.ranking`
-    recall@1, @5 and @10 of images by their captions, and of captions by their images: `foundation.core.forms.captions`
+    `foundation.labels.spans` wer and cer, errors of words and characters in texts that are spoken: `foundation.labels.transcripts`
+    perplexity and accuracy of the next token: `foundation.labels.next_token`
+    ndcg@10, mrr@10 and recall@100 of documents that are searched: `foundation.labels.ranking`
+    recall@1, @5 and @10 of images by their captions, and of captions by their images: `foundation.labels.captions`
 
 An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
 """
@@ -26,16 +26,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foundation.core import correlation
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
-from foundation.core.forms import label_sets, next_token, spans, tags, transcripts
-from foundation.core.forms.table import FORMS, form_of
 from foundation.core.tasks import TASKS, Task
+from foundation.labels import label_sets, next_token, tags, transcripts
+from foundation.labels.captions import Captions
+from foundation.labels.form import Figure, Labels
+from foundation.labels.relevance import Judged
+from foundation.labels.table import answer_of
 
 TOP = 5
 """Classes that `top_5` looks at."""
@@ -45,14 +48,14 @@ TOP = 5
 class Metric:
     """A metric, and how to format and compare it."""
 
-    of: Callable[[Array, Array], float]
-    """Function of predictions (`[n, C]`; `[n, 1]` for values; `[n, T, 2]` for tokens) and labels (`[n]`, or `[n, T]` for tokens)."""
+    of: Figure
+    """Function of what `foundation.labels.form.Labels.values` returns."""
     higher_is_better: bool = True
     """Whether a higher value is better."""
     relative: bool = False
     """Whether a drop is relative to the value before and not a difference."""
     defined: Callable[[Array], bool] = lambda answers: True
-    """Whether predictions, in the form of `as_values`, have this metric; else it is left out."""
+    """Whether predictions, as `Labels.values` returns them, have this metric; else it is left out."""
     is_share: bool = False
     """Whether it is a share of the predictions, written in percent with differences in points."""
     is_correlation: bool = False
@@ -67,43 +70,44 @@ class Metric:
         return before - after if self.higher_is_better else after - before
 
 
-def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
+def metrics(task: Task, logits: Array, labels: Labels) -> dict[str, float]:
     """Returns the metrics of a task by name, the primary one first.
 
     Args:
         task: The task; its row names the metrics.
-        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `foundation.core.forms.next_token`; vectors `[n,
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `foundation.labels.next_token`; vectors `[n,
         D]`.
-        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, or what a form of labels is
-            (`foundation.core.forms.table`): pairs `[n, 2]`, queries and documents `[n, 2 + 2 k]`, candidates `[n, 13]`.
+        labels: Their labels.
 
     Raises:
         InputError: There are no rows.
     """
     if not len(labels):
         raise InputError("data: no row to evaluate; give at least one labelled row")
-    assert len(logits) == len(labels), (logits.shape, labels.shape)
-    logits, labels = as_values(logits, labels)
-    return {name: METRICS[name].of(logits, labels) for name in TASKS[task].metrics if METRICS[name].defined(logits)}
+    assert len(logits) == len(labels), (logits.shape, len(labels))
+    values, true = labels.values(logits)
+    return {name: metric_of(task, name).of(values, true) for name in TASKS[task].metrics if METRICS[name].defined(values)}
+
+
+def metric_of(task: Task, name: str) -> Metric:
+    """Returns a metric as the answers of a task have it: a row of `METRICS`."""
+    own = answer_of(task).FIGURES.get(name)
+    return METRICS[name] if own is None else replace(METRICS[name], of=own)
 
 
 def primary(task: Task) -> Metric:
     """Returns the primary metric of a task, used by goals and report."""
-    return METRICS[TASKS[task].metric]
+    return metric_of(task, TASKS[task].metric)
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, of correctly predicted tokens, of
-    images whose nearest class is theirs, or of triplets whose positive is nearer than their negative."""
-    answers, labels = as_values(answers, labels)
-    if labels.ndim == 2:
-        return next_token.accuracy(answers, labels)
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest) is the label: of images whose nearest class is theirs,
+    of triplets whose positive is nearer than their negative."""
     return float(np.mean(answers.argmax(axis=1) == labels))
 
 
 def top_5(answers: Array, labels: Array) -> float:
     """Returns the share of rows `[n, C]` whose label is among the five largest logits; of equal logits the label's counts last."""
-    answers, labels = as_values(answers, labels)
     own = np.take_along_axis(answers, labels[:, None], axis=1)
     return float(np.mean((answers >= own).sum(axis=1) <= TOP))
 
@@ -128,53 +132,28 @@ def matthews(logits: Array, labels: Array) -> float:
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant.
-
-    Of vectors `x` and pairs `y` (`foundation.core.forms.vectors`) it correlates the cosines and the scores.
-    """
-    x, y = as_values(x, y)
+    """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant."""
     return correlation.pearson(x, y)
 
 
 def spearman(x: Array, y: Array) -> float:
-    """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`, or of the cosines and scores of pairs."""
-    x, y = as_values(x, y)
+    """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`."""
     return correlation.spearman(x, y)
 
 
-def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns the items that metrics are means over, `[m, ...]`, and their labels, `[m]`, by the form of the labels
-    (`foundation.core.forms.table`): rows, pairs of texts, queries, or images. Predictions and labels of which nothing more is to be said
-    are returned as they are."""
-    return form_of(labels).values(answers, labels)
-
-
-def _of_sets(figure: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+def _of_sets(figure: Figure) -> Figure:
     """Returns a figure of two sets as one of logits `[n, C]` and labels bool `[n, C]`."""
-    return lambda logits, labels: figure(logits > 0, labels)
+    return lambda logits, true: figure(logits > 0, true)
 
 
-def _of_entities(figure: Callable[[Array], float]) -> Callable[[Array, Array], float]:
-    """Returns a figure of the counts of entities as one of tags, or of the counts that `as_values` made of them."""
-    return lambda answers, labels: figure(tags.entity_counts(answers, labels) if tags.are_tags(labels) else answers)
-
-
-def _of_questions(column: int, answerable: bool | None = None) -> Callable[[Array, Array], float]:
+def _of_questions(column: int, answerable: bool | None = None) -> Figure:
     """Returns the mean of a column of the figures of questions, or of those that have an answer, or that have none."""
 
-    def figure(answers: Array, labels: Array) -> float:
-        found = spans.figures(answers, labels) if spans.are_spans(labels) else answers
-        chosen = found if answerable is None else found[found[:, 2] == answerable]
+    def figure(figures: Array, _: Array) -> float:
+        chosen = figures if answerable is None else figures[figures[:, 2] == answerable]
         return float(chosen[:, column].mean()) if len(chosen) else 0.0
 
     return figure
-
-
-def _of_transcripts(place: int) -> Callable[[Array, Array], float]:
-    """Returns the share of wrong words (place 0) or characters (2), of predictions or of the errors that `as_values` made of them."""
-    return lambda answers, labels: transcripts.rate(
-        transcripts.figures(answers, labels) if transcripts.are_transcripts(labels) else answers, place
-    )
 
 
 def _of_both_kinds(answers: Array) -> bool:
@@ -190,25 +169,20 @@ METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_of_sets(label_sets.micro_f1), is_share=True),
     "macro_f1": Metric(_of_sets(label_sets.macro_f1), is_share=True),
     "exact_match": Metric(_of_sets(label_sets.exact_match), is_share=True),
-    "entity_f1": Metric(_of_entities(tags.f1), is_share=True),
-    "entity_precision": Metric(_of_entities(tags.precision), is_share=True),
-    "entity_recall": Metric(_of_entities(tags.recall), is_share=True),
+    "entity_f1": Metric(lambda counts, _: tags.f1(counts), is_share=True),
+    "entity_precision": Metric(lambda counts, _: tags.precision(counts), is_share=True),
+    "entity_recall": Metric(lambda counts, _: tags.recall(counts), is_share=True),
     "answer_f1": Metric(_of_questions(1), is_share=True),
     "answer_exact_match": Metric(_of_questions(0), is_share=True),
     "has_answer_f1": Metric(_of_questions(1, True), is_share=True, defined=_of_both_kinds),
     "no_answer_f1": Metric(_of_questions(1, False), is_share=True, defined=_of_both_kinds),
-    "wer": Metric(_of_transcripts(0), higher_is_better=False, is_share=True),
-    "cer": Metric(_of_transcripts(2), higher_is_better=False, is_share=True),
+    "wer": Metric(lambda errors, _: transcripts.rate(errors, 0), higher_is_better=False, is_share=True),
+    "cer": Metric(lambda errors, _: transcripts.rate(errors, 2), higher_is_better=False, is_share=True),
     "pearson": Metric(pearson, is_correlation=True),
     "spearman": Metric(spearman, is_correlation=True),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
-    **{name: Metric(of, is_share=form.are_shares) for form in FORMS.values() for name, of in form.metrics.items()},
+    **{name: Metric(of, is_share=form.ARE_SHARES) for form in (Captions, Judged) for name, of in form.METRICS.items()},
 }
-
-
-def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, triplets, judged queries, or images."""
-    return form_of(labels).count(labels)
 
 
 def _f1_of(answered: Array, true: Array) -> float:

@@ -17,17 +17,16 @@ from typing import Literal, get_args
 import numpy as np
 
 from foundation.core.arrays import Array
-from foundation.core.forms import relevance
+from foundation.labels.vectors import VectorLabels
 
 Form = Literal["int8", "binary"]
 FORMS: tuple[Form, ...] = get_args(Form)
 LARGEST_CODE = 127
 
 
-def scale_of(vectors: Array, labels: Array) -> float:
+def scale_of(vectors: Array, labels: VectorLabels) -> float:
     """Returns s of int8 for vectors `[n, D]`: of the documents where there are documents, else of all texts; 1 where all are zeros."""
-    stored = vectors[labels[:, 0] == relevance.DOCUMENT] if relevance.are_judged(labels) else vectors
-    return float(np.abs(stored).max(initial=0)) / LARGEST_CODE or 1.0
+    return float(np.abs(labels.indexed(vectors)).max(initial=0)) / LARGEST_CODE or 1.0
 
 
 def codes(vectors: Array, form: Form, scale: float) -> Array:

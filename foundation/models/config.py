@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from foundation.answers.table import answer_of
 from foundation.artifacts.safetensors import read_json
 from foundation.core.config import Config
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
-from foundation.core.forms.spans import NO_ANSWER
 from foundation.core.shown import shown
 from foundation.core.stamps import Stamps, stamps
 from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.labels.spans import NO_ANSWER
+from foundation.labels.table import answer_of
 from foundation.models.adapters import Adapter
 from foundation.models.heads.embedding import EmbeddingConfig
 from foundation.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer

@@ -27,7 +27,7 @@ that it ends at the last one, of at most 30 tokens, in any window; of equal sums
 the first token of all, the least of all windows: that there is no answer. If it is more than the threshold of the model above the score,
 text is empty and start and end are 0. The probability is the softmax over the 20 best spans, and of no answer if the model has a threshold.
 
-Entities are put together from tags by one rule, for the metric (`foundation.core.forms.tags`) as for the server (`spans_of`): the rule of
+Entities are put together from tags by one rule, for the metric (`foundation.labels.tags`) as for the server (`spans_of`): the rule of
 conlleval, which reads IO, BIO, BIOES and BILOU. Whose tags they are is one of the strategies that the pipeline of Transformers has:
 
     first    of words, which take the tag of their first token, as in training and in the metric; the default

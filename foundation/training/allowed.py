@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError
-from foundation.core.forms.table import form_of
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.models.architecture.blocks import blocks_of
@@ -108,10 +107,10 @@ def check_together(settings: TrainingSettings, split: Split, key: str) -> None:
     Raises:
         InputError: A batch would.
     """
-    form, most = form_of(split.labels), split.together
-    name = form.run or _NAMES.get(most, f"texts of a row with {most - 2} negatives")
+    run, most = split.labels.RUN, split.together
+    name = run or _NAMES.get(most, f"texts of a row with {most - 2} negatives")
     for setting, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
-        if size is not None and most == 2 and size % 2 and not form.run:
+        if size is not None and most == 2 and size % 2 and not run:
             raise InputError(f"{key}.{setting}: {size} given; the two {name} are rows of one batch: give an even number")
         if size is not None and size < most:
             raise InputError(f"{key}.{setting}: {size} given; the {most} {name} are rows of one batch: give at least {most}")

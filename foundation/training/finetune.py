@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args
 
 from pydantic import Field
 
-from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.tasks import TASKS, tasks_with
 from foundation.data.splits import Data
+from foundation.labels.table import answer_of
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
@@ -67,10 +67,10 @@ class Finetune(TrainingSettings, Stage):
 
         Micro-batches whose rows are compared with each other run forward twice.
         """
-        from foundation.training.losses.vector import compares_vectors
+        from foundation.training.losses.vector import compares_rows
 
         parted = (self.micro_batch_size or self.batch_size) < self.batch_size
-        again = parted and self.loss not in get_args(OrderLoss) and compares_vectors(cast("PairLoss | None", self.loss), data.train.labels)
+        again = parted and self.loss not in get_args(OrderLoss) and compares_rows(cast("PairLoss | None", self.loss), data.train.labels)
         return macs * self.epochs * ((3.0 + again) * len(data.train.rows) + len(data.selection.rows))
 
     def check(self, config: PreTrainedConfig, teacher: PreTrainedConfig | None, context: Context) -> None:
@@ -125,7 +125,7 @@ class Finetune(TrainingSettings, Stage):
             select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
-        history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team), training)
+        history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team, context.data.train.labels), training)
         fits = fit_thresholds if TASKS[context.task].multi_label else fit_null_threshold
         moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
         if context.team.is_first:

@@ -30,7 +30,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
@@ -50,8 +49,8 @@ MOST_APART = 0.05
 class ComparesRows(Protocol):
     """An objective that may compare the rows of a batch, by the answers of the model alone."""
 
-    def compares_rows(self, labels: NDArray[Any]) -> bool:
-        """Whether it compares rows that a micro-batch may part, given the labels of all training rows."""
+    def compares_rows(self) -> bool:
+        """Whether it compares rows that a micro-batch may part."""
 
     def beside(self, batch: Batch) -> Tensor:
         """Returns further values of each row, such as the answers of a teacher, `[b, E]`; empty without any."""
@@ -74,9 +73,9 @@ class GradCache:
         self.checked = False
 
     @classmethod
-    def of(cls, objective: Any, model: nn.Module, labels: NDArray[Any], micro_batch_size: int | None, label: str) -> GradCache | None:
+    def of(cls, objective: Any, model: nn.Module, micro_batch_size: int | None, label: str) -> GradCache | None:
         """Returns the gradient cache of a training whose objective compares rows across micro-batches; else None."""
-        if micro_batch_size is None or not isinstance(objective, ComparesRows) or not objective.compares_rows(labels):
+        if micro_batch_size is None or not isinstance(objective, ComparesRows) or not objective.compares_rows():
             return None
         return cls(objective, model, label)
 

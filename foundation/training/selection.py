@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from foundation.answers.table import answer_of
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.measure.metrics import metrics
@@ -50,5 +49,5 @@ def answered(context: Context, logits: NDArray[Any]) -> Context:
     Of vectors these are the cosines of pairs, or the documents that queries find; of scores of candidates, grades by their places.
     """
     selection = context.data.selection
-    answers = answer_of(context.task).as_labels(selection.labels, logits)
-    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))
+    labels = selection.labels.pseudo_labels(logits)
+    return replace(context, data=replace(context.data, selection=Split(selection.rows, labels)))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.forms import text_groups
 from foundation.core.named import one_of
 from foundation.core.tasks import TASKS, Task
 from foundation.data.splits import Data
+from foundation.labels.form import Labels
+from foundation.labels.text_groups import Groups
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.forward import forward
 from foundation.models.heads.embedding import EMBEDDING_KEY
@@ -43,7 +43,7 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
     Raises:
         InputError: The train rows are documents, of which nobody said what they answer.
     """
-    if TASKS[task].searches and TASKS[task].embeds and not text_groups.are_groups(data.train.labels):
+    if TASKS[task].searches and TASKS[task].embeds and not isinstance(data.train.labels, Groups):
         raise InputError(
             f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
         )
@@ -72,13 +72,15 @@ def check_loss(
         raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
     if not facts.embeds or facts.two_towers:
         return
-    if loss == "cosine" and text_groups.are_groups(labels):
+    groups = labels if isinstance(labels, Groups) else None
+    margins = None if groups is None else groups.margins
+    if loss == "cosine" and groups is not None:
         raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
-    if loss == "margin_mse" and not text_groups.have_margins(labels):
+    if loss == "margin_mse" and margins is None:
         learns = "it learns margins between positives and negatives, and the train rows have none"
         raise InputError(f"{key}.loss: margin_mse given; {learns}: set data.columns.margin, or distill with it")
     name = chosen(cast("PairLoss | None", loss), labels)
-    largest = float(np.abs(labels[:, 4]).max()) if name == "margin_mse" else 0.0
+    largest = float(np.abs(margins).max()) if margins is not None and name == "margin_mse" else 0.0
     if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
         reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as this model gives, have margins of at most"
         raise InputError(f"{key}.loss: margin_mse given; {reach} {LARGEST:g}: divide the margins by a number that is large enough")
@@ -86,7 +88,13 @@ def check_loss(
         raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
 
 
-def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> Objective:
+def supervised(
+    task: Task,
+    label_smoothing: float = 0.0,
+    loss: PairLoss | OrderLoss | None = None,
+    team: Team = ALONE,
+    labels: Labels | None = None,
+) -> Objective:
     """Returns the objective of learning from labels alone.
 
     Args:
@@ -94,10 +102,11 @@ def supervised(task: Task, label_smoothing: float = 0.0, loss: PairLoss | OrderL
         label_smoothing: Share of the target probability that is spread over all choices.
         loss: The loss, for tasks that have several (`foundation.training.losses.table.loss_names`); None: the usual one.
         team: For vectors, the processes that share the rows of a batch.
+        labels: For vectors, the labels of all training rows.
     """
     if TASKS[task].two_towers:
         return partial(_contrastive, team)
-    return Supervised(losses_of(task, loss, team), label_smoothing)
+    return Supervised(losses_of(task, loss, team, labels), label_smoothing)
 
 
 class Supervised:
@@ -115,9 +124,9 @@ class Supervised:
         """Returns the loss of the labels."""
         return self.terms(forward(model, batch.features), torch.empty(0), batch)
 
-    def compares_rows(self, labels: NDArray[Any]) -> bool:
+    def compares_rows(self) -> bool:
         """Whether the loss compares rows that a micro-batch may part."""
-        return self.losses.compares_rows(labels)
+        return self.losses.compares_rows()
 
     def beside(self, batch: Batch) -> Tensor:
         """Nothing."""
@@ -125,7 +134,7 @@ class Supervised:
 
     def terms(self, answers_bD: Tensor, beside_bE: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the labels, given the answers of the model."""
-        return {self.losses.named(batch.labels): self.losses.labelled(answers_bD, batch.labels, self.label_smoothing)}
+        return {self.losses.name: self.losses.labelled(answers_bD, batch.labels, self.label_smoothing)}
 
 
 def _contrastive(team: Team, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from foundation.core.forms import spans
-from foundation.core.forms.label_sets import best_thresholds, each_f1
+from foundation.labels import spans
+from foundation.labels.label_sets import best_thresholds, each_f1
 from foundation.measure.predictions import compared
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.stage.context import Context
@@ -40,11 +40,12 @@ def fit_thresholds(model: nn.Module, prepared: Preprocessor, context: Context) -
     if not len(split) or head is None:
         return {}
     logits = compared(model, prepared, split.rows, BATCH_SIZE)
-    thresholds = best_thresholds(logits, split.labels, FEWEST)
+    true = split.labels.array
+    thresholds = best_thresholds(logits, true, FEWEST)
     with torch.no_grad():
         head.bias.sub_(torch.from_numpy(thresholds).to(head.bias))
     moved = {name: float(value) for name, value in zip(context.data.labels, thresholds, strict=True) if value}
-    before, after = (float(each_f1(logits > cut, split.labels).mean()) for cut in (0.0, thresholds))
+    before, after = (float(each_f1(logits > cut, true).mean()) for cut in (0.0, thresholds))
     context.progress.log(
         f"  thresholds: {len(moved)} of {len(thresholds)} labels have one of their own; macro F1 {before:.4f} -> {after:.4f}"
     )
@@ -62,9 +63,10 @@ def fit_null_threshold(model: nn.Module, prepared: Preprocessor, context: Contex
     split = context.data.selection
     if prepared.null_threshold is None or not len(split):
         return {}
+    assert isinstance(split.labels, spans.Spans), type(split.labels)
     answers = compared(model, prepared, split.rows, BATCH_SIZE)
     more, best = spans.best_threshold(answers, split.labels)
-    threshold, before = prepared.null_threshold + more, float(spans.figures(answers, split.labels)[:, 1].mean())
+    threshold, before = prepared.null_threshold + more, float(split.labels.values(answers)[0][:, 1].mean())
     setattr(model.config, THRESHOLD_KEY, threshold)
     context.progress.log(f"  threshold of no answer: {threshold:.4f}; F1 {before:.4f} -> {best:.4f}")
     return {THRESHOLD_KEY: threshold}

@@ -30,7 +30,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.forms.table import form_of
 from foundation.core.progress import Progress
 from foundation.core.target import Parallel
 from foundation.data.splits import Split
@@ -191,7 +190,7 @@ def _trained(model: nn.Module, objective: Objective, training: Training) -> Hist
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
         "seed": training.seed,
-        "rows": rows_digest(training.split.rows, training.split.labels),
+        "rows": rows_digest(training.split.rows, training.split.labels.array),
         "weights": digest,
         "depends": training.depends,
         "autocast": str(loop.autocast),
@@ -215,8 +214,8 @@ class _Loop:
         self.texts, self.warn = training.split.rows, training.progress.warn
         self.caches_casts = training.parallel.checkpointing == "none"  # see `foundation.training.recompute`
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
-        self.labels = torch.from_numpy(training.split.labels)
-        self.compares_runs = self.labels.ndim == 2 and self.labels.is_floating_point() and not form_of(training.split.labels).runs_apart
+        self.labels = torch.from_numpy(training.split.labels.array)
+        self.compares_runs = training.split.labels.COMPARED
         self.dealing = Dealing(training.split.runs, config.batch_size, config.micro_batch_size, team)
         share = -(-self.dealing.batch_size // team.data_size)
         at_once = min(share, self.dealing.micro_batch_size or share)
@@ -239,7 +238,7 @@ class _Loop:
         self.masks = ZeroMasks(model)
         self.epoch_steps = self.dealing.epoch_steps
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
-        self.cache = GradCache.of(objective, model, training.split.labels, config.micro_batch_size, label)
+        self.cache = GradCache.of(objective, model, config.micro_batch_size, label)
         self.draws = row_draws(team, self.device, self.rows, self.cache is not None)
         self.stream = team.stream if self.draws is None else 0  # what draws alike has one seed
         self.engine = Engine(self.cache.answers if self.cache else objective, model, trained, team, training.parallel, self.num_steps)

@@ -142,7 +142,7 @@ def learn(
         taught_by = on_devices(copy.deepcopy(model) if given is None else given, context, teacher_key(key_of(label)))
     selected = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
-        objective = supervised(context.task, team=context.team)
+        objective = supervised(context.task, team=context.team, labels=context.data.train.labels)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
             known = context.teacher.digest if isinstance(teacher, Path) and context.teacher and settings.epochs >= 1 else None

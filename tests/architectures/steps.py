@@ -19,10 +19,10 @@ from PIL import Image
 from export.parity.parity import ParityError
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import labels_of
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import labels_of
 from foundation.models.architecture.axes import size_of
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.checkpoint import load

@@ -17,6 +17,8 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
+from foundation.labels.value import Numbers
 from foundation.models.layers.conv1d import stock_state, with_linears
 from foundation.stage.context import Context
 from tests.told import Told
@@ -126,8 +128,8 @@ def sentences(num_rows: int, seed: int, num_labels: int = 2) -> Split:
     words = [list(draw.choice(WORDS, draw.integers(1, 9))) for _ in range(num_rows)]
     rows = [" ".join([*row, "great" if i % 2 else "poor"]) for i, row in enumerate(words)]
     if num_labels == 1:
-        return Split(list(rows), np.array([row.split().count("great") / len(row.split()) for row in rows], np.float32))
-    return Split(list(rows), np.array(["great" in row.split() for row in rows], np.int64))
+        return Split(list(rows), Numbers(np.array([row.split().count("great") / len(row.split()) for row in rows], np.float32)))
+    return Split(list(rows), ClassIds(np.array(["great" in row.split() for row in rows], np.int64)))
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, c
         steps = Steps(Distill(teacher=("baseline", "x/y"), teacher_weights=weights, hard_weight=0), folder, context)
         split, labelled = steps.rows()
         objective = steps.objective(student, teachers, prepared, [prepared, prepared], split, labelled)
-        parts = objective(student, Batch(features, torch.from_numpy(split.labels[indices]), indices, 0, 9))
+        parts = objective(student, Batch(features, torch.from_numpy(split.labels.array[indices]), indices, 0, 9))
         mean = sum(weight * torch.softmax(one / 2, dim=1) for weight, one in zip(expected, z, strict=True))
         assert isinstance(mean, torch.Tensor)
         expected_b = soft_target(z[0], 2 * mean.log(), 2.0)

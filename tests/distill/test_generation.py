@@ -48,7 +48,7 @@ def test_soft_and_hard_targets_are_means_over_tokens(context: Context) -> None:
     pair = Pair(Capture(student, "x"), (Teacher(Capture(freeze(teacher), "x"), rows, True),), rows, labels, 0)
     features = rows.batch(np.arange(3))
     objective = Objective([SoftTarget()], [setting], pair, 2.0, 0.5, 0, "text-generation")
-    parts = objective(student, Batch(features, torch.from_numpy(labels), np.arange(3), 0, 1))
+    parts = objective(student, Batch(features, torch.from_numpy(labels.array), np.arange(3), 0, 1))
     ours, theirs = (forward(model, features)[:, :-1].detach().double() for model in (student, teacher))
     p, q = (torch.softmax(logits / 2, dim=-1) for logits in (theirs, ours))
     expected = 4 * (p * (p.log() - q.log())).sum(-1).mean(1)

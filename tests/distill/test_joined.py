@@ -15,9 +15,10 @@ from torch import Tensor
 
 from distill.distill import Distill
 from foundation.core.errors import InputError
-from foundation.core.forms import text_groups, vectors
 from foundation.core.target import Parallel
 from foundation.data.splits import Data, Split
+from foundation.labels import text_groups, vectors
+from foundation.labels.value import Numbers
 from foundation.machine.parallel import ALONE
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
@@ -117,7 +118,7 @@ def test_a_loss_that_is_no_number_is_told_as_ever(train: Train, monkeypatch: pyt
 
 def test_rows_that_run_forward_twice_are_more_work() -> None:
     groups = [(f"a {number}", f"b {number}") for number in range(20)]
-    split, none = Split([""] * 40, text_groups.labels_of(groups)), Split([], np.zeros(0, np.float32))
+    split, none = Split([""] * 40, text_groups.labels_of(groups)), Split([], Numbers(np.zeros(0, np.float32)))
     scored = Split([""] * 40, vectors.labels_of(np.ones(20)))
     data, of_scores = Data(split, none, none, ("score",)), Data(scored, none, none, ("score",))
     assert Finetune(epochs=1, batch_size=8).work(1, data) == 120

@@ -16,9 +16,9 @@ from distill.on_policy import OnPolicy, Sampling
 from distill.student import take_layers
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import IGNORED, labels_of
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import IGNORED, labels_of
 from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load
 from foundation.models.forward import forward, freeze
@@ -40,13 +40,13 @@ LENGTH = tiny_gpt.LENGTH
 def blocks(count: int = 6, step: int = 0) -> Batch:
     data = tiny_gpt.data().train.take(range(count))
     rows = Rows.prepare(data.rows, tiny_gpt.prepared())
-    return Batch(rows.batch(np.arange(count)), torch.from_numpy(data.labels), np.arange(count), step, 100)
+    return Batch(rows.batch(np.arange(count)), torch.from_numpy(data.labels.array), np.arange(count), step, 100)
 
 
 def pairs(count: int = 5, width: int = 12) -> Batch:
     rows = [TokenPair(source, np.array([7, 9, EOS], np.int32)) for source in sources(tuple(3 + number % 9 for number in range(count)))]
     features = Rows.prepare(rows, preprocessor()).batch(np.arange(count))
-    return Batch(features, torch.from_numpy(labels_of(rows, width)), np.arange(count), 0, 100)
+    return Batch(features, torch.from_numpy(labels_of(rows, width).array), np.arange(count), 0, 100)
 
 
 @pytest.mark.parametrize(("prompt", "given"), [(0.5, 8), (0.01, 1), (0.99, 15)])

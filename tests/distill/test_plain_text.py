@@ -205,14 +205,14 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
     assert built.pair.teacher.logits is None  # copies are asked anew
     indices = np.array([0, 47, 48, 77, 78, 100, 233])
     features = built.pair.rows.batch(indices)
-    batch = Batch(features, torch.from_numpy(split.labels[indices]), indices, 3, 9)
+    batch = Batch(features, torch.from_numpy(split.labels.array[indices]), indices, 3, 9)
     parts = built(built.pair.student.model, batch)
     assert (parts["hard_target"][:2] > 0).all()
     assert (parts["hard_target"][2:] == 0).all()
     torch.testing.assert_close(parts["soft_target"], torch.zeros(7), atol=1e-6, rtol=0)  # student and teacher see the same masks
     assert set(split.rows[48:78]).isdisjoint(context.data.evaluation.rows)
     mixed, split, labelled = objective(small(extra_text={"path": str(extra)}, loss="mixkd"))
-    mixing = mixed(mixed.pair.student.model, Batch(features, torch.from_numpy(split.labels[indices % 78]), indices % 78, 3, 9))
+    mixing = mixed(mixed.pair.student.model, Batch(features, torch.from_numpy(split.labels.array[indices % 78]), indices % 78, 3, 9))
     assert (mixing["mixed_labels"][2:4] == 0).all()
     assert (mixing["mixed_answers"] >= 0).all()
 

@@ -17,10 +17,10 @@ from distill.distill import Distill
 from distill.sequences import Sequences, with_answers
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import IGNORED, labels_of
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import IGNORED, labels_of
 from foundation.models.checkpoint import load
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import TokenPair
@@ -56,7 +56,7 @@ def test_targets_are_what_the_teacher_answers_to_each_source_alone(beams: int, t
             ].tolist()
         expected = row[: row.index(EOS) + 1] if EOS in row else row
         assert after.target.tolist() == expected
-    np.testing.assert_array_equal(found.labels, labels_of(found.rows, LENGTH - 1))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found.labels.array, labels_of(found.rows, LENGTH - 1).array)  # type: ignore[arg-type]
 
 
 def test_settings_of_the_teacher_do_not_change_its_answers(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_rest_of_a_block_is_what_the_teacher_goes_on_with(
     given = tiny_gpt.data().train.take(range(5))
     found = with_answers(given, teacher, Sequences(beams=beams, prompt=0.6), tiny_gpt.LENGTH, tmp_path, kind, PROGRESS)
     start = 10  # of 16 tokens, rounded
-    for before, after, label in zip(given.rows, found.rows, found.labels, strict=True):
+    for before, after, label in zip(given.rows, found.rows, found.labels.array, strict=True):
         assert isinstance(before, np.ndarray)
         assert isinstance(after, np.ndarray)
         assert after.dtype == np.int32
@@ -158,7 +158,7 @@ def test_an_end_token_does_not_end_a_block_and_lengths_may_differ(tmp_path: Path
     again = with_answers(given, teacher, Sequences(), tiny_gpt.LENGTH, tmp_path / "b", "a", PROGRESS)
     assert [row.tolist() for row in again.rows] == [row.tolist() for row in first.rows]  # type: ignore[union-attr]
     assert [len(row) for row in again.rows] == [16, 2, 7, 16]  # type: ignore[arg-type]
-    assert [int((label != IGNORED).sum()) for label in again.labels] == [8, 1, 3, 8]
+    assert [int((label != IGNORED).sum()) for label in again.labels.array] == [8, 1, 3, 8]
 
 
 def test_continuations_that_are_there_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from export.graph.onnx import export_float
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.measure.answers import save_predictions
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load, save
@@ -133,9 +134,9 @@ def answers(path: Path, count: int) -> Path:
     return file
 
 
-def labels(count: int) -> np.ndarray:
+def labels(count: int) -> ClassIds:
     """Returns random labels."""
-    return np.random.default_rng(1).integers(0, 2, count)
+    return ClassIds(np.random.default_rng(1).integers(0, 2, count))
 
 
 def rows(count: int) -> list[str]:

@@ -19,7 +19,7 @@ from export.generation.agreement import Agreement
 from export.parity.parity import ParityError
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.measure.answers import load_predictions, save_predictions
+from foundation.measure.answers import load_logits, load_predictions, save_predictions
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
@@ -150,8 +150,8 @@ def test_predictions_are_those_of_the_checkpoint(exported: tuple[Path, dict[str,
     for build, engine in entries(document):
         if build["precision"] == "bf16":
             continue
-        logits, labels = load_predictions(out / engine["predictions"])
-        np.testing.assert_array_equal(labels, split.labels)
+        logits, labels = load_predictions(out / engine["predictions"], "text-classification")
+        np.testing.assert_array_equal(labels.array, split.labels.array)
         assert (engine["n"], engine["metrics"]) == (len(split), metrics("text-classification", logits, labels))
         model = load(context.checkpoints[build["variant"]].path)
         reference = predict(model, Preprocessor.load(out / build["folder"]), split.rows, 4)
@@ -258,7 +258,7 @@ def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], co
     for engine in build["engines"]:
         with EngineProcess(spec_of(out, build, engine, context.target)) as process:
             answer = process.predict(context.data.evaluation.rows, 4)
-        np.testing.assert_allclose(answer, load_predictions(out / engine["predictions"])[0], atol=1e-6)
+        np.testing.assert_allclose(answer, load_predictions(out / engine["predictions"], "text-classification")[0], atol=1e-6)
 
 
 def test_torch_predictions_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_torch_predictions_that_are_there_are_not_made_again(tmp_path: Path, mon
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, replace(context, predictions={"baseline": tmp_path / "torch.safetensors"}), tmp_path / "out")
     (build,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
-    np.testing.assert_array_equal(load_predictions(tmp_path / "out" / build["engines"][0]["predictions"])[0], [[1, 2]] * 6)
+    np.testing.assert_array_equal(load_logits(tmp_path / "out" / build["engines"][0]["predictions"]), [[1, 2]] * 6)
 
 
 def small(scratch: Path, engines: tuple[str, ...]) -> Context:

@@ -18,6 +18,7 @@ from export.parity.parity import ParityError
 from export.parity.rows import GATE_ROWS, gate_rows
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
@@ -36,7 +37,7 @@ class Untouched(Split):
 
 
 def numbered(count: int, start: int) -> Split:
-    return Split([f"good film {start + number}" for number in range(count)], np.arange(count) % 2)
+    return Split([f"good film {start + number}" for number in range(count)], ClassIds(np.arange(count) % 2))
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def context(tmp_path: Path) -> Context:
     target = Target(engines=("openvino",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
     made = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, target, count=6)
     words = sentiment.WORDS
-    selection = Split([f"{words[number]} {words[number + 1]} movie" for number in range(12)], np.arange(12) % 2)
+    selection = Split([f"{words[number]} {words[number + 1]} movie" for number in range(12)], ClassIds(np.arange(12) % 2))
     return replace(made, data=replace(made.data, selection=selection))
 
 
@@ -135,5 +136,5 @@ def test_the_rows_of_the_gate_are_spread_over_the_selection_split() -> None:
     assert gate_rows(Data(train, numbered(7, 100), evaluation, ())).rows == numbered(7, 100).rows
     many = gate_rows(Data(train, numbered(3 * GATE_ROWS, 100), evaluation, ()))
     assert many.rows == numbered(3 * GATE_ROWS, 100).rows[::3]
-    assert many.labels.tolist() == numbered(3 * GATE_ROWS, 100).labels[::3].tolist()
+    assert many.labels.array.tolist() == numbered(3 * GATE_ROWS, 100).labels.array[::3].tolist()
     assert gate_rows(Data(train, numbered(0, 0), evaluation, ())).rows == train.rows

@@ -17,6 +17,7 @@ from export.engines.spec import EngineSpec, torch_spec
 from export.engines.worker import synthetic
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
+from foundation.labels.next_token import Tokens
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.predictions import predict
@@ -112,7 +113,7 @@ def test_engines_keep_two_numbers_for_each_token(engines: list[EngineProcess]) -
         answers = process.predict(split.rows, 4)
         np.testing.assert_allclose(answers[..., 0], reference[..., 0], atol=1e-4)
         found = compare_predictions("text-generation", reference, answers, split.labels)
-        assert (found["passed"], found["n"], found["differs"]) == (True, (split.labels >= 0).sum(), "nll")
+        assert (found["passed"], found["n"], found["differs"]) == (True, (split.labels.array >= 0).sum(), "nll")
         assert process.ask("measure", batch=1, sequence=8, least=1, most=1, seconds=0)["samples_ms"]
 
 
@@ -136,7 +137,7 @@ def test_torch_is_an_engine_too() -> None:
 
 
 def test_the_gate_counts_tokens() -> None:
-    labels = np.zeros((50, 100), np.int32)
+    labels = Tokens(np.zeros((50, 100), np.int32))
     reference = np.zeros((50, 100, 2), np.float32)
     one_in_a_thousand, too_many, apart = reference.copy(), reference.copy(), reference.copy()
     one_in_a_thousand[:5, 0, 1] = too_many[:50, 0, 1] = 3

@@ -169,7 +169,7 @@ class _Other(TowersExporter):
     """Answers of an engine whose text tower is another one."""
 
     def wrong(self, answers: NDArray[Any], side: int) -> NDArray[Any]:
-        rows = self._gate[0].labels[:, 0] == side
+        rows = self._gate[0].labels.array[:, 0] == side
         changed = answers.copy()
         changed[rows] = np.roll(answers[rows], 1, axis=1)
         return changed
@@ -186,7 +186,7 @@ def test_one_wrong_tower_does_not_pass(side: int, name: str, data: Data, tmp_pat
     entry = {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"}
     assert exporter._compared(entry, right)["reason"] is None
     assert exporter._compared(entry, exporter.wrong(right, side))["reason"] is not None
-    texts = exporter._gate[0].labels[:, 0] == 1
+    texts = exporter._gate[0].labels.array[:, 0] == 1
     one = right.copy()
     one[np.flatnonzero(texts if name == "text" else ~texts)[:3]] *= -1  # three rows of many
     assert f"torch ({name}s)" in str(exporter._compared(entry, one)["reason"]) or "differ" in str(exporter._compared(entry, one)["reason"])

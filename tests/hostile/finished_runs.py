@@ -12,6 +12,7 @@ from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, Kind
 from foundation.artifacts.chain import write_chain
 from foundation.artifacts.run_folder import open_run, write_lock
+from foundation.labels.classes import ClassIds
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import save_predictions
 from foundation.measure.engine_process import write_rows
@@ -27,8 +28,8 @@ def recipe() -> dict[str, Any]:
 
 def write_run(folder: Path) -> Path:
     """Writes the run into `folder`."""
-    labels = np.arange(ROWS, dtype=np.int64) % 10
-    logits = np.eye(10, dtype=np.float32)[(labels + (np.arange(ROWS) == 0)) % 10]
+    labels = ClassIds(np.arange(ROWS, dtype=np.int64) % 10)
+    logits = np.eye(10, dtype=np.float32)[(labels.array + (np.arange(ROWS) == 0)) % 10]
 
     def made(name: str, stage: str, kind: Kind, metrics: dict[str, Any]) -> tuple[Artifact, bool, float]:
         key = artifact.digest(name)

@@ -18,6 +18,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
@@ -134,7 +135,7 @@ def sentences(num_rows: int, seed: int) -> Split:
     draw = np.random.default_rng(seed)
     words = [list(draw.choice(WORDS, draw.integers(1, 9))) for _ in range(num_rows)]
     rows = [" ".join([*row, "great" if i % 2 else "poor"]) for i, row in enumerate(words)]
-    return Split(list(rows), np.array(["great" in row.split() for row in rows], np.int64))
+    return Split(list(rows), ClassIds(np.array(["great" in row.split() for row in rows], np.int64)))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.data.splits import Split
+from foundation.labels.classes import ClassIds
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load
 from foundation.models.library import with_class
@@ -176,7 +177,7 @@ def test_a_vocabulary_of_which_too_little_is_left_is_refused(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     context = make_context()
-    data = replace(context.data, train=Split(["good film", "bad film"] * 8, np.array([1, 0] * 8)))
+    data = replace(context.data, train=Split(["good film", "bad film"] * 8, ClassIds(np.array([1, 0] * 8))))
     stage = Prune(**QUICK, sparsity=0, granularity=("vocabulary",))
     with pytest.raises(
         InputError, match=r"stages.prune.max_unknown: 0.001 given; .* of the tokens of the selection rows would become unknown"

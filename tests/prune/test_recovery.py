@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.core.errors import InputError
-from foundation.core.forms import candidates
 from foundation.data.splits import Split
+from foundation.labels import candidates
+from foundation.labels.classes import ClassIds
 from foundation.models.architecture.blocks import between_blocks, blocks_of
 from foundation.models.architecture.origin import Origin
 from foundation.models.architecture.structure import Structure
@@ -94,10 +95,10 @@ def test_iterations_go_through_the_train_split_one_after_the_other(
 ) -> None:
     context = make_context()
     rows = [str(number) for number in range(48)]
-    context = replace(context, data=replace(context.data, train=Split(list(rows), np.arange(48))))
+    context = replace(context, data=replace(context.data, train=Split(list(rows), ClassIds(np.arange(48)))))
     parts = [part_of(context, epochs, number, iterations, batch) for number in range(1, iterations + 1)]
     seen = [row for one, _ in parts for row in one.data.train.rows]
-    assert [row for one, _ in parts for row in one.data.train.labels.tolist()] == [int(row) for row in seen]
+    assert [row for one, _ in parts for row in one.data.train.labels.array.tolist()] == [int(row) for row in seen]
     steps = math.ceil(epochs / iterations * math.ceil(48 / batch))
     assert all(passes == 1 and len(one.data.train) == min(48, steps * batch) for one, passes in parts)
     for start in range(0, len(seen), 48):
@@ -119,7 +120,7 @@ def test_iterations_draw_whole_lists_of_candidates(seed: int, make_context: Call
     parts = [part_of(context, 2, number, 3, 3)[0].data.train for number in range(1, 4)]
     assert [len(part.runs) for part in parts] == [2, 2, 2]
     for part in parts:
-        assert part.labels[:, 1].tolist() == [float(run) for run, size in enumerate(part.runs) for _ in range(size)]
+        assert part.labels.array[:, 1].tolist() == [float(run) for run, size in enumerate(part.runs) for _ in range(size)]
         for end, size in zip(np.cumsum(part.runs), part.runs, strict=True):
             assert [int(row) for row in part.rows[end - size : end]] == [row for row, owner in enumerate(numbers) if sizes[owner] == size]
 

@@ -55,7 +55,7 @@ def objective_of(settings: DistillationSettings, student: nn.Module, folder: Pat
 def batch_of(folder: Path, context: Context, num: int = 4) -> Batch:
     prepared = Checkpoint(folder).preprocessor(context.task, context.max_length, context.target)
     features = {name: torch.from_numpy(value) for name, value in prepared.encode(context.data.train.rows[:num]).items()}
-    return Batch(features, torch.from_numpy(context.data.train.labels[:num]), np.arange(num), 0, 10)
+    return Batch(features, torch.from_numpy(context.data.train.labels.array[:num]), np.arange(num), 0, 10)
 
 
 def test_the_names_are_those_of_the_presets() -> None:

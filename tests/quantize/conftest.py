@@ -13,6 +13,7 @@ from PIL import Image
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
 from tests.told import Told
 
@@ -23,7 +24,7 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "i
 def sentences(num: int, seed: int) -> Split:
     random = np.random.default_rng(seed)
     rows = [" ".join(random.choice(WORDS, random.integers(2, 12))) + f" {i}" for i in range(num)]
-    return Split(list(rows), random.integers(0, 2, num))
+    return Split(list(rows), ClassIds(random.integers(0, 2, num)))
 
 
 def images(num: int, seed: int) -> Split:
@@ -33,7 +34,7 @@ def images(num: int, seed: int) -> Split:
         file = io.BytesIO()
         Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(file, "PNG")
         rows.append(file.getvalue())
-    return Split(list(rows), random.integers(0, 2, num))
+    return Split(list(rows), ClassIds(random.integers(0, 2, num)))
 
 
 def write_tokenizer(folder: Path) -> None:

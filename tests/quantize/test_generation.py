@@ -11,9 +11,9 @@ import scipy.special
 import torch
 
 from foundation.artifacts.artifact import Artifact
-from foundation.core.forms.next_token import labels_of
 from foundation.core.target import Target
 from foundation.data.splits import Split
+from foundation.labels.next_token import labels_of
 from foundation.measure import closeness as trials
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
@@ -55,7 +55,7 @@ def test_the_blocks_become_int8_and_the_tied_head_stays_float(kind: str, context
 
 def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Artifact, context: Context, monkeypatch) -> None:
     """Against all logits at once, of both models."""
-    monkeypatch.setattr("foundation.answers.answer.LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
+    monkeypatch.setattr("foundation.labels.answer.LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
     monkeypatch.setattr(trials, "LOGIT_BYTES", 1)
     monkeypatch.setattr(trials, "LEAST_BLOCKS", 5)
     model = load(gpt.path)
@@ -127,7 +127,7 @@ def test_learning_in_int8_keeps_no_logits_of_all_rows(context: Context) -> None:
     ids = torch.from_numpy(np.stack(blocks).astype(np.int64))  # type: ignore[arg-type]
     objective = Distilled(load(tiny_gpt.checkpoint()), losses_of("text-generation"), 10**6, 0, 2.0, 0.9)
     assert objective.logits is None
-    batch = Batch({"input_ids": ids}, torch.from_numpy(context.data.train.labels[:4]), np.arange(4), 0, 1)
+    batch = Batch({"input_ids": ids}, torch.from_numpy(context.data.train.labels.array[:4]), np.arange(4), 0, 1)
     parts = objective(model, batch)
     assert {name: tuple(part.shape) for name, part in parts.items()} == {"cross_entropy": (4,), "teacher": (4,)}
     assert float(parts["teacher"].detach().abs().max()) < 1e-6  # it is its own teacher

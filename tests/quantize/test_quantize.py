@@ -18,6 +18,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.measure.closeness import distance
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load, save
@@ -176,7 +177,7 @@ def test_rows_beyond_the_calibrated_range_are_a_warning(bert: Artifact, context:
     embeddings = model.get_input_embeddings().weight.detach()
     embeddings[5 + WORDS.index("great")] = 1000 * torch.eye(embeddings.shape[1])[0]
     save(model, bert.path, tmp_path, "with an outlier")
-    dull = Split(["dull film"] * 100 + ["very dull film"] * 100, np.zeros(200, np.int64))
+    dull = Split(["dull film"] * 100 + ["very dull film"] * 100, ClassIds(np.zeros(200, np.int64)))
     narrow = replace(context, data=Data(dull, context.data.selection, context.data.evaluation, context.data.labels))
     figures = figures_of(Artifact(tmp_path, {}), narrow, tmp_path / "out")
     reach = [layer["name"] for layer in figures["layers"] if layer["selection_max_abs"] > 1.5 * layer["max_abs"]]

@@ -17,6 +17,7 @@ from foundation.core.resampling import Groups
 from foundation.core.spread import spread
 from foundation.core.target import Target
 from foundation.data.splits import Split
+from foundation.labels.classes import ClassIds
 from foundation.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval
 from foundation.measure.predictions import finely, predict
 from foundation.models.checkpoint import load
@@ -26,7 +27,7 @@ from foundation.schemes.int8 import Int8Linear, LayerScales, weight_scale
 from foundation.stage.context import Context
 from quantize.trial import Trial, in_int8
 
-EMPTY = Split([], np.zeros(0, np.int64))
+EMPTY = Split([], ClassIds(np.zeros(0, np.int64)))
 
 
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**31))
@@ -157,10 +158,10 @@ def test_a_look_tells_the_metric_by_labels_too(bert: Artifact, context: Context)
     selection = context.data.selection
     apart, metric = trial.look()
     expected = predict(model, prepared, selection.rows, 7)
-    assert metric == pytest.approx(float(np.mean(expected.argmax(axis=1) == selection.labels)))
+    assert metric == pytest.approx(float(np.mean(expected.argmax(axis=1) == selection.labels.array)))
     assert 0 < apart == pytest.approx(trial.distance_now())
     few = trial.fewer(8)
-    assert few.look()[1] == pytest.approx(float(np.mean(expected.argmax(axis=1)[::5] == selection.labels[::5])))
+    assert few.look()[1] == pytest.approx(float(np.mean(expected.argmax(axis=1)[::5] == selection.labels.array[::5])))
     assert Trial.prepare(
         model, bert.path, context.data.train.rows, replace(context, data=replace(context.data, selection=EMPTY))
     ).look() == (

@@ -19,6 +19,7 @@ from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
 from foundation.core.target import Target
+from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server, service
@@ -317,7 +318,7 @@ def test_the_stage(tmp_path):
 
     prepared, rows = tiny.text_preprocessor(), tiny.TEXTS * 20
     exported = tiny.export(tmp_path / "export", prepared, rows, (("baseline", "fp32"), ("quantize", "int8")))
-    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=ClassIds(np.zeros(len(rows), np.int64))))
     context = Context("text-classification", data, 16, Target(threads=1), 0, Silent(), tmp_path / "scratch")
     (tmp_path / "out").mkdir()
     stage = TritonRepo()

@@ -9,6 +9,7 @@ import pytest
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
+from foundation.labels.classes import ClassIds
 from foundation.measure.answers import save_predictions
 from foundation.stage.context import Context
 from foundation.standalone.response import RESPONSES
@@ -27,7 +28,7 @@ class Silent:
 
 
 def context(rows, folder: Path, **target) -> Context:
-    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=ClassIds(np.zeros(len(rows), np.int64))))
     return Context("text-classification", data, 16, Target(**target), 0, Silent(), folder)
 
 
@@ -83,7 +84,7 @@ def test_what_is_served_is_part_of_the_cache_key(tmp_path, no_server):
         name: Artifact(tmp_path, {"id": name, "digest": digests[name], "parents": ["a"] * (name != "baseline")}) for name in digests
     }
     save_predictions(
-        tmp_path / "torch.safetensors", tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), np.zeros(len(tiny.TEXTS), np.int64)
+        tmp_path / "torch.safetensors", tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), ClassIds(np.zeros(len(tiny.TEXTS), np.int64))
     )
 
     def chosen(int8_ms: float, **target) -> tuple:
@@ -129,14 +130,14 @@ def answers(logits: np.ndarray) -> Answers:
 
 def test_equal_answers(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
-    found = compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+    found = compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
     assert found == {"disagreements": 0, "median_abs": 0.0, "max_abs": 0.0}
 
 
 def test_one_flip_is_counted(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
     logits[2] = np.roll(logits[2], 1)
-    found = compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+    found = compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
     assert (found["disagreements"], found["median_abs"]) == (1, 0.0)
     assert found["max_abs"] > 0
 
@@ -146,7 +147,7 @@ def test_more_flips_fail_and_name_the_first_row(model):
     with pytest.raises(
         ServedWrong, match=r"baseline-fp32 in Triton: \d of 7 predictions differ from the evaluated engine .*; first row 0$"
     ):
-        compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+        compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
 
 
 @pytest.mark.parametrize(("flips", "passed"), [(5, True), (6, False)])
@@ -157,16 +158,16 @@ def test_served_rows_may_flip_as_often_as_those_of_an_engine(tmp_path, flips, pa
     logits = tiny.expected(prepared, rows)
     logits[:flips] = np.roll(logits[:flips], 1, axis=1)
     if passed:
-        assert compare(model, "text-classification", answers(logits), np.zeros(872))["disagreements"] == flips
+        assert compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64)))["disagreements"] == flips
     else:
         with pytest.raises(ServedWrong, match=r"6 of 872 predictions differ from the evaluated engine \(at most 5\)"):
-            compare(model, "text-classification", answers(logits), np.zeros(872))
+            compare(model, "text-classification", answers(logits), ClassIds(np.zeros(872, np.int64)))
 
 
 def test_drifted_logits_fail(model):
     logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS) + np.float32(0.1)
     with pytest.raises(ServedWrong, match=r"median \|dlogit\| 0.1000"):
-        compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+        compare(model, "text-classification", answers(logits), ClassIds(np.zeros(len(logits), np.int64)))
 
 
 def test_labels_have_to_be_those_of_the_logits(model):
@@ -175,7 +176,7 @@ def test_labels_have_to_be_those_of_the_logits(model):
     labels = given.outputs["LABEL"]
     labels[1] = next(name.encode() for name in tiny.LABELS if name.encode() != labels[1, 0])
     with pytest.raises(ServedWrong, match=r"row 1 has LABEL .*, but its logits give"):
-        compare(model, "text-classification", given, np.zeros(len(logits)))
+        compare(model, "text-classification", given, ClassIds(np.zeros(len(logits), np.int64)))
 
 
 def test_serving_what_is_no_repository(tmp_path, no_server):

@@ -12,6 +12,7 @@ import pytest
 
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
+from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo.config import SETTINGS, from_text
@@ -25,7 +26,7 @@ TUNE = Tune(seconds=0.3, repeats=5, concurrency=(1, 4), instances=(1, 2), max_ba
 
 def context(folder: Path) -> Context:
     rows = tiny.TEXTS
-    data: Any = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    data: Any = SimpleNamespace(labels=(), evaluation=SimpleNamespace(rows=rows, labels=ClassIds(np.zeros(len(rows), np.int64))))
     return Context("text-classification", data, 16, Target(threads=2), 0, ConsoleProgress("quiet"), folder)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from foundation.artifacts.artifact import Artifact
+from foundation.labels.classes import ClassIds
 from foundation.measure.answers import save_predictions
 from foundation.standalone.preprocess import Preprocessor
 from tests.tiny_sounds import encoded, wave
@@ -128,7 +129,7 @@ def export(
             openvino.save_model(network(preprocessor), folder / file, compress_to_fp16=False)
         else:
             graph(preprocessor, folder / file)
-        save_predictions(folder / "openvino.safetensors", expected(preprocessor, rows), np.zeros(len(rows), np.int64))
+        save_predictions(folder / "openvino.safetensors", expected(preprocessor, rows), ClassIds(np.zeros(len(rows), np.int64)))
         served = {
             "engine": engine,
             "mode": mode,

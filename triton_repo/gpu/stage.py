@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from foundation.answers.table import answer_of
 from foundation.artifacts.artifact import Artifact
 from foundation.core.engines import served_on
 from foundation.core.errors import InputError
-from foundation.measure.answers import load_predictions
+from foundation.measure.answers import load_logits
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from triton_repo.gpu.configs import Serving
@@ -51,7 +50,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
     build, half = deployed(builds)
     if build["variant"] not in context.predictions:
         raise InputError(f"{build['variant']}: was not evaluated in torch, so there are no golden logits")
-    logits, _ = load_predictions(context.predictions[build["variant"]])
+    logits = load_logits(context.predictions[build["variant"]])
     rows = context.data.evaluation.rows
     chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)
     name = f"{build['variant']}-{build['precision']}"
@@ -64,7 +63,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
             gemms=next((dict(entry["gemms"]) for entry in build["engines"] if entry.get("gemms")), {}),
         ),
         Preprocessor.load(parent.path / build["folder"]),
-        Golden([rows[index] for index in chosen], logits[chosen], answer_of(context.task).unit(context.data.evaluation.labels, logits)),
+        Golden([rows[index] for index in chosen], logits[chosen], context.data.evaluation.labels.unit(logits)),
         name=name,
         serving=serving,
     )

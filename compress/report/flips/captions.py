@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms import captions
 from foundation.data.splits import Data
+from foundation.labels.captions import Captions
 
 
 class CaptionFlips:
@@ -17,11 +17,12 @@ class CaptionFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
-        self.images, texts = captions.sides(data.evaluation.labels)
+    def __init__(self, data: Data, labels: Captions) -> None:
+        self.data, self.labels = data, labels
+        self.images, texts = labels.sides()
         first: dict[Any, int] = {}
         for row in texts.tolist():
             first.setdefault(data.evaluation.rows[row], row)
@@ -30,12 +31,12 @@ class CaptionFlips:
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the row that each image or caption finds first [n]; of a caption that occurred before, its own row."""
         answers = np.arange(len(logits))
-        answers[self.rows] = self.rows[captions.found(logits[self.rows], self.data.evaluation.labels[self.rows], 1)[:, 0]]
+        answers[self.rows] = self.rows[self.labels[self.rows].found(logits[self.rows], 1)[:, 0]]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns the results before and now, which of them are right, and the image or caption of the query."""
-        numbers = labels[:, 1]
+        numbers = self.labels.array[:, 1]
         right = {f"right_{name}": bool(numbers[row] == numbers[place[0]]) for name, row in (("before", before), ("after", after))}
         return {"before": self._named(before), "after": self._named(after), **right, "label": None, "input": self._named(place[0])}
 
@@ -44,6 +45,6 @@ class CaptionFlips:
         text = self.data.evaluation.rows[row]
         if isinstance(text, str):
             return text
-        labels = self.data.evaluation.labels
-        own = next(other for other in captions.sides(labels)[1].tolist() if labels[other, 1] == labels[row, 1])
+        numbers = self.labels.array[:, 1]
+        own = next(other for other in self.labels.sides()[1].tolist() if numbers[other] == numbers[row])
         return f"image of row {row}: {self.data.evaluation.rows[own]}"

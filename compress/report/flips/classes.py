@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from foundation.data.splits import Data
+from foundation.labels.form import Labels
 from foundation.standalone.sound import is_sound
 
 
@@ -16,15 +17,16 @@ class RowFlips:
     """Describes the flip of one row."""
 
     data: Data
+    labels: Labels
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the class of each row [n]; a tie goes to the lowest index. Regression has a single class, so nothing flips."""
-        answers: np.ndarray = logits.argmax(axis=1)
-        return answers
+        """Returns the class of each row [n]; 0 where answers are no classes, so that nothing flips."""
+        found = self.labels.choices(logits)
+        return np.zeros(len(logits), np.int64) if found is None else found[0]
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both predictions, the label and the input row."""
-        names, label = self.data.labels, int(labels[place])
+        names, label = self.data.labels, int(self.labels.array[place])
         text = readable(self.data.evaluation.rows[place[0]])
         return {"before": names[before], "after": names[after], "label": names[label], "input": text}
 

@@ -1,6 +1,6 @@
 """Writes `flips.jsonl`: one line for each prediction that changed.
 
-What a flip is follows from the form of the labels, whose row names a file in this room (`foundation.core.forms.table`)."""
+What a flip is follows from the form of the labels, (`foundation.labels`), in one file each."""
 
 from __future__ import annotations
 
@@ -25,33 +25,45 @@ from compress.report.flips.zero_shot import NearestClassFlips
 from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import Run
 from foundation.core.engines import REFERENCE
-from foundation.core.forms.table import form_of
 from foundation.data.splits import Data
+from foundation.labels.candidates import Candidates
+from foundation.labels.captions import Captions
+from foundation.labels.form import Labels
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.next_token import Tokens
+from foundation.labels.relevance import Judged
+from foundation.labels.spans import Spans
+from foundation.labels.tags import Tags
+from foundation.labels.text_groups import Groups
+from foundation.labels.transcripts import Transcripts
+from foundation.labels.vectors import Pairs
+from foundation.labels.zero_shot import ImagesAndTexts
 
 
 class Flips(Protocol):
-    """What the class in each file of this room gives; it is made from the data of a run."""
+    """What the class in each file of this room gives; it is made from the data of a run and their evaluation labels."""
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Describes the flip at a place of `answers`, from one number to another."""
 
 
-DESCRIBED_BY: Mapping[str, Callable[[Data], Flips]] = {
-    "captions": CaptionFlips,
-    "classes": RowFlips,
-    "ordered": FirstFlips,
-    "searched": FoundFlips,
-    "sets": SetFlips,
-    "spans": SpanFlips,
-    "tags": TagFlips,
-    "transcripts": TranscriptFlips,
-    "vectors": NeighbourFlips,
-    "zero_shot": NearestClassFlips,
+DESCRIBED_BY: Mapping[type[Labels], Callable[[Run, Data, Any], Flips]] = {
+    Candidates: lambda run, data, labels: FirstFlips(data, labels),
+    Captions: lambda run, data, labels: CaptionFlips(data, labels),
+    ImagesAndTexts: lambda run, data, labels: NearestClassFlips(data, labels),
+    Judged: lambda run, data, labels: FoundFlips(data, labels),
+    LabelSets: lambda run, data, labels: SetFlips(data, labels),
+    Spans: lambda run, data, labels: SpanFlips(data, labels),
+    Tags: lambda run, data, labels: TagFlips(data, labels),
+    Tokens: lambda run, data, labels: TokenFlips(run.artifacts[run.baseline].path, data, labels),
+    Transcripts: lambda run, data, labels: TranscriptFlips(data, labels),
+    Groups: lambda run, data, labels: NeighbourFlips(data, labels),
+    Pairs: lambda run, data, labels: NeighbourFlips(data, labels),
 }
-"""Describes the flips of a form, by the name of its file; tokens also need the tokenizer of a checkpoint."""
+"""By the form of labels what describes its flips; others are classes (`RowFlips`)."""
 
 
 def write_flips(run: Run, data: Data) -> int:
@@ -76,7 +88,7 @@ def write_flips(run: Run, data: Data) -> int:
             reference, origin = before
         for place in np.argwhere(answers != reference):
             at = tuple(place.tolist())
-            flip = describe.line(at, int(reference[at]), int(answers[at]), evaluation.labels)
+            flip = describe.line(at, int(reference[at]), int(answers[at]))
             lines.append({"row": at[0], "variant": evaluation.variant, "from": origin, "to": evaluation.backend, **flip})
         before = (answers, evaluation.backend)
     artifact.write_text(run.folder / "flips.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -84,5 +96,6 @@ def write_flips(run: Run, data: Data) -> int:
 
 
 def _described(run: Run, data: Data) -> Flips:
-    name = form_of(data.evaluation.labels).flips
-    return TokenFlips(run.artifacts[run.baseline].path, data) if name == "tokens" else DESCRIBED_BY[name](data)
+    labels = data.evaluation.labels
+    described = DESCRIBED_BY.get(type(labels))
+    return RowFlips(data, labels) if described is None else described(run, data, labels)

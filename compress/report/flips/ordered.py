@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms import candidates
 from foundation.data.splits import Data
+from foundation.labels.candidates import Candidates
 
 
 class FirstFlips:
@@ -15,21 +15,22 @@ class FirstFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
+    def __init__(self, data: Data, labels: Candidates) -> None:
+        self.data, self.labels = data, labels
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns for the first row of each query the row of the candidate with the highest score [n]; of other rows, their own."""
         answers = np.arange(len(logits))
-        for query in candidates.ordered(logits, self.data.evaluation.labels):
+        for query in self.labels.ordered(logits):
             answers[query.rows.min()] = query.rows[0]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both candidates with their grades, and the query."""
         rows: list[Any] = [*self.data.evaluation.rows]
         (query, first), (_, second) = rows[before], rows[after]
-        grades = {"grade_before": int(labels[before, 2]), "grade_after": int(labels[after, 2])}
+        grades = {"grade_before": int(self.labels.array[before, 2]), "grade_after": int(self.labels.array[after, 2])}
         return {"before": first, "after": second, **grades, "label": None, "input": query}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms import relevance
 from foundation.data.splits import Data
+from foundation.labels.relevance import Judged, nearest
 
 
 class FoundFlips:
@@ -17,11 +17,12 @@ class FoundFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, labels: Judged) -> None:
         self.data = data
-        self.known = relevance.judged(data.evaluation.labels)
+        self.known = labels.known
         first: dict[Any, int] = {}
         for row in self.known.documents.tolist():
             first.setdefault(data.evaluation.rows[row], row)
@@ -35,11 +36,11 @@ class FoundFlips:
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the row of the first document found for each query [n]; of other rows, their own."""
         answers = np.arange(len(logits))
-        places = relevance.nearest(logits[self.known.queries], logits[self.documents], 1)[:, 0]
+        places = nearest(logits[self.known.queries], logits[self.documents], 1)[:, 0]
         answers[self.known.queries] = self.documents[places]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both documents with their grades, and the query."""
         rows, grades = self.data.evaluation.rows, self.grades[place[0]]
         found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}

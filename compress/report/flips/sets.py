@@ -9,6 +9,7 @@ import numpy as np
 
 from compress.report.flips.classes import readable
 from foundation.data.splits import Data
+from foundation.labels.label_sets import LabelSets
 
 SAID = {0: "no", 1: "yes"}
 
@@ -18,13 +19,14 @@ class SetFlips:
     """Describes the flip of one label of one row."""
 
     data: Data
+    labels: LabelSets
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns whether each label holds, 0 or 1 [n, C]."""
         return np.asarray((logits > 0).astype(np.int64))
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns the label, whether it was found, and whether it holds, and the input row."""
         row, label = place
-        said = {"before": SAID[before], "after": SAID[after], "label": SAID[int(labels[place])]}
+        said = {"before": SAID[before], "after": SAID[after], "label": SAID[int(self.labels.array[place])]}
         return {"of": self.data.labels[label], **said, "input": readable(self.data.evaluation.rows[row])}

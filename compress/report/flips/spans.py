@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms import spans
 from foundation.data.splits import Data
+from foundation.labels.spans import Part, Spans
 from foundation.standalone.windows import Window
 
 
@@ -16,24 +16,24 @@ class SpanFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
+    def __init__(self, data: Data, labels: Spans) -> None:
+        self.data, self.labels = data, labels
         self._texts: dict[str, int] = {}
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns for the first window of each question the number of the text of its answer [n]; 0 for other windows."""
-        labels, found = self.data.evaluation.labels, np.zeros(len(logits), np.int64)
-        numbers = spans.numbers_of(labels)
-        for question in spans.questions(logits, labels):
+        numbers, found = self.labels.numbers, np.zeros(len(logits), np.int64)
+        for question in self.labels.questions(logits):
             row: Any = self.data.evaluation.rows[question.row]
-            start, end = (0, 0) if question.none else logits[question.row, spans.Part.CHARACTERS].astype(int)
+            start, end = (0, 0) if question.none else logits[question.row, Part.CHARACTERS].astype(int)
             first = int(np.argmax(numbers == numbers[question.row]))
             found[first] = self._texts.setdefault(row.context[start:end], len(self._texts))
         return found
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both answers and the question; an empty one says that there is none."""
         row, texts = self.data.evaluation.rows[place[0]], list(self._texts)
         assert isinstance(row, Window), type(row)

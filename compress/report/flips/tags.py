@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms.tags import NO_WORD, OUTSIDE, choices
 from foundation.data.splits import Data
+from foundation.labels.tags import NO_WORD, OUTSIDE, Tags, choices
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,16 @@ class TagFlips:
     """Describes the flip of the tag of one word."""
 
     data: Data
+    labels: Tags
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the tag of each word, `NO_WORD` behind the last one [n, L]."""
         return choices(logits)
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns the word, its tags and the true one, and the sentence; a word without a token is O."""
         (row, position), text = place, str(self.data.evaluation.rows[place[0]])
         names = dict(enumerate(self.data.labels)) | {NO_WORD: OUTSIDE}
-        label = names[int(labels[row, len(self.data.labels) + position, 0])]
+        label = names[int(self.labels.array[row, len(self.data.labels) + position, 0])]
         said = {"before": names[before], "after": names[after], "label": label}
         return {"position": position + 1, "of": text.split(" ")[position], **said, "input": text}

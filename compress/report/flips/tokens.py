@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms.next_token import choices
 from foundation.data.splits import Data
+from foundation.labels.next_token import Tokens, choices
 from foundation.standalone.preprocess import TokenPair
 
 TOKENS_SHOWN = 16
@@ -20,20 +20,21 @@ class TokenFlips:
     Args:
         checkpoint: A checkpoint with the tokenizer that produced the text blocks.
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, checkpoint: Path, data: Data) -> None:
+    def __init__(self, checkpoint: Path, data: Data, labels: Tokens) -> None:
         from tokenizers import Tokenizer
 
-        self.tokenizer, self.data = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), data
+        self.tokenizer, self.data, self.labels = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), data, labels
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the id of the most likely token [n, T]."""
         return choices(logits)
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both predicted tokens, the token that followed, and the text just before it."""
-        (row, position), label = place, int(labels[place])
+        (row, position), label = place, int(self.labels.array[place])
         given: Any = self.data.evaluation.rows[row]
         # what stands before the token: the source and the target up to it, or the block
         pair = isinstance(given, TokenPair)

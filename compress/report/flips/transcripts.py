@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from compress.report.flips.classes import readable
-from foundation.core.forms import transcripts
 from foundation.data.splits import Data
+from foundation.labels.transcripts import Transcripts, shown, texts_of
 
 
 class TranscriptFlips:
@@ -16,19 +16,19 @@ class TranscriptFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
+    def __init__(self, data: Data, labels: Transcripts) -> None:
+        self.data, self.labels = data, labels
         self._texts: dict[str, int] = {}
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the number of the text of each sound [n]."""
-        return np.array([self._texts.setdefault(text, len(self._texts)) for text in transcripts.texts_of(logits)], np.int64)
+        return np.array([self._texts.setdefault(text, len(self._texts)) for text in texts_of(logits)], np.int64)
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both texts, the true one and the sound."""
         texts, names = list(self._texts), self.data.labels
-        said = {name: transcripts.shown(texts[number], names) for name, number in (("before", before), ("after", after))}
-        (true,) = transcripts.true_texts(labels[place[0] : place[0] + 1])
-        return {**said, "label": true, "input": readable(self.data.evaluation.rows[place[0]])}
+        said = {name: shown(texts[number], names) for name, number in (("before", before), ("after", after))}
+        return {**said, "label": self.labels.texts[place[0]], "input": readable(self.data.evaluation.rows[place[0]])}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.core.forms.vectors import neighbours
 from foundation.data.splits import Data
+from foundation.labels.vectors import VectorLabels, neighbours
 
 
 class NeighbourFlips:
@@ -17,9 +17,10 @@ class NeighbourFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, labels: VectorLabels) -> None:
         self.data = data
         first: dict[Any, int] = {}
         for number, row in enumerate(data.evaluation.rows):
@@ -33,7 +34,7 @@ class NeighbourFlips:
             answers[self.rows] = self.rows[neighbours(logits[self.rows])[:, 0]]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both neighbours and the text; there is no label of them."""
         rows = self.data.evaluation.rows
         return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from compress.report.flips.classes import readable
-from foundation.core.forms import zero_shot
 from foundation.data.splits import Data
+from foundation.labels.zero_shot import ImagesAndTexts
 
 NONE = -1
 
@@ -18,21 +18,20 @@ class NearestClassFlips:
 
     Args:
         data: The data of the run.
+        labels: Its evaluation labels.
     """
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
+    def __init__(self, data: Data, labels: ImagesAndTexts) -> None:
+        self.data, self.labels = data, labels
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the class that is found for each image [n]; -1 for texts."""
-        labels = self.data.evaluation.labels
-        answers = np.full(len(labels), NONE)
-        rows = zero_shot.judged(labels)
-        answers[rows] = zero_shot.with_answers(labels, logits)[rows, 1]
+        answers = np.full(len(self.labels), NONE)
+        answers[self.labels.judged] = self.labels.nearest_classes(logits)
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
         """Returns both classes, the true one and the image."""
-        names, label = self.data.labels, int(labels[place[0], 1])
+        names, label = self.data.labels, int(self.labels.array[place[0], 1])
         row = self.data.evaluation.rows[place[0]]
         return {"before": names[before], "after": names[after], "label": names[label], "input": readable(row)}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from foundation.answers.table import answer_of
 from foundation.artifacts.safetensors import MOST_JSON, parse_json
 from foundation.core.errors import InputError
 from foundation.core.files import read_plain
@@ -21,6 +20,7 @@ from foundation.core.shown import reason, shown
 from foundation.core.stamps import Stamps
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.table import answer_of
 from foundation.models.config import most_tokens, read_config
 from foundation.models.files import state_of
 from foundation.models.heads.embedding import EMBEDDING_KEY

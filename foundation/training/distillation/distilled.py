@@ -130,7 +130,7 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         logits = teacher_logits(distillation.teacher.eval(), inputs, identity, context, stage_of(distillation.key))
     elif context.team.size > 1:  # a process would cache its own rows alone, and a resumed training read the rows of the first one
         cached = 0
-    losses = losses_of(context.task, team=context.team)
+    losses = losses_of(context.task, team=context.team, labels=context.data.train.labels)
     return Distilled(distillation.teacher, losses, len(rows), cached, temperature, settings.soft_weight, own, logits)
 
 
@@ -225,7 +225,7 @@ class Distilled(nn.Module):
         hard, soft = 1 - self.soft_weight, self.soft_weight
         nothing = torch.zeros(len(logits_bC), device=logits_bC.device)  # what weighs nothing is not computed: it takes as much memory
         return {
-            self.losses.named(labels_b): hard * self.losses.labelled(logits_bC, labels_b) if hard else nothing,
+            self.losses.name: hard * self.losses.labelled(logits_bC, labels_b) if hard else nothing,
             "teacher": soft * self.losses.taught(logits_bC, target_bC, labels_b, self.temperature) if soft else nothing,
         }
 

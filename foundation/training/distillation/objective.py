@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.tasks import Task
 from foundation.machine.parallel import ALONE, Team
@@ -58,7 +57,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.losses, self.settings, self.pair = losses, settings, pair
-        self.temperature, self.hard_weight, self.answer = temperature, hard_weight, losses_of(task, team=team)
+        self.temperature, self.hard_weight, self.answer = temperature, hard_weight, losses_of(task, team=team, labels=pair.labels)
         for loss in losses:
             loss.prepare(pair)
         self.wanted = [loss.wants(setting) for loss, setting in zip(losses, settings, strict=True)]
@@ -85,9 +84,9 @@ class Objective(nn.Module):
         teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, self.answer)
         return self._weighted(active, student, teacher, batch, sampled is not None)
 
-    def compares_rows(self, labels: Array) -> bool:
+    def compares_rows(self) -> bool:
         """Whether answers of rows are compared that a micro-batch may part."""
-        compared = any(loss.ACROSS_ROWS for loss in self.losses) or (self.hard_weight != 0 and self.answer.compares_rows(labels))
+        compared = any(loss.ACROSS_ROWS for loss in self.losses) or (self.hard_weight != 0 and self.answer.compares_rows())
         return compared and all(loss.ANSWERS_ONLY for loss in self.losses)
 
     def beside(self, batch: Batch) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
+from foundation.labels.form import Labels
 from foundation.models.architecture.origin import Origin
 from foundation.models.forward import on_device
 from foundation.training.distillation.capture import Capture, Captured, Wanted
@@ -79,7 +80,7 @@ class Pair:
     teachers: tuple[Teacher, ...]
     rows: Rows
     """The training rows as inputs of the student."""
-    labels: Array
+    labels: Labels
     """Class ids or regression targets `[n]`; arbitrary for unlabelled rows."""
     seed: int
     """Seed for random draws of losses."""

@@ -1,4 +1,4 @@
-"""What a kind of answer (`foundation.answers`) is trained by: its loss against labels, and its distance from a teacher.
+"""What a kind of answer (`foundation.labels`) is trained by: its loss against labels, and its distance from a teacher.
 
 Tensor names carry their shapes: b rows, C logits of a row. Every loss has one value for each row.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foundation.training.losses.divergence import divergence
@@ -26,12 +24,8 @@ class AnswerLoss(ABC):
     name: str = "cross_entropy"
     """Name of the loss against labels."""
 
-    def named(self, labels: Tensor) -> str:
-        """Returns the name of the loss against these labels."""
-        return self.name
-
-    def compares_rows(self, labels: NDArray[Any]) -> bool:
-        """Whether the loss against labels, given the labels of all rows, compares rows that need not be in one micro-batch."""
+    def compares_rows(self) -> bool:
+        """Whether the loss against labels compares rows that need not be in one micro-batch."""
         return False
 
     @abstractmethod

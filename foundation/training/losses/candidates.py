@@ -6,7 +6,7 @@
     pointwise    each candidate for itself                       `foundation.training.losses.pointwise`
 
 All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number
-are compared (`foundation.core.forms.candidates`), and these are never parted (`foundation.training.dealing`): micro-batches and processes
+are compared (`foundation.labels.candidates`), and these are never parted (`foundation.training.dealing`): micro-batches and processes
 change nothing.
 """
 
@@ -34,7 +34,7 @@ OVER_LISTS: Mapping[OrderLoss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class CandidateLoss(ValueLoss):
-    """Logits `[b, 1]`, labels of candidates float32 `[b, 13]` (`foundation.core.forms.candidates`).
+    """Logits `[b, 1]`, labels of candidates float32 `[b, 13]` (`foundation.labels.candidates`).
 
     Args:
         loss: The loss of the labels; None: the usual one.

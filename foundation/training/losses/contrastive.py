@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.zero_shot import IMAGE, TEXT
+from foundation.labels.zero_shot import IMAGE, TEXT
 from foundation.training.precision import in_float32
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def contrastive_loss(
 
     Args:
         vectors_nD: Vectors of length 1: all images, then all texts, each in the order of its rows; float32.
-        labels_n3: Side, class and number of the pair of each row, float32 (`foundation.core.forms.zero_shot`).
+        labels_n3: Side, class and number of the pair of each row, float32 (`foundation.labels.zero_shot`).
         scale: s, float32 of one number.
         bias: b of SigLIP; None for CLIP.
         own_n: The rows whose loss is asked for, bool; others get 0. None: all.

@@ -26,7 +26,7 @@ def margin_mse(vectors_bD: Tensor, labels_b5: Tensor) -> Tensor:
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b5: Labels of the texts, with margins, float32 (`foundation.core.forms.text_groups`).
+        labels_b5: Labels of the texts, with margins, float32 (`foundation.labels.text_groups`).
     """
     members = Members.of(labels_b5)
     return _against(margins(vectors_bD, members), labels_b5[members.negative_N, 4], members, labels_b5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.form import Labels
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import OrderLoss, PairLoss
 from foundation.training.losses.answer_loss import AnswerLoss
@@ -19,13 +20,14 @@ from foundation.training.losses.value import ValueLoss
 from foundation.training.losses.vector import VectorLoss
 
 
-def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE) -> AnswerLoss:
+def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team = ALONE, labels: Labels | None = None) -> AnswerLoss:
     """Returns the losses of a task.
 
     Args:
         task: The task.
         loss: The loss against labels, for tasks that have several (`loss_names`); None: the usual one.
         team: For vectors, the processes that share the rows of a batch.
+        labels: For vectors, the labels of all training rows; None where only a teacher is learned from.
     """
     if TASKS[task].reranks:
         assert loss is None or loss in loss_names(task), (task, loss)
@@ -38,7 +40,7 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team =
         "span": SpanLoss(),
         "value": ValueLoss(),
         "tokens": TokenLoss(),
-        "vector": VectorLoss(cast("PairLoss | None", loss), team),
+        "vector": VectorLoss(labels, cast("PairLoss | None", loss), team),
     }
     return losses[TASKS[task].answer]
 

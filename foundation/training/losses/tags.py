@@ -2,7 +2,7 @@
 
 loss_b = mean over the words w of row b of -log softmax(z_p(w))[y_w]       p(w): the first token of w; its other tokens are not trained
 
-A word without a token (`foundation.core.forms.tags`) is left out; a row without any has loss 0.
+A word without a token (`foundation.labels.tags`) is left out; a row without any has loss 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.tags import NO_PIECE
+from foundation.labels.tags import NO_PIECE
 from foundation.training.losses.answer_loss import AnswerLoss
 
 

@@ -1,4 +1,4 @@
-"""Losses of texts that belong together without a score (`foundation.core.forms.text_groups`), one value for each text.
+"""Losses of texts that belong together without a score (`foundation.labels.text_groups`), one value for each text.
 
 With the vectors a_p, b_p and n_pi of anchor, positive and the negatives i of group p in a batch, as sentence-transformers computes them
 where no text occurs twice:
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.text_groups import ANCHOR, NEGATIVE, POSITIVE
+from foundation.labels.text_groups import ANCHOR, NEGATIVE, POSITIVE
 from foundation.training.precision import in_float32
 
 SCALE = 20.0
@@ -86,7 +86,7 @@ def group_loss(vectors_bD: Tensor, labels_b4: Tensor, loss: str = "ranking", own
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b4: Labels of the texts, float32 (`foundation.core.forms.text_groups`).
+        labels_b4: Labels of the texts, float32 (`foundation.labels.text_groups`).
         loss: `ranking` or `triplet`.
         own_b: The rows whose loss is asked for, bool; the groups of others are candidates. None: all.
     """

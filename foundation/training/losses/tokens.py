@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.next_token import IGNORED
+from foundation.labels.next_token import IGNORED
 from foundation.models.layers.own_answers import sharers
 from foundation.models.layers.token_shares import Group, joined
 from foundation.training.losses.answer_loss import AnswerLoss

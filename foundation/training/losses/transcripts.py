@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.transcripts import NO_TOKEN
+from foundation.labels.transcripts import NO_TOKEN
 from foundation.models.heads.reader import PADDING_LOGIT
 from foundation.training.losses.answer_loss import AnswerLoss
 
 
 class TranscriptLoss(AnswerLoss):
-    """Logits `[b, F, V]` of all frames, labels int32 `[b, 2, 1 + T]` (`foundation.core.forms.transcripts`)."""
+    """Logits `[b, F, V]` of all frames, labels int32 `[b, 2, 1 + T]` (`foundation.labels.transcripts`)."""
 
     name: str = "ctc"
 

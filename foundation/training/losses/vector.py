@@ -19,15 +19,14 @@ these two compare (`foundation.training.gathered`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.text_groups import WITH_MARGINS, are_groups, num_judged
-from foundation.core.forms.vectors import are_pairs
+from foundation.labels.form import Labels
+from foundation.labels.text_groups import Groups
+from foundation.labels.vectors import Pairs
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import PairLoss
 from foundation.training.gathered import gathered
@@ -38,8 +37,6 @@ from foundation.training.precision import in_float32
 
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""
-SCORED = 2
-"""Columns of the labels of pairs with a score."""
 
 
 def partners(labels_b2: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +52,7 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine", 
 
     Args:
         vectors_bD: Vectors, float32.
-        labels_b2: Number of the pair and score of each text, float32 (`foundation.core.forms.vectors`).
+        labels_b2: Number of the pair and score of each text, float32 (`foundation.labels.vectors`).
         loss: Which.
         own_b: The rows whose loss is asked for, bool; the pairs of others are candidates, and may get 0. None: all.
     """
@@ -84,22 +81,19 @@ def _pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss, own_b: Ten
     return losses_b.index_add(0, torch.cat([first_M, second_M]), torch.cat([loss_M, loss_M]))
 
 
-def chosen(loss: PairLoss | None, labels: Tensor | NDArray[Any]) -> PairLoss:
-    """Returns a loss, or where it is None the usual one of labels.
-
-    That is `cosine` of pairs with a score `[n, 2]`, `margin_mse` of rows with margins `[n, 5]`, and `ranking` of others `[n, 4]`.
-    """
-    return loss or ("cosine" if labels.shape[1] == SCORED else "margin_mse" if labels.shape[1] == WITH_MARGINS else "ranking")
-
-
-def compares_rows(loss: PairLoss, labels: NDArray[Any]) -> bool:
-    """Whether a loss compares texts of a batch that belong to different groups; `triplet` with given negatives does not."""
-    return loss == "ranking" or (loss == "triplet" and not (are_groups(labels) and num_judged(labels)))
+def chosen(loss: PairLoss | None, labels: Labels | None) -> PairLoss:
+    """Returns a loss, or where it is None the usual one of labels: `cosine` of pairs with a score, `margin_mse` of rows with margins, and
+    `ranking` of others."""
+    if loss is not None:
+        return loss
+    margins = labels.margins if isinstance(labels, Groups) else None
+    return "cosine" if isinstance(labels, Pairs) else "margin_mse" if margins is not None else "ranking"
 
 
-def compares_vectors(loss: PairLoss | None, labels: NDArray[Any]) -> bool:
-    """Whether labels of any task are of texts that belong together, and the loss compares such as belong to different groups."""
-    return (are_pairs(labels) or are_groups(labels)) and compares_rows(chosen(loss, labels), labels)
+def compares_rows(loss: PairLoss | None, labels: Labels) -> bool:
+    """Whether a loss compares texts of a batch that belong to different pairs or groups; `triplet` with given negatives does not."""
+    name, together = chosen(loss, labels), isinstance(labels, Pairs | Groups)
+    return together and (name == "ranking" or (name == "triplet" and not (isinstance(labels, Groups) and labels.count())))
 
 
 def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
@@ -108,34 +102,33 @@ def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
 
 
 class VectorLoss(AnswerLoss):
-    """Vectors `[b, D]`; pairs with a score float32 `[b, 2]`, or texts that belong together without one `[b, 4]`, with margins `[b, 5]`.
+    """Vectors `[b, D]`; labels of pairs with a score float32 `[b, 2]`, or of groups without one `[b, 4]`, with margins `[b, 5]`.
 
     Args:
-        loss: The loss of the labels; None: the usual one of their kind.
+        labels: Labels of all training rows; None where none is learned.
+        loss: The loss of the labels; None: the usual one of their form.
         team: The training processes, which share the rows of a batch.
     """
 
-    def __init__(self, loss: PairLoss | None = None, team: Team = ALONE) -> None:
-        self.loss, self.team = loss, team
+    def __init__(self, labels: Labels | None = None, loss: PairLoss | None = None, team: Team = ALONE) -> None:
+        self.labels, self.loss, self.team = labels, chosen(loss, labels), team
+        self.name = self.loss
 
-    def named(self, labels: Tensor) -> PairLoss:
-        """The loss that was chosen, or the usual one of these labels."""
-        return chosen(self.loss, labels)
-
-    def compares_rows(self, labels: NDArray[Any]) -> bool:
-        """As `compares_rows` says of the loss and the labels of all rows."""
-        return compares_vectors(self.loss, labels)
+    def compares_rows(self) -> bool:
+        """As `compares_rows` says."""
+        return self.labels is not None and compares_rows(self.loss, self.labels)
 
     def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """The loss of the pair or triplet that a text belongs to."""
-        name, compute = self.named(labels), pair_loss if labels.shape[1] == SCORED else group_loss
-        if name == "margin_mse":
+        """The loss of the pair or group that a text belongs to."""
+        assert self.labels is not None, "the form of the labels decides"
+        compute = pair_loss if isinstance(self.labels, Pairs) else group_loss
+        if self.loss == "margin_mse":
             return margin_mse(logits, labels)
-        if self.team.data_size == 1 or name == "cosine":
-            return compute(logits, labels, name)
+        if self.team.data_size == 1 or self.loss == "cosine":
+            return compute(logits, labels, self.loss)
         # whether a loss compares rows may depend on the batch, and a collective needs all processes: both that may do gather
         every = gathered(logits, labels, self.team)
-        return every.own(compute(every.vectors_nD, every.labels_nk, name, every.own_n))
+        return every.own(compute(every.vectors_nD, every.labels_nk, self.loss, every.own_n))
 
     def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """|v - t|^2 / |t|^2."""

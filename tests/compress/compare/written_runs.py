@@ -15,6 +15,7 @@ from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, Kind
 from foundation.artifacts.chain import write_chain
 from foundation.artifacts.run_folder import open_run, write_lock
+from foundation.labels.classes import ClassIds
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import save_predictions
 from foundation.measure.engine_process import write_rows
@@ -95,13 +96,13 @@ def _made(folder: Path, name: str, kind: Kind, figures: dict[str, Any], **more: 
 
 
 def _evaluated(folder: Path, run: Written, name: str, logits: np.ndarray, task: Any) -> Step:
-    figures: dict[str, Any] = {"metrics": metrics(task, logits, run.labels), "n": len(run.labels), "parameters": 10, "macs": 10}
+    figures: dict[str, Any] = {"metrics": metrics(task, logits, ClassIds(run.labels)), "n": len(run.labels), "parameters": 10, "macs": 10}
     figures |= {"predictions": "torch.safetensors"}
     if run.rows is not None:
         figures["evaluation_rows"] = {"left_out_of_train": 0, "in_train": 0, "sha256": run.rows}
 
     def write(out: Path) -> None:
-        save_predictions(out / "torch.safetensors", logits, run.labels, run.groups)
+        save_predictions(out / "torch.safetensors", logits, ClassIds(run.labels), run.groups)
 
     depends = None if run.data is None else {"data": run.data}
     return _made(folder, f"evaluate-{name}", "evaluation", figures, write=write, depends_on=depends)
@@ -110,13 +111,14 @@ def _evaluated(folder: Path, run: Written, name: str, logits: np.ndarray, task: 
 def _exported(folder: Path, run: Written, task: Any) -> Step:
     def entry(name: str, logits: np.ndarray) -> dict[str, Any]:
         shares = {"int8_share": 1.0, "int8_share_all": 1.0, "layers": [], "runnable": True, "float_precision": "fp32"}
-        told = {"engine": "openvino", "mode": "static", "predictions": f"{name}.safetensors", "metrics": metrics(task, logits, run.labels)}
+        figures = metrics(task, logits, ClassIds(run.labels))
+        told = {"engine": "openvino", "mode": "static", "predictions": f"{name}.safetensors", "metrics": figures}
         return {**told, **shares, "n": len(run.labels), "size_bytes": 1000 if _precision(name) == "int8" else 4000}
 
     def write(out: Path) -> None:
         builds = []
         for name, logits in run.models.items():
-            save_predictions(out / f"{name}.safetensors", logits, run.labels)
+            save_predictions(out / f"{name}.safetensors", logits, ClassIds(run.labels))
             build = {"variant": name, "precision": _precision(name), "float_precision": "fp32", "folder": f"{name}-{_precision(name)}"}
             builds.append({**build, "engines": [entry(name, logits)]})
         artifact.write_json(out / "export.json", {"builds": builds})

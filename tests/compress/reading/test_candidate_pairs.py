@@ -10,9 +10,9 @@ import pytest
 
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
-from foundation.core.forms import candidates
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
+from foundation.labels import candidates
 from tests import tiny_collection
 
 TASK = "reranking"
@@ -38,20 +38,20 @@ def test_the_first_candidates_of_each_judged_query_are_evaluated(tmp_path: Path)
     data = loaded(written(tmp_path / "data", rows), candidates=2)
     texts = [(query, document.split(" is")[0]) for query, document in data.evaluation.rows]
     assert texts == [("lift", "document 3"), ("lift", "document 5"), ("heat", "document 4"), ("heat", "document 2")]
-    assert data.evaluation.labels[:, :5].tolist() == [[2, 0, 0, 3, 1], [2, 0, 0, 3, 1], [2, 1, 0, 1, 0], [2, 1, 1, 1, 0]]
+    assert data.evaluation.labels.array[:, :5].tolist() == [[2, 0, 0, 3, 1], [2, 0, 0, 3, 1], [2, 1, 0, 1, 0], [2, 1, 1, 1, 0]]
     assert len(loaded(tmp_path / "data").evaluation) == 5
 
 
 def test_without_train_judgements_first_sentences_are_paired(tmp_path: Path) -> None:
     data = loaded(written(tmp_path / "data", "q1\td1\t1\nq2\td2\t1\n"))
     assert data.train.runs.tolist() == [8] * 10  # ten documents, two are held out
-    assert data.train.labels[:, 2:5].tolist() == [[float(place == 0), 1, 0] for _ in range(10) for place in range(8)]
-    for (first, rest), value in zip(data.train.rows, data.train.labels[:, 2], strict=True):
+    assert data.train.labels.array[:, 2:5].tolist() == [[float(place == 0), 1, 0] for _ in range(10) for place in range(8)]
+    for (first, rest), value in zip(data.train.rows, data.train.labels.array[:, 2], strict=True):
         assert (first.split()[1] == rest.split()[-1].removesuffix(".")) == (value == 1)
     assert len(set(data.train.rows)) == 80
-    assert candidates.are_candidates(data.selection.labels)
+    assert isinstance(data.selection.labels, candidates.Candidates)
     assert len(data.selection) == 4
-    assert [int(np.sum(data.selection.labels[2 * query : 2 * query + 2, 2])) for query in range(2)] == [1, 1]
+    assert [int(np.sum(data.selection.labels.array[2 * query : 2 * query + 2, 2])) for query in range(2)] == [1, 1]
     assert not {first for first, _ in data.selection.rows} & {first for first, _ in data.train.rows}
 
 
@@ -59,10 +59,11 @@ def test_train_judgements_become_lists_with_what_is_not_relevant(tmp_path: Path)
     folder = tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20)
     data = loaded(folder)
     assert data.train.runs.tolist() == [7] * 40  # of 8 candidates two are relevant
-    assert candidates.are_candidates(data.train.labels)
-    assert data.train.labels[:, 2].tolist() == [float((2, 1)[run % 2] if place == 0 else 0) for run in range(40) for place in range(7)]
-    assert data.train.labels[:, 1].tolist() == [float(run) for run in range(40) for _ in range(7)]
-    assert data.train.labels[:, 3:6].tolist() == [[2, 1, 0]] * 280
+    assert isinstance(data.train.labels, candidates.Candidates)
+    grades = data.train.labels.array[:, 2].tolist()
+    assert grades == [float((2, 1)[run % 2] if place == 0 else 0) for run in range(40) for place in range(7)]
+    assert data.train.labels.array[:, 1].tolist() == [float(run) for run in range(40) for _ in range(7)]
+    assert data.train.labels.array[:, 3:6].tolist() == [[2, 1, 0]] * 280
     assert all(len({query for query, _ in data.train.rows[start : start + 7]}) == 1 for start in range(0, 280, 7))
     assert len(data.selection) == 10 * 8
     assert len(data.evaluation) == 20 * 8
@@ -77,7 +78,7 @@ def test_calibration_takes_whole_lists(rows: int, lists: int, tmp_path: Path) ->
     data = loaded(tiny_collection.folder(tmp_path / "data", train=20, dev=10, test=20))
     chosen = data.calibration(rows)
     assert chosen.runs.tolist() == [7] * lists
-    assert chosen.labels[:, 2].astype(bool).tolist() == [place == 0 for _ in range(lists) for place in range(7)]
+    assert chosen.labels.array[:, 2].astype(bool).tolist() == [place == 0 for _ in range(lists) for place in range(7)]
     assert chosen.rows != data.calibration(rows, seed=1).rows
 
 
@@ -91,8 +92,9 @@ def test_no_wrong_document_of_train_was_judged_relevant_or_is_beyond_the_first_c
         (folder / "candidates" / f"{split}.tsv").write_text(HEADER + rows)
     train = loaded(folder, candidates=30).train
     numbers = [int(document.split()[1]) for _, document in train.rows]
-    wrong = [number for number, value in zip(numbers, train.labels[:, 2], strict=True) if value == 0]
-    assert [number for number, value in zip(numbers, train.labels[:, 2], strict=True) if value] == [2 * number for number in range(10)]
+    grades = train.labels.array[:, 2]
+    wrong = [number for number, value in zip(numbers, grades, strict=True) if value == 0]
+    assert [number for number, value in zip(numbers, grades, strict=True) if value] == [2 * number for number in range(10)]
     assert len(wrong) == 70
     assert set(wrong) == {number for number in range(30) if number % 2 or number > 18}  # d3 was judged, as not relevant
 

@@ -12,9 +12,9 @@ import pytest
 
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
-from foundation.core.forms import captions, zero_shot
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
+from foundation.labels import captions, zero_shot
 from tests import tiny_captions
 from tests.tiny_captions import TASK
 
@@ -28,8 +28,8 @@ def belongs(data: Data) -> dict[bytes, set[str]]:
     """Returns the captions of each image by what the labels of all splits say."""
     told: dict[bytes, set[str]] = {}
     for split in (data.train, data.selection, data.evaluation):
-        images = {int(label[1]): row for row, label in zip(split.rows, split.labels, strict=True) if isinstance(row, bytes)}
-        for row, label in zip(split.rows, split.labels, strict=True):
+        images = {int(label[1]): row for row, label in zip(split.rows, split.labels.array, strict=True) if isinstance(row, bytes)}
+        for row, label in zip(split.rows, split.labels.array, strict=True):
             if isinstance(row, str):
                 told.setdefault(images[int(label[1])], set()).add(row)  # type: ignore[arg-type]
     return told
@@ -51,12 +51,12 @@ def test_every_caption_belongs_to_its_image_in_every_split(tmp_path: Path) -> No
     assert belongs(data) == written(folder)
     assert data.labels == ()
     for split in (data.selection, data.evaluation):
-        images, texts = captions.sides(split.labels)
+        images, texts = split.labels.sides()
         assert images.tolist() == list(range(len(images)))  # images first
         assert len(images) + len(texts) == len(split)
-        assert captions.are_captions(split.labels)
+        assert isinstance(split.labels, captions.Captions)
         assert split.together == 1
-        assert len(captions.judged(split.labels)) == len(images)
+        assert len(split.labels.judged) == len(images)
     assert len(data.evaluation) == 20 + 10 * 1 + 10 * 2  # every other image has two captions
 
 
@@ -65,9 +65,9 @@ def test_train_rows_are_pairs(tmp_path: Path) -> None:
     split = data.train
     assert [type(row) for row in split.rows] == [bytes, str] * (len(split) // 2)
     assert split.together == 2
-    assert (split.labels[::2, 1:] == split.labels[1::2, 1:]).all()
-    assert split.labels[::2, 2].tolist() == list(range(len(split) // 2))
-    assert split.labels[:, 0].tolist() == [zero_shot.IMAGE, zero_shot.TEXT] * (len(split) // 2)
+    assert (split.labels.array[::2, 1:] == split.labels.array[1::2, 1:]).all()
+    assert split.labels.array[::2, 2].tolist() == list(range(len(split) // 2))
+    assert split.labels.array[:, 0].tolist() == [zero_shot.IMAGE, zero_shot.TEXT] * (len(split) // 2)
     assert data.calibration(8).together == 2
 
 
@@ -75,14 +75,14 @@ def test_rows_with_the_same_image_are_one_image_and_a_caption_counts_once(tmp_pa
     tiny_captions.folder(tmp_path, train=12, test=4)
     with (tmp_path / "test.jsonl").open("a") as file:
         file.write(json.dumps({"image": "images/test-0.png", "caption": ["a new one", "a new one"]}) + "\n")
-    images, texts = captions.sides(load(tmp_path).evaluation.labels)
+    images, texts = (load(tmp_path).evaluation.labels).sides()
     assert (len(images), len(texts)) == (4, 2 * 1 + 2 * 2 + 1)
 
 
 def test_a_single_file_is_divided_with_its_captions(tmp_path: Path) -> None:
     folder = tiny_captions.folder(tmp_path, train=50, test=1)
     data = load(folder / "train.jsonl")
-    assert len(captions.judged(data.evaluation.labels)) == 10
+    assert len(data.evaluation.labels.judged) == 10
     known = written(folder)
     assert all(known[image] == texts for image, texts in belongs(data).items())
     assert len(belongs(data)) == 50
@@ -159,4 +159,4 @@ def test_choices_of_rows_hold_both_sides(tmp_path: Path) -> None:
 
     data = load(tiny_captions.folder(tmp_path, train=60, test=20))
     assert {type(row) for row in gate_rows(data).rows} == {bytes, str}
-    assert np.isin([0, 1], data.calibration(8).labels[:, 0]).all()
+    assert np.isin([0, 1], data.calibration(8).labels.array[:, 0]).all()

@@ -34,7 +34,7 @@ def content(data: Data) -> set[tuple[bytes, str]]:
     return {
         (row, data.labels[label])
         for split in (data.train, data.selection, data.evaluation)
-        for row, label in zip(split.rows, split.labels, strict=True)
+        for row, label in zip(split.rows, split.labels.array, strict=True)
     }
 
 

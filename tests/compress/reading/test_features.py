@@ -43,7 +43,7 @@ def write_lines(folder: Path, count: int, splits: tuple[str, ...] = ("train", "t
 
 def by_row(data: Data) -> dict[str, Any]:
     splits = (data.train, data.selection, data.evaluation)
-    return {str(row): label for split in splits for row, label in zip(split.rows, split.labels.tolist(), strict=True)}
+    return {str(row): label for split in splits for row, label in zip(split.rows, split.labels.array.tolist(), strict=True)}
 
 
 @pytest.mark.parametrize("names", [MODEL, tuple(name.upper() for name in MODEL), tuple(f" {name}" for name in MODEL), None])
@@ -75,7 +75,7 @@ def test_so_are_the_tags_of_words(tmp_path: Path) -> None:
     for own in (("O", "B-LOC", "I-LOC", " B-per", "I-per"), None):
         data = load_data(DataConfig(path=str(tmp_path)), "token-classification", own, lambda _: None, str(entities.checkpoint()))
         assert data.labels == (own or tuple(names))
-        for row, label in zip(data.evaluation.rows, data.evaluation.labels, strict=True):
+        for row, label in zip(data.evaluation.rows, data.evaluation.labels.array, strict=True):
             found = [data.labels[tag].strip().upper() for tag in label[len(data.labels) :, 0] if tag >= 0]
             assert found == tags[int(str(row).split()[2])]
 

@@ -14,9 +14,9 @@ from pytrec_eval import RelevanceEvaluator
 
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
-from foundation.core.forms import relevance, text_groups, vectors
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
+from foundation.labels import relevance
 from tests import tiny_collection, tiny_embedding
 
 TASK = "retrieval"
@@ -32,7 +32,7 @@ def loaded(folder: Path, **given: Any) -> tuple[Data, list[str]]:
 def judged_of(data: Data, split: str) -> dict[tuple[Any, Any], int]:
     """Returns the grades of a split by the texts of query and document."""
     rows, labels = getattr(data, split).rows, getattr(data, split).labels
-    found = relevance.judged(labels)
+    found = labels.known
     return {
         (rows[query], rows[found.documents[place]]): grade
         for query, grades in zip(found.queries, found.grades, strict=True)
@@ -99,12 +99,12 @@ def test_without_train_judgements_documents_are_read_alone(tmp_path: Path) -> No
     folder = tiny_collection.folder(tmp_path / "data", documents=100)
     data, told = loaded(folder)
     assert len(data.train) == 80
-    assert vectors.num_pairs(data.train.labels) == 0
+    assert data.train.labels.count() == 0
     assert data.train.together == 1
     documents = set(data.evaluation.rows[40:])
     assert set(data.train.rows) < documents
     assert any("no queries to train on" in line for line in told)
-    queries = np.flatnonzero(data.selection.labels[:, 0] == relevance.QUERY)
+    queries = np.flatnonzero(data.selection.labels.array[:, 0] == relevance.QUERY)
     assert len(queries) == 20  # held out: each is cut into a query and the document to be found
     for (query, document), grade in judged_of(data, "selection").items():
         assert grade == 1
@@ -133,8 +133,9 @@ def test_train_judgements_become_pairs_and_dev_the_selection(tmp_path: Path) -> 
     folder = tiny_collection.folder(tmp_path / "data", train=30, dev=10, test=20)
     data, _ = loaded(folder)
     assert data.train.together == 2
-    assert text_groups.num_groups(data.train.labels) == 60  # two relevant documents a query; the third has grade 0
-    assert data.train.labels[0, 3] == data.train.labels[2, 3] != data.train.labels[1, 3]  # the first two pairs have one query
+    assert len(data.train.labels.parts(2)[0]) == 60  # two relevant documents a query; the third has grade 0
+    texts = data.train.labels.array[:, 3]
+    assert texts[0] == texts[2] != texts[1]  # the first two pairs have one query
     queries = [json.loads(line)["text"] for line in (folder / "queries.jsonl").read_text().splitlines()]
     corpus = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
     assert data.train.rows[:4] == [queries[0], corpus[0], queries[0], corpus[1]]
@@ -145,7 +146,7 @@ def test_train_judgements_become_pairs_and_dev_the_selection(tmp_path: Path) -> 
 
 def negatives_of(data: Data) -> dict[tuple[Any, Any], list[Any]]:
     """Returns the negatives of each pair of a query and a document to train on, without fillers."""
-    size, rows, parts = data.train.together, data.train.rows, data.train.labels[:, 2]
+    size, rows, parts = data.train.together, data.train.rows, data.train.labels.array[:, 2]
     return {
         (rows[start], rows[start + 1]): [rows[row] for row in range(start + 2, start + size) if parts[row] > 0]
         for start in range(0, len(rows), size)
@@ -176,7 +177,7 @@ def test_a_query_without_candidates_has_a_pair_of_its_own(tmp_path: Path) -> Non
     file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if not line.startswith("q3\t")))
     data, told = loaded(folder, negatives=2)
     assert sorted(len(texts) for texts in negatives_of(data).values()) == [0, 0, *[2] * 58]
-    assert text_groups.num_groups(data.train.labels) == 60
+    assert len(data.train.labels.parts(2)[0]) == 60
     assert any("2 have fewer" in line for line in told)
 
 

@@ -29,9 +29,9 @@ def test_lists_and_texts_say_the_same(tmp_path: Path) -> None:
     train: list[Any] = [["joy", "fear"], "joy, fear", [], "", "anger", ["fear"]] * 4
     data = load_data(write(tmp_path, {"train": train, "test": [["fear"], [], "joy,anger"]}), TASK, None, lambda _: None)
     assert data.labels == ("anger", "fear", "joy")
-    assert data.evaluation.labels.dtype == np.bool_
-    assert data.evaluation.labels.tolist() == [[False, True, False], [False, False, False], [True, False, True]]
-    rows, labels = [*data.train.rows, *data.selection.rows], [*data.train.labels.tolist(), *data.selection.labels.tolist()]
+    assert data.evaluation.labels.array.dtype == np.bool_
+    assert data.evaluation.labels.array.tolist() == [[False, True, False], [False, False, False], [True, False, True]]
+    rows, labels = [*data.train.rows, *data.selection.rows], [*data.train.labels.array.tolist(), *data.selection.labels.array.tolist()]
     by_row = dict(zip(rows, labels, strict=True))
     assert by_row["train row 0"] == by_row["train row 1"] == [False, True, True]
     assert by_row["train row 2"] == by_row["train row 3"] == [False, False, False]
@@ -40,7 +40,7 @@ def test_lists_and_texts_say_the_same(tmp_path: Path) -> None:
 def test_names_of_the_model_are_kept(tmp_path: Path) -> None:
     data = load_data(write(tmp_path, {"train": [["b"], [0], []] * 4, "test": [["c", "b"]]}), TASK, ("a", "b", "c"), lambda _: None)
     assert data.labels == ("a", "b", "c")
-    assert data.evaluation.labels.tolist() == [[False, True, True]]
+    assert data.evaluation.labels.array.tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def read(config: DataConfig, names: tuple[str, ...] | None) -> tuple[tuple[str, 
     data = load_data(config, TASK, names, lambda _: None)
     assert data.labels is not None
     splits = (data.train, data.selection, data.evaluation)
-    return data.labels, {str(row): label for split in splits for row, label in zip(split.rows, split.labels.tolist(), strict=True)}
+    return data.labels, {str(row): label for split in splits for row, label in zip(split.rows, split.labels.array.tolist(), strict=True)}
 
 
 @pytest.mark.parametrize("form", FORMS)

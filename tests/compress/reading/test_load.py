@@ -21,6 +21,7 @@ from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, content_key, divide, hold_out
+from foundation.labels.classes import ClassIds
 
 Rows = list[tuple[Any, ...]]
 
@@ -56,8 +57,8 @@ def test_test_is_evaluation_and_validation_selection(tmp_path: Path) -> None:
     assert data.selection.rows == [f"dev {i}" for i in range(20)]
     assert data.evaluation.rows == [f"test {i}" for i in range(30)]
     assert data.labels == ("0", "1")
-    assert data.train.labels.dtype == np.int64
-    assert data.train.labels.tolist() == [i % 2 for i in range(50)]
+    assert data.train.labels.array.dtype == np.int64
+    assert data.train.labels.array.tolist() == [i % 2 for i in range(50)]
     check_apart(data)
 
 
@@ -100,7 +101,7 @@ def test_selection_depends_on_content_only(tmp_path: Path) -> None:
     st.lists(st.integers(20, 60), min_size=1, max_size=20),
 )
 def test_no_content_is_on_two_sides(train: list[int], validation: list[int], test: list[int]) -> None:
-    splits = [Split([f"row {i}" for i in part], np.array([i % 2 for i in part])) for part in (train, validation, test)]
+    splits = [Split([f"row {i}" for i in part], ClassIds(np.array([i % 2 for i in part]))) for part in (train, validation, test)]
     try:
         data = divide(splits[0], splits[2], splits[1] if validation else None, ("0", "1"), "data", lambda line: None)
     except InputError as error:
@@ -121,14 +122,14 @@ def test_calibration_rows_are_train_rows_and_follow_the_seed(tmp_path: Path) -> 
     assert first.rows == again.rows
     assert first.rows != other.rows
     assert len(set(first.keys)) == 512
-    by_row = dict(zip(data.train.rows, data.train.labels.tolist(), strict=True))
-    assert [by_row[row] for row in first.rows] == first.labels.tolist()
+    by_row = dict(zip(data.train.rows, data.train.labels.array.tolist(), strict=True))
+    assert [by_row[row] for row in first.rows] == first.labels.array.tolist()
     assert len(data.calibration(10**6)) == len(set(data.train.keys))
 
 
 def test_digest_covers_rows_order_labels_and_names() -> None:
     def digest(rows: list[Any], labels: list[int], names: tuple[str, ...] = ("a", "b")) -> str:
-        split = Split(rows, np.array(labels))
+        split = Split(rows, ClassIds(np.array(labels)))
         return Data(split, split, split, names).digest
 
     base = digest(["x", "y"], [0, 1])
@@ -158,8 +159,8 @@ def test_pairs_and_regression(tmp_path: Path) -> None:
         write_tsv(tmp_path / f"{name}.tsv", rows if name == "train" else [("c", "d", "5.000")], "one\ttwo\tscore")
     data, _ = load(tmp_path, "text-regression", columns={"text": "one", "text_pair": "two", "label": "score"})
     assert data.evaluation.rows == [("c", "d")]
-    assert data.evaluation.labels.dtype == np.float32
-    assert data.evaluation.labels.tolist() == [5.0]
+    assert data.evaluation.labels.array.dtype == np.float32
+    assert data.evaluation.labels.array.tolist() == [5.0]
     assert data.labels == ("score",)
 
 
@@ -170,7 +171,7 @@ def test_lists_of_files_with_columns_of_their_own(tmp_path: Path) -> None:
     more = {"file": "more.txt", "header": False, "columns": {"text": 1, "label": 0}}
     data, _ = load(tmp_path, files={"train": "train.tsv", "test": ["dev.tsv", more]})
     assert data.evaluation.rows == ["dev 0", "dev 1", "dev 2", "more a", "more b"]
-    assert data.evaluation.labels.tolist() == [0, 1, 0, 1, 0]
+    assert data.evaluation.labels.array.tolist() == [0, 1, 0, 1, 0]
 
 
 def test_shards_are_read_in_order(tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_one_file_is_divided(tmp_path: Path) -> None:
 
 
 def test_hold_out_keeps_equal_rows_together() -> None:
-    split = Split(["same"] * 5 + [f"row {i}" for i in range(45)], np.arange(50))
+    split = Split(["same"] * 5 + [f"row {i}" for i in range(45)], ClassIds(np.arange(50)))
     rest, held = hold_out(split, 0.2)
     assert len(held) == 10
     assert len(rest) + len(held) == 50
@@ -206,7 +207,7 @@ def test_labels_are_mapped_to_the_names_of_the_model(tmp_path: Path) -> None:
     write_tsv(tmp_path / "test.tsv", [("e", "negative")])
     data, _ = load(tmp_path, names=("negative", "positive"))
     assert data.labels == ("negative", "positive")
-    assert dict(zip(data.train.rows, data.train.labels.tolist(), strict=True)).items() <= {"a": 1, "b": 0, "c": 1, "d": 0}.items()
+    assert dict(zip(data.train.rows, data.train.labels.array.tolist(), strict=True)).items() <= {"a": 1, "b": 0, "c": 1, "d": 0}.items()
     write_tsv(tmp_path / "test.tsv", [("e", "negativ"), ("f", 2)])
     with pytest.raises(InputError) as caught:
         load(tmp_path, names=("negative", "positive"))
@@ -225,7 +226,7 @@ def test_names_of_the_data_are_sorted_as_numbers_where_they_are(tmp_path: Path) 
 def test_whole_floats_and_integers_are_the_same_label(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("".join(f'{{"text": "{i}", "label": {i % 2}.0}}\n' for i in range(20)))
     (tmp_path / "test.jsonl").write_text('{"text": "x", "label": "1"}\n{"text": "y", "label": 0}\n')
-    assert load(tmp_path)[0].evaluation.labels.tolist() == [1, 0]
+    assert load(tmp_path)[0].evaluation.labels.array.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_image_folders_archives_and_tables_hold_the_same(tmp_path: Path) -> None
     loaded = [load(path, "image-classification", **config)[0] for path, config in ways]
     assert {len({data.digest for data in loaded}), loaded[0].labels} == {1, ("cat", "dog")}
     assert sorted(loaded[0].evaluation.rows, key=repr) == sorted((jpeg(seed) for seed in range(100, 104)), key=repr)
-    assert loaded[0].evaluation.labels.tolist() == [0, 0, 1, 1]
+    assert loaded[0].evaluation.labels.array.tolist() == [0, 0, 1, 1]
 
 
 def test_digits_are_built_in() -> None:
@@ -335,7 +336,7 @@ def test_digits_are_built_in() -> None:
     assert len(data.train) + len(data.selection) == 1437
     assert len(data.evaluation) == 360
     assert data.labels == tuple("0123456789")
-    counts = np.bincount(data.evaluation.labels)
+    counts = np.bincount(data.evaluation.labels.array)
     assert counts.min() >= 34
     assert counts.max() <= 38
     pixels = np.asarray(Image.open(io.BytesIO(data.train.rows[0])))  # type: ignore[arg-type]
@@ -378,11 +379,11 @@ def test_hub_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked.arguments == ("nyu-mll/glue", "sst2")
     assert data.labels == ("negative", "positive")
     assert data.evaluation.rows == ["x", "y"]
-    assert data.evaluation.labels.tolist() == [1, 0]
+    assert data.evaluation.labels.array.tolist() == [1, 0]
     assert any("'extra'" in line for line in log)
     # A model that names the same classes in another order goes by the names; one without names goes by the numbers.
-    assert load("nyu-mll/glue", columns=columns, names=("POSITIVE", "NEGATIVE"))[0].evaluation.labels.tolist() == [0, 1]
-    assert load("nyu-mll/glue", columns=columns, names=("LABEL_0", "LABEL_1"))[0].evaluation.labels.tolist() == [1, 0]
+    assert load("nyu-mll/glue", columns=columns, names=("POSITIVE", "NEGATIVE"))[0].evaluation.labels.array.tolist() == [0, 1]
+    assert load("nyu-mll/glue", columns=columns, names=("LABEL_0", "LABEL_1"))[0].evaluation.labels.array.tolist() == [1, 0]
     with pytest.raises(InputError, match=r"split train: no column 'text'; available: 'sentence', 'label', 'idx'"):
         load("nyu-mll/glue")
 

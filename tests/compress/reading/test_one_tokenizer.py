@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from compress.reading.load import load_data
-from foundation.core.forms.tags import first_pieces
 from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
+from foundation.labels.tags import first_pieces
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window, paired
 from tests.foundation.models.inputs import test_tokenizer_file as folders
@@ -43,7 +43,7 @@ def test_answers_to_questions_are_where_the_file_puts_them(tokenizer: Path, tmp_
         answers = {"text": [f"gold{number}"], "answer_start": [context.index("gold")]}
         rows.append({"id": str(number), "question": "what", "context": context, "answers": answers})
     data, file = load(tmp_path, tokenizer, "question-answering", rows, max_length=40, stride=8)
-    for window, labels in zip(data.train.rows, data.train.labels, strict=True):
+    for window, labels in zip(data.train.rows, data.train.labels.array, strict=True):
         assert isinstance(window, Window)
         (tokens,) = paired(file, [(window.question, window.context)])
         first, last = labels[0, 0] - tokens.first
@@ -55,7 +55,7 @@ def test_tags_are_on_the_tokens_of_the_file(tokenizer: Path, tmp_path: Path) -> 
     rows = [{"tokens": [*LONGER, f"ann{number}"], "labels": [*(["O"] * 3), "B-PER"]} for number in range(6)]
     data, file = load(tmp_path, tokenizer, "token-classification", rows)
     places = first_pieces(file, [str(row) for row in data.train.rows])
-    for labels, expected in zip(data.train.labels, places, strict=True):
+    for labels, expected in zip(data.train.labels.array, places, strict=True):
         assert labels[-len(expected) :, 1].tolist() == list(expected)
 
 

@@ -14,10 +14,10 @@ from compress.reading.prompted_images import with_prompts
 from compress.recipe import check
 from export.parity.rows import gate_rows
 from foundation.core.errors import InputError
-from foundation.core.forms import zero_shot
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split
-from foundation.measure.closeness import spread_rows
+from foundation.labels import zero_shot
+from foundation.labels.classes import ClassIds
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from tests import tiny_towers
@@ -40,34 +40,35 @@ def test_judged_splits_hold_every_image_and_then_every_text(data: Data) -> None:
     assert data.labels == ("deep_blue", "green", "red")
     for split, images in ((data.selection, 18), (data.evaluation, 42)):
         assert [type(row) for row in split.rows] == [bytes] * images + [str] * 9
-        assert split.labels[:, 0].tolist() == [0] * images + [1] * 9
-        assert split.labels[images:, 1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-        assert (split.labels[:, 2] == zero_shot.NO_PAIR).all()
+        assert split.labels.array[:, 0].tolist() == [0] * images + [1] * 9
+        assert split.labels.array[images:, 1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert (split.labels.array[:, 2] == zero_shot.NO_PAIR).all()
         assert split.together == 1
-        for row, (_, number, _) in zip(split.rows[images:], split.labels[images:], strict=True):
+        for row, (_, number, _) in zip(split.rows[images:], split.labels.array[images:], strict=True):
             assert row in texts_of(data.labels[int(number)])
         assert len(set(split.rows[images:])) == 9
-        assert len(zero_shot.judged(split.labels)) == images
+        assert len(split.labels.judged) == images
 
 
 def test_train_rows_are_pairs_and_templates_take_turns(data: Data) -> None:
     split = data.train
     assert [type(row) for row in split.rows] == [bytes, str] * 72
     assert split.together == 2
-    assert (split.labels[::2, 1:] == split.labels[1::2, 1:]).all()
-    assert split.labels[::2, 2].tolist() == list(range(72))
+    assert (split.labels.array[::2, 1:] == split.labels.array[1::2, 1:]).all()
+    assert split.labels.array[::2, 2].tolist() == list(range(72))
     for number, name in enumerate(data.labels):
-        told = Counter(row for row, label in zip(split.rows, split.labels, strict=True) if isinstance(row, str) and label[1] == number)
+        labelled = zip(split.rows, split.labels.array, strict=True)
+        told = Counter(row for row, label in labelled if isinstance(row, str) and label[1] == number)
         assert told.keys() == texts_of(name)
         assert max(told.values()) - min(told.values()) <= 1
     calibration = data.calibration(10)
     assert [type(row) for row in calibration.rows] == [bytes, str] * 5
-    assert (calibration.labels[::2, 2] == calibration.labels[1::2, 2]).all()
+    assert (calibration.labels.array[::2, 2] == calibration.labels.array[1::2, 2]).all()
 
 
 def test_images_are_of_the_class_of_their_folder(data: Data) -> None:
     for split in (data.train, data.evaluation):
-        for row, (side, number, _) in zip(split.rows, split.labels, strict=True):
+        for row, (side, number, _) in zip(split.rows, split.labels.array, strict=True):
             if side == zero_shot.IMAGE:
                 import io
 
@@ -79,7 +80,7 @@ def test_images_are_of_the_class_of_their_folder(data: Data) -> None:
 
 
 def test_choices_of_rows_keep_all_texts(data: Data) -> None:
-    chosen = spread_rows(range(51), 20, data.evaluation.labels)
+    chosen = data.evaluation.labels.sample(20)
     assert sum(isinstance(data.evaluation.rows[row], str) for row in chosen) == 9
     assert len(chosen) == 20
     assert sum(isinstance(row, str) for row in gate_rows(data).rows) == 9
@@ -100,7 +101,7 @@ def test_a_tokenizer_that_is_trained_marks_ends_alone(tmp_path: Path) -> None:
 
 
 def test_classes_with_the_same_text_are_refused() -> None:
-    split = Split([b"x", b"y"], np.array([0, 1]))
+    split = Split([b"x", b"y"], ClassIds(np.array([0, 1])))
     with pytest.raises(InputError, match=r"images: the classes a_b and a b have the same text, 'a b'; rename one of them"):
         with_prompts(Data(split, split, split, ("a_b", "a b")), ("{}",), "images", lambda line: None)
 

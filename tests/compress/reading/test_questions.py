@@ -13,9 +13,9 @@ import pytest
 from compress.reading.load import load_data
 from compress.reading.squad import question_of
 from foundation.core.errors import InputError
-from foundation.core.forms import spans
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, content_key
+from foundation.labels import spans
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.standalone.windows import Window
 from tests import questions
@@ -66,7 +66,7 @@ def test_files_of_squad_and_tables_hold_the_same_questions(tmp_path: Path) -> No
     for name in ("train", "selection", "evaluation"):
         assert texts(getattr(one, name)) == texts(getattr(other, name))
     assert texts(one.evaluation) == {(row["question"], row["context"]) for row in rows[240:]}
-    assert spans.num_questions(one.evaluation.labels) == 60
+    assert one.evaluation.labels.count() == 60
     none = sum(not row["answers"]["text"] for row in rows[240:])
     assert any(f"evaluation: 60 questions, {len(one.evaluation)} windows, {none} questions without an answer" in line for line in lines)
     assert len(one.evaluation) > 60  # some contexts need several windows
@@ -76,7 +76,7 @@ def test_labels_hold_the_answer_of_each_window(tmp_path: Path) -> None:
     data, _ = load(questions.write(tmp_path, {"train": 60, "test": 40}, unanswerable=0.2))
     rows = {(row["question"], row["context"]): row for row in map(json.loads, (tmp_path / "test.jsonl").read_text().splitlines())}
     engine, held = questions.tokenizer(), 0
-    for window, labels in zip(data.evaluation.rows, data.evaluation.labels, strict=True):
+    for window, labels in zip(data.evaluation.rows, data.evaluation.labels.array, strict=True):
         assert isinstance(window, Window)
         row = rows[window.question, window.context]
         (ids,) = Window.tokens([window], engine)
@@ -87,7 +87,7 @@ def test_labels_hold_the_answer_of_each_window(tmp_path: Path) -> None:
         assert spans.true_words(labels) == ([spans.codes_of(text) for text in row["answers"]["text"]] or [()])
         assert labels[0, 1, 1] == bool(row["answers"]["text"])
     assert held >= 25
-    assert data.train.labels.shape[1:] == (1, spans.HEADER, 2)  # no texts where only positions are learned
+    assert data.train.labels.array.shape[1:] == (1, spans.HEADER, 2)  # no texts where only positions are learned
 
 
 def test_windows_of_a_question_are_in_one_split(tmp_path: Path) -> None:

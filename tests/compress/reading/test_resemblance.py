@@ -5,11 +5,12 @@ import pytest
 
 from compress.reading.resemblance import FEWEST, warn_if_lengths_differ
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.standalone.preprocess import Row
 
 
 def data_of(selection: list[Row], evaluation: list[Row]) -> Data:
-    near, far = (Split(rows, np.zeros(len(rows), np.int64)) for rows in (selection, evaluation))
+    near, far = (Split(rows, ClassIds(np.zeros(len(rows), np.int64))) for rows in (selection, evaluation))
     return Data(near, near, far, ("no", "yes"))
 
 

@@ -30,7 +30,7 @@ def test_a_row_is_a_text_and_scores_are_scaled_by_those_of_train(tmp_path: Path)
     train = "".join(f"a{number},b{number},{1 + number % 5}\n" for number in range(50))
     data, lines = loaded(tmp_path, train, "c,d,2\ne,f,7\n")
     assert data.evaluation.rows == ["c", "d", "e", "f"]
-    assert data.evaluation.labels.tolist() == [[0, 0.25], [0, 0.25], [1, 1.5], [1, 1.5]]
+    assert data.evaluation.labels.array.tolist() == [[0, 0.25], [0, 0.25], [1, 1.5], [1, 1.5]]
     assert len(data.train) + len(data.selection) == 100
     assert {f"{one}{other}" for one, other in zip(data.train.rows[::2], data.train.rows[1::2], strict=True)} <= {
         f"a{number}b{number}" for number in range(50)
@@ -47,7 +47,7 @@ def test_calibration_takes_both_texts_of_a_pair(tmp_path: Path) -> None:
     assert len(chosen) == 16
     assert chosen.together == 2
     assert all(str(one)[1:] == str(other)[1:] for one, other in zip(chosen.rows[::2], chosen.rows[1::2], strict=True))
-    assert np.array_equal(chosen.labels, data.calibration(16).labels)
+    assert np.array_equal(chosen.labels.array, data.calibration(16).labels.array)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_a_file_without_a_column_of_scores_holds_pairs_without_them(ending: str,
     data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive"})
     assert data.train.rows == [text for row in triplets(40) for text in (row["anchor"], row["positive"])]
     assert data.train.together == 2
-    assert data.train.labels[:, 1].tolist() == [number for number in range(40) for _ in range(2)]
-    assert data.train.labels[1, 3] == data.train.labels[15, 3]  # p0 occurs in every seventh pair
+    assert data.train.labels.array[:, 1].tolist() == [number for number in range(40) for _ in range(2)]
+    assert data.train.labels.array[1, 3] == data.train.labels.array[15, 3]  # p0 occurs in every seventh pair
     assert data.evaluation.rows[:2] == ["test x0", "y0"]
-    assert data.evaluation.labels[:4].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]  # as they are given
+    assert data.evaluation.labels.array[:4].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]  # as they are given
     assert data.selection.rows[:2] == ["validation x30", "y30"]
 
 
@@ -142,8 +142,8 @@ def test_a_column_may_hold_lists_of_negatives(ending: str, tmp_path: Path) -> No
     groups = [data.train.rows[start : start + 6] for start in range(0, 240, 6)]
     assert groups[0] == ["a0", "p0", "n0", "n0", "n0", "n0"]
     assert groups[3] == ["a3", "p3", "n3", "n3-0", "n3-1", "n3-2"]
-    assert data.train.labels[:6, 2].tolist() == [0, 1, 2, -3, -4, -5]
-    assert data.train.labels[18:24, 2].tolist() == [0, 1, 2, 3, 4, 5]
+    assert data.train.labels.array[:6, 2].tolist() == [0, 1, 2, -3, -4, -5]
+    assert data.train.labels.array[18:24, 2].tolist() == [0, 1, 2, 3, 4, 5]
     assert len(data.calibration(20)) == 18
 
 
@@ -154,7 +154,7 @@ def test_several_columns_of_negatives_leave_out_empty_cells(ending: str, tmp_pat
     data = read(tmp_path, f"train.{ending}", {"text": "anchor", "text_pair": "positive", "negative": ["one", "two", "three"]})
     assert data.train.together == 4
     assert data.train.rows[:8] == ["a0", "p0", "n0", "m0", "a1", "p1", "m1", "m1"]
-    assert data.train.labels[:8, 2].tolist() == [0, 1, 2, 3, 0, 1, 2, -3]
+    assert data.train.labels.array[:8, 2].tolist() == [0, 1, 2, 3, 0, 1, 2, -3]
 
 
 def test_rows_with_fewer_negatives_are_told(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_first_negatives_of_each_row_are_taken(tmp_path: Path) -> None:
     data = load_data(DataConfig.model_validate({"path": str(tmp_path), "negatives": 2, "files": given}), TASK, None, print)
     assert data.train.together == 4
     assert data.train.rows[:16] == ["a0", "p0", "n0", "n0", "a1", "p1", "n1", "n1-0", "a2", "p2", "n2", "n2-0", "a3", "p3", "n3", "n3-0"]
-    assert data.train.labels[:16, 2].tolist() == [0, 1, 2, -3, *[0, 1, 2, 3] * 3]
+    assert data.train.labels.array[:16, 2].tolist() == [0, 1, 2, -3, *[0, 1, 2, 3] * 3]
 
 
 def with_margins(count: int, ending: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -186,7 +186,7 @@ def with_margins(count: int, ending: str) -> tuple[list[dict[str, Any]], dict[st
 def test_margins_stand_at_their_negatives(ending: str, tmp_path: Path) -> None:
     rows, columns = with_margins(40, ending)
     write(tmp_path, f"train.{ending}", rows)
-    labels = read(tmp_path, f"train.{ending}", columns).train.labels
+    labels = read(tmp_path, f"train.{ending}", columns).train.labels.array
     assert labels.shape[1] == 5
     if ending in ("csv", "tsv"):
         assert labels[:, 4].reshape(-1, 3).tolist() == [[0, 0, n / 8] for n in range(40)]
@@ -201,9 +201,9 @@ def test_rows_that_judge_need_no_margins(tmp_path: Path) -> None:
     write(tmp_path, "test.csv", triplets(10))
     given = {"path": str(tmp_path), "columns": columns}
     data = load_data(DataConfig.model_validate(given), "sentence-triplets", None, print)
-    assert [split.labels.shape[1] for split in (data.train, data.selection, data.evaluation)] == [5, 4, 4]
+    assert [split.labels.array.shape[1] for split in (data.train, data.selection, data.evaluation)] == [5, 4, 4]
     place = {text: n / 8 for n, text in enumerate(row["anchor"] for row in rows)}
-    assert data.train.labels[2::3, 4].tolist() == [place[str(text)] for text in data.train.rows[::3]]
+    assert data.train.labels.array[2::3, 4].tolist() == [place[str(text)] for text in data.train.rows[::3]]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.Mon
     data = load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)
     assert data.train.rows[:2] == ["a0", "p0"]
     assert data.train.together == 2
-    assert data.evaluation.labels[:, 1].tolist() == [float(n % 5) for n in range(15, 30) for _ in range(2)]
+    assert data.evaluation.labels.array[:, 1].tolist() == [float(n % 5) for n in range(15, 30) for _ in range(2)]
     alone = datasets.DatasetDict({"train": found["train"], "test": datasets.Dataset.from_list(triplets(5))})
     monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: alone)
     data = load_data(DataConfig(path="some/triplets", columns=Columns(**PAIR)), "sentence-triplets", None, print)
@@ -358,7 +358,7 @@ def test_splits_of_the_hub_may_lack_the_column_of_scores(monkeypatch: pytest.Mon
     both = datasets.DatasetDict({"train": given, "test": alone["test"]})
     monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: both)
     data = load_data(DataConfig(path="some/triplets", columns=wrong), "sentence-triplets", None, print)
-    assert set(data.train.labels[2::3, 4].tolist()) == {0.5}
+    assert set(data.train.labels.array[2::3, 4].tolist()) == {0.5}
     monkeypatch.setattr(datasets, "load_dataset", lambda path, subset: alone)
     with pytest.raises(InputError, match="split test: pairs without scores given to judge models by"):
         load_data(DataConfig(path="some/pairs", columns=Columns(**PAIR)), TASK, None, print)

@@ -12,9 +12,9 @@ import pytest
 from compress.reading.load import load_data
 from compress.reading.sentences import sentence_of
 from foundation.core.errors import InputError
-from foundation.core.forms import tags
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split
+from foundation.labels import tags
 from tests import entities
 
 CONLL = "-DOCSTART- O\n\nAnn\tI-PER\nBobson\tI-PER\nin\tO\nNew\tI-LOC\nYork\tI-LOC\n\t\nbob  NNP  B-PER\nann  NNP  B-PER\n\n\n"
@@ -29,7 +29,7 @@ def load(folder: Path, names: tuple[str, ...] | None = None, length: int = 32) -
 def named(data: Data, split: Split) -> list[tuple[str, list[str]]]:
     """The rows with the names of their tags."""
     count = len(data.labels)
-    found = [[data.labels[tag] for tag in row[count:, 0].tolist() if tag != tags.NO_WORD] for row in split.labels]
+    found = [[data.labels[tag] for tag in row[count:, 0].tolist() if tag != tags.NO_WORD] for row in split.labels.array]
     return list(zip(map(str, split.rows), found, strict=True))
 
 
@@ -53,12 +53,12 @@ def test_conll_of_any_scheme_becomes_one(tmp_path: Path) -> None:
 def test_labels_hold_the_first_token_of_each_word(tmp_path: Path) -> None:
     data, _ = load(entities.write(tmp_path, {"train": 40, "test": 20}))
     engine, count = entities.tokenizer(), len(data.labels)
-    for text, labels in zip(data.evaluation.rows, data.evaluation.labels, strict=True):
+    for text, labels in zip(data.evaluation.rows, data.evaluation.labels.array, strict=True):
         row, words = engine.encode(str(text)), str(text).split(" ")
         naive = [len(engine.encode(" ".join(words[:number]), add_special_tokens=False).ids) + 1 for number in range(len(words))]
         assert labels[count : count + len(words), 1].tolist() == naive
         assert row.tokens[naive[0]] != "[CLS]"
-    assert data.evaluation.labels[0, :count, 0].tolist() == tags.codes_of(data.labels).tolist()
+    assert data.evaluation.labels.array[0, :count, 0].tolist() == tags.codes_of(data.labels).tolist()
 
 
 def test_words_behind_the_maximum_are_counted_and_have_no_token(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_words_behind_the_maximum_are_counted_and_have_no_token(tmp_path: Path) 
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
     data, lines = load(tmp_path, length=8)  # [CLS], six words and [SEP]
     assert any("test: 2 sentences, 12 words, 2 entities; 5 words have no token within data.max_length (8)" in line for line in lines)
-    pieces = data.evaluation.labels[0, len(data.labels) :, 1]
+    pieces = data.evaluation.labels.array[0, len(data.labels) :, 1]
     assert pieces.tolist() == [1, 2, 3, 4, 5, 6, -1, -1, -1, -1, -1]
 
 

@@ -16,9 +16,9 @@ from compress.reading.load import load_data
 from compress.reading.sources import Source
 from compress.reading.text_blocks import cut, documents, tail
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import IGNORED
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, content_key
+from foundation.labels.next_token import IGNORED
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.standalone.preprocess import BadRow
@@ -79,7 +79,7 @@ def test_the_splits_are_apart_and_whole(tmp_path: Path) -> None:
     assert {len(row) for row in data.evaluation.rows[:-1]} == {16}
     assert not set(data.train.keys) & set(data.selection.keys)
     for split in (data.train, data.evaluation):
-        for row, labels in zip(split.rows, split.labels, strict=True):
+        for row, labels in zip(split.rows, split.labels.array, strict=True):
             assert labels[: len(row) - 1].tolist() == row[1:].tolist()
             assert (labels[len(row) - 1 :] == IGNORED).all()
 

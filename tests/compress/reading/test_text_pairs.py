@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import IGNORED, answers_of
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, content_key
+from foundation.labels.next_token import IGNORED, answers_of
 from foundation.measure.engine_process import read_rows, write_rows
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.standalone.preprocess import BadRow, Preprocessor, TokenPair
@@ -54,7 +54,7 @@ def test_every_pair_keeps_its_texts_and_ends(tmp_path: Path) -> None:
     data, log = load(tmp_path)
     assert sorted(texts(data, [*data.train.rows, *data.selection.rows])) == sorted(pairs(300))
     assert texts(data, data.evaluation.rows) == pairs(20, 300)
-    for row, labels in zip(data.evaluation.rows, data.evaluation.labels, strict=True):
+    for row, labels in zip(data.evaluation.rows, data.evaluation.labels.array, strict=True):
         assert isinstance(row, TokenPair)
         assert row.source[-1] == row.target[-1] == END
         assert END not in row.target[:-1]

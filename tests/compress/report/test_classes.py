@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
-from compress.report.classes import classes, counts, no_better
+from compress.report.classes import classes, no_better
 from compress.report.evaluations import Evaluation
 from compress.report.report import collect
 from foundation.artifacts.run_folder import open_run
-from foundation.core.forms import tags
+from foundation.labels import tags
+from foundation.labels.classes import ClassIds
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.value import Numbers
 from tests.hostile.finished_runs import write_run
 from tests.plain_reports import contents
 
@@ -26,13 +29,13 @@ def test_ids_and_sets_are_counted_as_scikit_learn_does() -> None:
     draw = np.random.default_rng(0)
     labels, logits = draw.integers(0, 3, 200), draw.normal(size=(200, 4))  # no row of class 3
     expected = precision_recall_fscore_support(labels, logits.argmax(1), labels=range(4), zero_division=0)
-    counted = counts(logits, labels)
+    counted = ClassIds(labels).class_counts(logits)
     assert counted is not None
     assert shares(counted) == pytest.approx(np.array(expected[:3]))
     assert counted[:, 2].tolist() == expected[3].tolist()
     sets = draw.random((50, 4)) < 0.3
     expected = precision_recall_fscore_support(sets, logits[:50] > 0, zero_division=0)
-    counted = counts(logits[:50], sets)
+    counted = LabelSets(sets).class_counts(logits[:50])
     assert counted is not None
     assert shares(counted) == pytest.approx(np.array(expected[:3]))
 
@@ -43,14 +46,14 @@ def test_entities_are_counted_by_kind_and_add_up_to_those_of_all() -> None:
     found = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "O", "O", "B-LOC"]]
     labels = tags.labels_of(true, [np.arange(4)] * 2, names)
     answers = np.array([[np.eye(5)[names.index(tag)] + 0.1 for tag in row] for row in found], np.float32)
-    counted = counts(answers, labels)
+    counted = labels.class_counts(answers)
     assert counted is not None
     assert counted.tolist() == [[1, 2, 2], [1, 2, 2]]
-    assert counted.sum(0).tolist() == tags.entity_counts(answers, labels).sum(0).tolist()
+    assert counted.sum(0).tolist() == labels.values(answers)[0].sum(0).tolist()
 
 
 def test_values_have_no_classes() -> None:
-    assert counts(np.zeros((3, 1), np.float32), np.zeros(3, np.float32)) is None
+    assert Numbers(np.zeros(3, np.float32)).class_counts(np.zeros((3, 1), np.float32)) is None
 
 
 def test_the_report_has_a_row_for_each_class_and_the_most_frequent_one(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_the_report_has_a_row_for_each_class_and_the_most_frequent_one(tmp_path:
     assert [row["n"] for row in found["rows"]] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
     assert found["rows"][0]["baseline"]["recall"] == pytest.approx(0.5)
     assert found["rows"][0]["served"] is None
-    values = Evaluation("a", "torch", "", "", np.zeros((3, 1)), np.zeros(3, np.float32), {})
+    values = Evaluation("a", "torch", "", "", np.zeros((3, 1)), Numbers(np.zeros(3, np.float32)), {})
     assert classes(run, values, None) == {}
 
 

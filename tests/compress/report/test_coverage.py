@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from compress.report import intervals
-from foundation.core.forms.next_token import NO_CHOICE
+from foundation.labels.classes import ClassIds
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.next_token import NO_CHOICE, Tokens
+from foundation.labels.value import Numbers
 from foundation.measure.metrics import METRICS
 
 Draw = Callable[[np.random.Generator, int], "Drawn"]
@@ -41,7 +44,7 @@ def shares(most: int, column: int, width: int) -> Draw:
         values = [np.zeros((len(numbers), width)) for _ in range(2)]
         for own, known in zip(values, (ease, ease - lead), strict=True):
             own[:, column] = np.clip(0.7 + 0.5 * known, 0, 1)
-        return Drawn(*values, np.zeros(len(numbers), np.float32), numbers)
+        return Drawn(*values, Numbers(np.zeros(len(numbers), np.float32)), numbers)
 
     return drawn
 
@@ -58,7 +61,7 @@ def counted(most: int, width: int, order: tuple[int, int, int]) -> Draw:
             right = draw.binomial(true, 1 / (1 + np.exp(-1 - known)))
             own[:, order[0]], own[:, order[1]], own[:, order[2]] = right, right + draw.poisson(0.3 * np.exp(-0.3 * known)), true
             values.append(own)
-        return Drawn(*values, np.zeros(len(numbers), np.float32), numbers)
+        return Drawn(*values, Numbers(np.zeros(len(numbers), np.float32)), numbers)
 
     return drawn
 
@@ -72,7 +75,7 @@ def wrong_words(most: int) -> Draw:
         values = [
             np.stack([draw.binomial(words, 1 / (1 + np.exp(1.5 + known))), words, words, words], axis=1) for known in (ease, ease - lead)
         ]
-        return Drawn(*(value.astype(np.float64) for value in values), np.zeros(len(numbers), np.float32), numbers)
+        return Drawn(*(value.astype(np.float64) for value in values), Numbers(np.zeros(len(numbers), np.float32)), numbers)
 
     return drawn
 
@@ -84,7 +87,7 @@ def classes(most: int) -> Draw:
         numbers, ease, lead = latent(draw, groups, most)
         labels = draw.integers(0, 2, len(numbers))
         answers = [np.where(known > -0.8, labels, 1 - labels) for known in (ease, ease - lead)]
-        return Drawn(*(np.eye(2)[own] for own in answers), labels, numbers)
+        return Drawn(*(np.eye(2)[own] for own in answers), ClassIds(labels), numbers)
 
     return drawn
 
@@ -97,7 +100,7 @@ def sets(most: int) -> Draw:
         labels = draw.random((len(numbers), 4)) < 0.4
         sure = np.where(labels, 1.0, -1.0)
         values = [sure * (known[:, None] + 1 + draw.normal(size=labels.shape)) for known in (ease, ease - lead)]
-        return Drawn(*values, labels, numbers)
+        return Drawn(*values, LabelSets(labels), numbers)
 
     return drawn
 
@@ -109,7 +112,7 @@ def scores(most: int) -> Draw:
         numbers, noise, more = latent(draw, groups, most)
         labels = draw.normal(size=len(numbers)).astype(np.float32)
         before = labels + noise
-        return Drawn(before[:, None], (before + 0.3 * more)[:, None], labels, numbers)
+        return Drawn(before[:, None], (before + 0.3 * more)[:, None], Numbers(labels), numbers)
 
     return drawn
 
@@ -124,7 +127,7 @@ def tokens(most: int) -> Draw:
             own = np.full((len(numbers), 4, 2), NO_CHOICE, np.float64)
             own[..., 0] = np.exp(0.8 - 0.3 * known)[:, None] * draw.exponential(1, (len(numbers), 4))
             values.append(own)
-        return Drawn(*values, np.zeros((len(numbers), 4), np.int32), numbers)
+        return Drawn(*values, Tokens(np.zeros((len(numbers), 4), np.int32)), numbers)
 
     return drawn
 
@@ -153,7 +156,7 @@ def truth(case: str) -> tuple[float, float]:
     """The figure of the population, and what the second model loses in it."""
     name, draw = CASES[case]
     drawn, metric = draw(np.random.default_rng(99), 60_000), METRICS[name]
-    before, after = (metric.of(values, drawn.labels) for values in (drawn.before, drawn.after))
+    before, after = (metric.of(*drawn.labels.values(values)) for values in (drawn.before, drawn.after))
     return before, metric.drop(before, after)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import isabstract
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,12 @@ from compress.report.flips.tokens import TokenFlips
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import Run
 from foundation.artifacts.triton import Results
-from foundation.core.forms import captions, zero_shot
-from foundation.core.forms.next_token import NO_CHOICE
-from foundation.core.forms.table import FORMS, SINGLE
 from foundation.data.splits import Data, Split
+from foundation.labels import captions
+from foundation.labels.classes import ClassIds
+from foundation.labels.form import Labels
+from foundation.labels.next_token import NO_CHOICE
+from foundation.labels.value import Numbers
 from tests.foundation import tiny_gpt
 
 
@@ -28,7 +31,7 @@ def answers(changes: dict[tuple[int, int], int]) -> np.ndarray:
     """Returns what a model answers that holds token 5 likeliest everywhere, but other tokens at some places."""
     split = tiny_gpt.data().evaluation
     found = np.zeros((len(split), tiny_gpt.LENGTH - 1, 2), np.float32)
-    found[..., 1] = np.where(split.labels >= 0, 5, NO_CHOICE)
+    found[..., 1] = np.where(split.labels.array >= 0, 5, NO_CHOICE)
     for place, token in changes.items():
         found[(*place, 1)] = token
     return found
@@ -45,7 +48,7 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     run = Run(tmp_path, recipe, (), {}, {"baseline": checkpoint, "evaluate-baseline": checkpoint})
     assert write_flips(run, data) == 3
     lines = [json.loads(line) for line in (tmp_path / "flips.jsonl").read_text().splitlines()]
-    decode = TokenFlips(tiny_gpt.checkpoint(), data).tokenizer.decode
+    decode = TokenFlips(tiny_gpt.checkpoint(), data, data.evaluation.labels).tokenizer.decode
     block = [int(token) for token in data.evaluation.rows[2]]  # type: ignore[union-attr]
     places = [(line["row"], line["position"], line["variant"], line["from"], line["to"]) for line in lines]
     assert places == [
@@ -59,13 +62,16 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
 
 
 def test_the_flips_of_every_form_are_described() -> None:
-    assert {form.flips for form in (*FORMS.values(), SINGLE)} == {*DESCRIBED_BY, "tokens"}
+    forms: set[type[Labels]] = {Labels}
+    while more := {below for form in forms for below in form.__subclasses__()} - forms:
+        forms |= more
+    assert {form for form in forms if not isabstract(form)} - {ClassIds, Numbers} == {*DESCRIBED_BY}
 
 
 def test_an_image_and_a_caption_that_find_another_one_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = [b"first", b"second", "a five", "a six", "a five"]
     numbers, sides = np.array([0, 1, 0, 1, 1]), np.array([0, 0, 1, 1, 1])
-    split = Split(rows, zero_shot.labels_of(sides, numbers, np.full(5, captions.CAPTION)))
+    split = Split(rows, captions.labels_of(sides, numbers))
     before = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1], [1, 0.1]], np.float32)
     after = np.array([[1, 0], [1, 0], [1, 0.1], [0.1, 1], [0.1, 1]], np.float32)
     after[1] = [0.9, -0.3]

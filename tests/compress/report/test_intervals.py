@@ -6,8 +6,10 @@ from scipy import stats
 
 from compress.report import intervals
 from foundation.core import resampling
-from foundation.core.forms.next_token import IGNORED, NO_CHOICE, perplexity
-from foundation.measure.metrics import METRICS, Metric
+from foundation.labels.classes import ClassIds
+from foundation.labels.next_token import IGNORED, NO_CHOICE, Tokens, perplexity
+from foundation.labels.value import Numbers
+from foundation.measure.metrics import METRICS, Metric, metric_of
 
 pytestmark = pytest.mark.usefixtures("all_draws")
 
@@ -70,7 +72,7 @@ def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=1500)
     y = x + draw.normal(size=1500)
-    found = intervals.single(METRICS["pearson"], x[:, None], y)
+    found = intervals.single(METRICS["pearson"], x[:, None], Numbers(y))
     expected = stats.pearsonr(x, y).confidence_interval()
     assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.01)
     assert found["value"] == pytest.approx(stats.pearsonr(x, y).statistic)
@@ -79,7 +81,7 @@ def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
 
 def test_single_accuracy_is_the_wilson_interval() -> None:
     labels = np.array([0, 1, 1, 0])
-    found = intervals.single(METRICS["accuracy"], logits_of(np.array([0, 1, 0, 0])), labels)
+    found = intervals.single(METRICS["accuracy"], logits_of(np.array([0, 1, 0, 0])), ClassIds(labels))
     low, high = intervals.wilson(3, 4)
     assert found == {"value": 0.75, "low": low, "high": high, "groups": 4, "n": 4}
 
@@ -88,15 +90,15 @@ def test_paired_counts_every_kind_of_change() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     before = logits_of(np.array([0, 0, 0, 1, 0, 2]), 3)
     after = logits_of(np.array([1, 0, 1, 1, 1, 0]), 3)
-    found = intervals.paired(METRICS["accuracy"], before, after, labels)
+    found = intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))
     assert (found["right_to_wrong"], found["wrong_to_right"], found["changed"], found["n"]) == (2, 1, 4, 6)
     assert found["difference"] == pytest.approx(1 / 6)
 
 
 def test_counting_gives_the_interval_of_resampling_rows() -> None:
     before, after, labels = two_models(800)
-    quick = intervals.paired(METRICS["accuracy"], before, after, labels)
-    slow = intervals.paired(Metric(lambda p, t: float(np.mean(p.argmax(axis=1) == t))), before, after, labels)
+    quick = intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))
+    slow = intervals.paired(Metric(lambda p, t: float(np.mean(p.argmax(axis=1) == t))), before, after, ClassIds(labels))
     assert slow["difference"] == pytest.approx(quick["difference"])
     assert (slow["low"], slow["high"]) == pytest.approx((quick["low"], quick["high"]), abs=0.003)
     assert quick["low"] <= quick["difference"] <= quick["high"]
@@ -114,14 +116,14 @@ def test_paired_regression_has_no_counts_and_a_signed_difference() -> None:
     labels = draw.normal(size=400).astype(np.float32)
     before = (labels + 0.1 * draw.normal(size=400))[:, None]
     after = (labels + 0.8 * draw.normal(size=400))[:, None]
-    found = intervals.paired(METRICS["pearson"], before, after, labels)
+    found = intervals.paired(METRICS["pearson"], before, after, Numbers(labels))
     assert found["right_to_wrong"] is found["wrong_to_right"] is found["changed"] is None
     assert 0 < found["low"] < found["difference"] < found["high"]
 
 
 def test_equal_predictions_have_no_difference() -> None:
     before, _, labels = two_models(100)
-    found = intervals.paired(METRICS["accuracy"], before, before, labels)
+    found = intervals.paired(METRICS["accuracy"], before, before, ClassIds(labels))
     assert (found["difference"], found["low"], found["high"], found["changed"]) == (0, 0, 0, 0)
 
 
@@ -135,7 +137,7 @@ def test_equal_seeds_give_equal_intervals() -> None:
 @pytest.mark.parametrize("rows", [0, 3])
 def test_rows_that_do_not_match_are_refused(rows: int) -> None:
     with pytest.raises(ValueError, match="same number of rows"):
-        intervals.paired(METRICS["accuracy"], np.zeros((rows, 2)), np.zeros((rows, 2)), np.zeros(2 * rows, np.int64))
+        intervals.paired(METRICS["accuracy"], np.zeros((rows, 2)), np.zeros((rows, 2)), ClassIds(np.zeros(2 * rows, np.int64)))
 
 
 def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() -> None:
@@ -149,7 +151,7 @@ def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() ->
 
     intervals.bootstrap(counted, before, labels, resamples=50)
     assert calls == 50
-    assert intervals.paired(METRICS["accuracy"], before, after, labels)["n"] == 10_000
+    assert intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))["n"] == 10_000
 
 
 def blocks_of(losses: list[list[float]], chosen: list[list[int]], width: int = 3) -> np.ndarray:
@@ -176,7 +178,7 @@ def two_language_models(blocks: int, seed: int) -> tuple[np.ndarray, np.ndarray,
 
 def test_perplexity_is_bootstrapped_over_blocks() -> None:
     before, _, labels = two_language_models(40, 1)
-    found = intervals.single(METRICS["perplexity"], before, labels, seed=5)
+    found = intervals.single(METRICS["perplexity"], before, Tokens(labels), seed=5)
     source, figures = np.random.default_rng(5), []
     for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 40, 40)
@@ -190,7 +192,7 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
 @given(st.integers(0, 2**31))
 def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
     before, after, labels = two_language_models(30, seed)
-    found = intervals.paired(METRICS["perplexity"], before, after, labels, seed=2)
+    found = intervals.paired(METRICS["perplexity"], before, after, Tokens(labels), seed=2)
     source, figures = np.random.default_rng(2), []
     for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 30, 30)
@@ -206,11 +208,12 @@ def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
 
 def test_another_metric_of_tokens_is_bootstrapped_over_blocks() -> None:
     before, after, labels = two_language_models(30, 4)
-    found = intervals.paired(METRICS["accuracy"], before, after, labels)
-    figures = [METRICS["accuracy"].of(answers, labels) for answers in (before, after)]
+    metric = metric_of("text-generation", "accuracy")
+    found = intervals.paired(metric, before, after, Tokens(labels))
+    figures = [metric.of(answers, labels) for answers in (before, after)]
     assert found["difference"] == pytest.approx(figures[0] - figures[1])
     assert found["low"] < found["difference"] < found["high"]
-    alone = intervals.single(METRICS["accuracy"], before, labels)
+    alone = intervals.single(metric, before, Tokens(labels))
     assert alone["low"] < alone["value"] == figures[0] < alone["high"]
     assert alone["n"] == found["n"] == (labels != IGNORED).sum()
 
@@ -220,7 +223,7 @@ def test_what_got_worse_is_lost_whichever_way_a_metric_points() -> None:
     labels = draw.normal(size=400).astype(np.float32)
     before, after = ((labels + noise * draw.normal(size=400))[:, None] for noise in (0.1, 0.8))
     error = Metric(lambda values, truth: float(np.mean(np.abs(values[:, 0] - truth))), higher_is_better=False)
-    found = intervals.paired(error, before, after, labels)
+    found = intervals.paired(error, before, after, Numbers(labels))
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert Metric(error.of, higher_is_better=False, relative=True).drop(2.0, 3.0) == 0.5
     assert Metric(error.of, relative=True).drop(2.0, 1.5) == 0.25

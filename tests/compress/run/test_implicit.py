@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from compress.run.implicit import PREDICTIONS, Evaluate, in_torch
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
+from foundation.labels.classes import ClassIds
 from tests.export import sentiment
 from tests.told import Told
 
@@ -63,7 +64,7 @@ def test_a_trained_model_that_is_never_right_is_warned_of(new: list[str], warns:
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, count=4)
     baseline = Artifact(sentiment.checkpoint(), {"id": "baseline", "metrics": {"new_weights": new}})
     predicted = load_file(_evaluated(baseline, context, tmp_path / "first") / PREDICTIONS)["logits"].argmax(axis=1)
-    wrong = replace(context.data.evaluation, labels=1 - predicted)
+    wrong = replace(context.data.evaluation, labels=ClassIds(1 - predicted))
     context = replace(context, data=replace(context.data, evaluation=wrong), progress=Told())
     _evaluated(baseline, context, tmp_path / "second")
     assert [line for line in context.progress.warnings if "accuracy is 0 on 4 predictions" in line] == context.progress.warnings
@@ -75,7 +76,7 @@ def test_the_evaluated_rows_are_named_by_their_digest(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint()}, count=4)
     baseline = Artifact(sentiment.checkpoint(), {"id": "baseline", "metrics": {"new_weights": []}})
     split = context.data.evaluation
-    others = [split, split.take([0, 1, 2, 3]), split.take([1, 0, 2, 3]), replace(split, labels=1 - split.labels)]
+    others = [split, split.take([0, 1, 2, 3]), split.take([1, 0, 2, 3]), replace(split, labels=ClassIds(1 - split.labels.array))]
     found = []
     for number, one in enumerate(others):
         (tmp_path / str(number)).mkdir()

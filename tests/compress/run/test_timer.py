@@ -16,6 +16,7 @@ from export.export import Export
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests.export import sentiment
@@ -25,8 +26,8 @@ from tests.told import Told
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     rows = sentiment.rows(40)
-    split = Split(rows[:32], np.arange(32) % 2)
-    data = Data(split, Split(rows[32:], np.arange(8) % 2), split, ("negative", "positive"))
+    split = Split(rows[:32], ClassIds(np.arange(32) % 2))
+    data = Data(split, Split(rows[32:], ClassIds(np.arange(8) % 2)), split, ("negative", "positive"))
     target = Target(engines=("openvino",), batch_sizes=(1, 2), sequence_lengths=(8,), threads=1)
     return Context("text-classification", data, 16, target, 0, Told(), tmp_path / "scratch")
 

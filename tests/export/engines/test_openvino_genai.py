@@ -17,7 +17,7 @@ from export.generation.cached_graph import cached_graph
 from export.generation.genai_folder import MODEL, paged_obstacle
 from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import answers_of, labels_of, perplexity
+from foundation.labels.next_token import answers_of, labels_of, perplexity
 from foundation.models.checkpoint import load, load_float
 from foundation.models.layers.experts import with_separate_experts
 from foundation.schemes.table import SCHEMES

@@ -17,7 +17,7 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.prompts import ENDED, Prompts, greedy
 from foundation.core.decoding import Decoding
-from foundation.core.forms.next_token import answers_of, labels_of, perplexity
+from foundation.labels.next_token import answers_of, labels_of, perplexity
 from foundation.models.checkpoint import load, load_float
 from foundation.standalone.encoder_decoder import DECODER
 from foundation.standalone.preprocess import TokenPair

@@ -21,10 +21,10 @@ from export.parity.parity import ParityError
 from foundation.artifacts.artifact import Artifact
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import labels_of
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import labels_of
 from foundation.measure.answers import load_predictions
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.predictions import predict
@@ -110,7 +110,7 @@ def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> Non
     assert cost["tokens"]["equal_share"] == generation["torch"]["equal_share"]  # with a float cache the answers are those of torch
     for metric in ("perplexity", "accuracy"):
         assert cost["metrics"][metric] == pytest.approx(entry["metrics"][metric], rel=1e-3)
-    floating, own = (load_predictions(tmp_path / "out" / one["predictions"])[0] for one in (cost, entry))
+    floating, own = (load_predictions(tmp_path / "out" / one["predictions"], "text-generation")[0] for one in (cost, entry))
     expected = predict(load_float(checkpoint("gpt2")), Preprocessor.load(tmp_path / "out" / build["folder"]), data.evaluation.rows, 32)
     near, far = (float(np.abs(one[..., 0] - expected[..., 0]).max()) for one in (floating, own))
     assert near < 1e-4 < far

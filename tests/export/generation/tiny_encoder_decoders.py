@@ -16,10 +16,10 @@ from torch import nn
 
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
 from foundation.artifacts.artifact import Artifact
-from foundation.core.forms.next_token import labels_of
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.next_token import labels_of
 from foundation.models.checkpoint import load_float, save
 from foundation.models.config import set_labels
 from foundation.models.folder import Checkpoint

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from compress.reading.load import load_data
-from foundation.core.forms import candidates, captions, next_token, relevance, spans, text_groups, vectors, zero_shot
-from foundation.core.forms.table import FORMS, form_of
 from foundation.core.resampling import FEW, FEWEST, Groups, interval
 from foundation.data.config import DataConfig
 from foundation.data.groups import groups_of_rows, groups_of_split, groups_of_values
 from foundation.data.splits import Split
+from foundation.labels import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
+from foundation.labels.classes import ClassIds
+from foundation.labels.label_sets import LabelSets
 from foundation.measure.answers import load_groups, save_predictions
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.standalone.preprocess import TokenPair
@@ -50,10 +50,10 @@ def test_every_row_of_a_split_is_in_the_group_of_its_value() -> None:
     scored = Split(["a", "b", "c", "d", "a", "b"], vectors.labels_of(np.array([0.1, 0.2, 0.1])))
     numbers = groups_of_split(scored)
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
-    texts = Split(["a", "b", "a"], np.zeros(3, np.int64))
+    texts = Split(["a", "b", "a"], ClassIds(np.zeros(3, np.int64)))
     assert groups_of_split(texts).tolist() == [0, 1, 0]
     documents = np.arange(2 * FEW) // 2
-    blocks = Split([np.full(4, row) for row in range(2 * FEW)], np.zeros((2 * FEW, 4), np.int32), documents)
+    blocks = Split([np.full(4, row) for row in range(2 * FEW)], next_token.Tokens(np.zeros((2 * FEW, 4), np.int32)), documents)
     assert groups_of_split(blocks).tolist() == documents.tolist()
 
 
@@ -78,27 +78,25 @@ def test_values_of_several_rows_have_one_group_each() -> None:
     assert groups(Split(["a", "p", "n", "b", "p", "m"], triplets)) == [0, 1]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_has_as_many_units_as_values(form: str) -> None:
+def test_every_form_has_as_many_rows_of_values_as_values() -> None:
     draw = np.random.default_rng(0)
     sides = np.array([0, 0, 1, 1])
     made = {
-        "captions": (zero_shot.labels_of(sides, np.array([0, 1, 0, 1]), np.full(4, captions.CAPTION)), (4, 3)),
+        "captions": (captions.labels_of(sides, np.array([0, 1, 0, 1])), (4, 3)),
         "images and texts": (zero_shot.labels_of(sides, np.array([0, 1, 0, 1])), (4, 3)),
-        "tags": (np.tile(np.array([[[0, -1], [1, -1], [0, 0], [1, 1]]], np.int32), (3, 1, 1)), (3, 2, 2)),
-        "transcripts": (np.array([[[2, 97, 98, -1], [0, 1, 2, -1]]] * 2, np.int32), (2, 3, 10)),
+        "tags": (tags.Tags(np.tile(np.array([[[0, -1], [1, -1], [0, 0], [1, 1]]], np.int32), (3, 1, 1))), (3, 2, 2)),
+        "transcripts": (transcripts.Transcripts(np.array([[[2, 97, 98, -1], [0, 1, 2, -1]]] * 2, np.int32)), (2, 3, 10)),
         "spans": (spans.labels_of(np.zeros((4, 2)), [0, 0, 1, 2], [True] * 3, [["a"]] * 3), (4, spans.Part.WORDS.stop)),
         "queries and documents": (relevance.labels_of(2, 3, [(0, 0, 1), (1, 1, 1)]), (5, 3)),
         "candidates": (candidates.labels_of([0, 0, 1, 1], [1, 0, 0, 1], [[1], [1]]), (4, 1)),
         "pairs and triplets": (text_groups.labels_of([("a", "p", "n"), ("b", "q", "m")]), (6, 3)),
         "pairs": (vectors.labels_of(np.array([0.1, 0.2])), (4, 3)),
-        "sets": (np.ones((3, 2), bool), (3, 2)),
-        "tokens": (np.ones((3, 4), np.int32), (3, 4, 2)),
+        "sets": (LabelSets(np.ones((3, 2), bool)), (3, 2)),
+        "tokens": (next_token.Tokens(np.ones((3, 4), np.int32)), (3, 4, 2)),
     }
-    labels, shape = made[form]
-    assert form_of(labels) is FORMS[form]
-    values, _ = FORMS[form].values(draw.random(shape).astype(np.float32), labels)
-    assert len(FORMS[form].units(labels)) == len(values)
+    for form, (labels, shape) in made.items():
+        values, _ = labels.values(draw.random(shape).astype(np.float32))
+        assert len(labels.rows_of_values()) == len(values), form
 
 
 def test_sentences_are_grouped_by_the_documents_of_a_file(tmp_path: Path) -> None:
@@ -133,8 +131,8 @@ def test_blocks_are_grouped_by_documents_or_by_neighbours(tmp_path: Path) -> Non
 
 
 def test_groups_are_stored_beside_predictions(tmp_path: Path) -> None:
-    save_predictions(tmp_path / "with", np.zeros((2, 2)), np.array([0, 1]), np.array([3, 3]))
-    save_predictions(tmp_path / "without", np.zeros((2, 2)), np.array([0, 1]))
+    save_predictions(tmp_path / "with", np.zeros((2, 2)), ClassIds(np.array([0, 1])), np.array([3, 3]))
+    save_predictions(tmp_path / "without", np.zeros((2, 2)), ClassIds(np.array([0, 1])))
     found = load_groups(tmp_path / "with")
     assert found is not None
     assert found.tolist() == [3, 3]

@@ -15,6 +15,7 @@ from compress.reading.load import load_data
 from foundation.core.errors import InputError
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, input_key, trained_on
+from foundation.labels.classes import ClassIds
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window
 from tests import questions
@@ -23,7 +24,7 @@ ROWS = st.lists(st.sampled_from([f"text {number}" for number in range(30)]), min
 
 
 def split(rows: list[Any], documents: list[int] | None = None) -> Split:
-    return Split(rows, np.arange(len(rows)) % 2, None if documents is None else np.array(documents))
+    return Split(rows, ClassIds(np.arange(len(rows)) % 2), None if documents is None else np.array(documents))
 
 
 def divided(train: Split, test: Split, validation: Split | None = None, **settings: Any) -> tuple[Data, list[str]]:

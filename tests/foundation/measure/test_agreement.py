@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from foundation.answers.table import answer_of
-from foundation.core.forms import candidates
+from foundation.labels import candidates
+from foundation.labels.classes import ClassIds
+from foundation.labels.value import Numbers
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.standalone.tolerance import MEDIAN_LIMIT, disagreements_allowed, judge
 
@@ -24,12 +25,12 @@ def test_predictions_may_flip_about_once_in_a_thousand_rows() -> None:
     for flips, passed in ((0, True), (9, True), (10, False)):
         logits = reference.copy()
         logits[:flips] = logits[:flips, ::-1]
-        found = compare_predictions("text-classification", reference, logits, np.zeros(2500, np.int64))
+        found = compare_predictions("text-classification", reference, logits, ClassIds(np.zeros(2500, np.int64)))
         assert (found["disagreements"], found["limit"], found["n"], found["passed"]) == (flips, 9, 2500, passed)
 
 
 def test_the_median_is_gated_and_the_maximum_is_not() -> None:
-    reference, labels = np.float32([[0.0, 5.0]] * 9), np.zeros(9, np.int64)
+    reference, labels = np.float32([[0.0, 5.0]] * 9), ClassIds(np.zeros(9, np.int64))
     one_off, all_off = reference.copy(), reference + np.float32(1.1 * MEDIAN_LIMIT)
     one_off[4, 0] += 3
     found = compare_predictions("text-classification", reference, one_off, labels)
@@ -42,10 +43,10 @@ def test_the_median_is_gated_and_the_maximum_is_not() -> None:
 
 
 def test_regression_is_measured_in_deviations_of_the_labels() -> None:
-    labels = np.float32([0, 50, 100, 150])
+    labels = Numbers(np.float32([0, 50, 100, 150]))
     reference = np.float32([[1.0], [49.0], [99.0], [140.0]])
     found = compare_predictions("text-regression", reference, reference + np.float32(0.5), labels)
-    assert found["median_abs"] == pytest.approx(0.5 / labels.std(), rel=1e-4)
+    assert found["median_abs"] == pytest.approx(0.5 / labels.array.std(), rel=1e-4)
     assert found["passed"]
     assert not compare_predictions("text-regression", reference, reference + 5, labels)["passed"]
 
@@ -64,7 +65,7 @@ def test_one_difference_that_is_not_finite_fails(bad: float) -> None:
 
 def test_only_regression_has_a_unit() -> None:
     labels = np.float32([0, 50, 100, 150])
-    assert answer_of("text-regression").unit(labels, 7 * labels) == pytest.approx(labels.std())
-    assert answer_of("text-regression").unit(np.ones(3, np.float32), labels) == answer_of("text-classification").unit(labels, labels) == 1.0
+    assert Numbers(labels).unit(7 * labels) == pytest.approx(labels.std())
+    assert Numbers(np.ones(3, np.float32)).unit(labels) == ClassIds(labels).unit(labels) == 1.0
     ordered = candidates.labels_of([0, 0, 1], [1, 0, 2], [[1], [2]])
-    assert answer_of("reranking").unit(ordered, labels[:3, None]) == pytest.approx(labels[:3].std())
+    assert ordered.unit(labels[:3, None]) == pytest.approx(labels[:3].std())

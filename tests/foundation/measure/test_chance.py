@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from foundation.core.forms import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
-from foundation.core.forms.table import form_of
 from foundation.core.tasks import TASKS, Task
-from foundation.measure.chance import chance, constants, nothing_right
+from foundation.labels import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
+from foundation.labels.classes import ClassIds
+from foundation.labels.form import Labels
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.value import Numbers
+from foundation.measure.chance import chance, nothing_right
 from foundation.measure.metrics import primary
 from tests.plain_reports import judge
 
@@ -21,30 +24,30 @@ ROWS = 60
 class Case(NamedTuple):
     """Labels of one task, what a good model answers, and what answers look like."""
 
-    labels: np.ndarray
+    labels: Labels
     good: np.ndarray
 
 
 def of_classes(draw: np.random.Generator) -> Case:
     labels = draw.integers(0, 3, ROWS)
-    return Case(labels, np.eye(3)[labels])
+    return Case(ClassIds(labels), np.eye(3)[labels])
 
 
 def of_sets(draw: np.random.Generator) -> Case:
     labels = draw.random((ROWS, 4)) < 0.3
-    return Case(labels, np.where(labels, 1.0, -1.0))
+    return Case(LabelSets(labels), np.where(labels, 1.0, -1.0))
 
 
 def of_values(draw: np.random.Generator) -> Case:
     labels = draw.normal(size=ROWS).astype(np.float32)
-    return Case(labels, labels[:, None] + 0.1)
+    return Case(Numbers(labels), labels[:, None] + 0.1)
 
 
 def of_tags(draw: np.random.Generator) -> Case:
     names = ("O", "B-A", "I-A")
     rows = [[str(tag) for tag in draw.choice(names, 5, p=(0.6, 0.3, 0.1))] for _ in range(ROWS)]
     labels = tags.labels_of(rows, [np.arange(1, 6)] * ROWS, names)
-    return Case(labels, np.eye(3)[labels[:, 3:, 0]] + 0.1)
+    return Case(labels, np.eye(3)[labels.array[:, 3:, 0]] + 0.1)
 
 
 def of_questions(draw: np.random.Generator) -> Case:
@@ -96,7 +99,7 @@ def of_candidates(draw: np.random.Generator) -> Case:
 def of_captions(draw: np.random.Generator) -> Case:
     images = draw.normal(size=(ROWS, 8))
     sides = np.repeat([zero_shot.IMAGE, zero_shot.TEXT], ROWS)
-    labels = zero_shot.labels_of(sides, np.tile(np.arange(ROWS), 2), np.full(2 * ROWS, captions.CAPTION))
+    labels = captions.labels_of(sides, np.tile(np.arange(ROWS), 2))
     return Case(labels, np.concatenate([images, images + 0.1]))
 
 
@@ -110,7 +113,7 @@ def of_images(draw: np.random.Generator) -> Case:
 def of_tokens(draw: np.random.Generator) -> Case:
     labels = draw.integers(0, 20, (ROWS, 6)).astype(np.int32)
     labels[::3, 4:] = next_token.IGNORED
-    return Case(labels, np.stack([np.full(labels.shape, 0.2), labels], axis=-1))
+    return Case(next_token.Tokens(labels), np.stack([np.full(labels.shape, 0.2), labels], axis=-1))
 
 
 CASES: dict[Task, Callable[[np.random.Generator], Case]] = {
@@ -135,9 +138,10 @@ CASES: dict[Task, Callable[[np.random.Generator], Case]] = {
 
 def garbage(case: Case, draw: np.random.Generator) -> Iterator[np.ndarray]:
     """Yields answers that do not depend on the rows."""
-    yield from constants(case.good, case.labels)
-    if next_token.are_tokens(case.labels):
-        yield np.stack([np.full(case.labels.shape, np.log(20.0)), np.zeros(case.labels.shape)], axis=-1)
+    yield from case.labels.constants(case.good)
+    if not case.labels.SHUFFLED:
+        shape = case.labels.array.shape
+        yield np.stack([np.full(shape, np.log(20.0)), np.zeros(shape)], axis=-1)
         return
     yield draw.normal(size=case.good.shape)
     yield case.good[draw.permutation(len(case.good))]
@@ -145,7 +149,7 @@ def garbage(case: Case, draw: np.random.Generator) -> Iterator[np.ndarray]:
 
 def verdict(task: Task, case: Case, before: np.ndarray, after: np.ndarray, limit: float) -> dict[str, Any]:
     metric = primary(task)
-    one, other = (metric.of(answers, case.labels) for answers in (before, after))
+    one, other = (metric.of(*case.labels.values(answers)) for answers in (before, after))
     report = {
         "baseline": "baseline",
         "metric": {"name": TASKS[task].metric, "chance": chance(metric, before, case.labels)},
@@ -159,7 +163,7 @@ def verdict(task: Task, case: Case, before: np.ndarray, after: np.ndarray, limit
 
 def test_every_task_has_a_case() -> None:
     assert set(CASES) == set(TASKS)
-    assert len({form_of(CASES[task](np.random.default_rng(0)).labels).flips for task in CASES}) >= 10
+    assert len({type(CASES[task](np.random.default_rng(0)).labels) for task in CASES}) >= 12
 
 
 @pytest.mark.parametrize("task", CASES)
@@ -179,7 +183,7 @@ def test_garbage_never_meets_a_limit_and_a_good_model_does(task: Task) -> None:
 def test_a_baseline_that_knows_nothing_is_no_measure(task: Task) -> None:
     draw = np.random.default_rng(1)
     case = CASES[task](draw)
-    for before in constants(case.good, case.labels):
+    for before in case.labels.constants(case.good):
         found = verdict(task, case, before, before, 0.02)
         assert (found["met"], found["value"]) == (None, 0)
         assert "knows nothing" in found["reason"]
@@ -187,8 +191,8 @@ def test_a_baseline_that_knows_nothing_is_no_measure(task: Task) -> None:
 
 def test_chance_is_the_best_of_the_constants_and_of_other_orders() -> None:
     labels = np.repeat([0, 1], [80, 20])
-    assert chance(primary("text-classification"), np.eye(2)[labels], labels) == 0.8
-    tokens = np.array([[0, 0, 1, next_token.IGNORED]], np.int32)
+    assert chance(primary("text-classification"), np.eye(2)[labels], ClassIds(labels)) == 0.8
+    tokens = next_token.Tokens(np.array([[0, 0, 1, next_token.IGNORED]], np.int32))
     answers = np.zeros((1, 4, 2), np.float32)
     entropy = -(2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3))
     assert chance(primary("text-generation"), answers, tokens) == pytest.approx(np.exp(entropy), rel=1e-6)

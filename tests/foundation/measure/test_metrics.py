@@ -14,12 +14,17 @@ from hypothesis.extra import numpy as hnp
 
 from foundation.core import correlation
 from foundation.core.errors import InputError
-from foundation.core.forms import captions, spans, tags, text_groups, transcripts, zero_shot
-from foundation.core.forms.candidates import labels_of as candidate_labels
-from foundation.core.forms.relevance import labels_of as judged_labels
-from foundation.core.forms.vectors import labels_of
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS
+from foundation.core.tasks import TASKS, Task
+from foundation.labels import captions, spans, tags, text_groups, transcripts, zero_shot
+from foundation.labels.candidates import labels_of as candidate_labels
+from foundation.labels.classes import ClassIds
+from foundation.labels.form import Labels
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.next_token import Tokens
+from foundation.labels.relevance import labels_of as judged_labels
+from foundation.labels.value import Numbers
+from foundation.labels.vectors import labels_of
 from foundation.measure import answers, metrics, predictions
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
@@ -34,7 +39,7 @@ def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.
 @given(rows_of_classes(2))
 def test_two_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> None:
     answers, labels = pair
-    figures = metrics.metrics("text-classification", np.eye(2, dtype=np.float32)[answers], labels)
+    figures = metrics.metrics("text-classification", np.eye(2, dtype=np.float32)[answers], ClassIds(labels))
     assert figures["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, answers))
     assert figures["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, answers, zero_division=0))
     assert figures["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, answers), abs=1e-12)
@@ -43,14 +48,14 @@ def test_two_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> 
 @given(rows_of_classes(4))
 def test_many_classes_agree_with_sklearn(pair: tuple[np.ndarray, np.ndarray]) -> None:
     answers, labels = pair
-    figures = metrics.metrics("text-classification", np.eye(4, dtype=np.float32)[answers], labels)
+    figures = metrics.metrics("text-classification", np.eye(4, dtype=np.float32)[answers], ClassIds(labels))
     assert figures["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, answers, average="macro", zero_division=0))
     assert figures["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, answers), abs=1e-12)
 
 
 @given(hnp.arrays(np.float32, (12, 2), elements=st.integers(-8, 8).map(lambda i: i / 4)))
 def test_correlations_agree_with_scipy(values: np.ndarray) -> None:
-    figures = metrics.metrics("text-regression", values[:, :1], values[:, 1])
+    figures = metrics.metrics("text-regression", values[:, :1], Numbers(values[:, 1]))
     if np.ptp(values[:, 0]) == 0 or np.ptp(values[:, 1]) == 0:
         assert figures == {"pearson": 0.0, "spearman": 0.0}
     else:
@@ -63,15 +68,20 @@ def test_tied_ranks_share_their_average() -> None:
 
 
 def test_equal_logits_take_the_lowest_class() -> None:
-    assert metrics.metrics("image-classification", np.zeros((3, 4), np.float32), np.array([0, 0, 1])) == {"accuracy": pytest.approx(2 / 3)}
+    assert metrics.metrics("image-classification", np.zeros((3, 4), np.float32), ClassIds(np.array([0, 0, 1]))) == {
+        "accuracy": pytest.approx(2 / 3)
+    }
 
 
 def test_the_primary_metric_of_each_task_is_there() -> None:
     for task in TASKS:
-        integers = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
-        cases = {answer: (np.zeros(answers, np.float32), np.zeros(labels, np.int64)) for answer, (answers, labels) in integers.items()}
+        cases: dict[str, tuple[np.ndarray, Labels]] = {
+            "class": (np.zeros((2, 2), np.float32), ClassIds(np.zeros(2, np.int64))),
+            "value": (np.zeros((2, 1), np.float32), Numbers(np.zeros(2, np.float32))),
+            "tokens": (np.zeros((2, 3, 2), np.float32), Tokens(np.zeros((2, 3), np.int32))),
+        }
         cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
-        cases["labels"] = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
+        cases["labels"] = np.zeros((2, 3), np.float32), LabelSets(np.zeros((2, 3), bool))
         cases["tags"] = np.ones((2, 4, 3), np.float32), tags.labels_of([["O"]] * 2, [np.array([1])] * 2, ("O", "B-A", "I-A"))
         span = np.zeros((2, spans.Part.WORDS.stop), np.float32)
         cases["span"] = span, spans.labels_of(np.zeros((2, 2), int), [0, 1], [True, False], [["a b"], []])
@@ -81,9 +91,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
             cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
             cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
         if TASKS[task].two_towers:  # an image and seven classes
-            cases["vector"] = np.eye(8, dtype=np.float32), zero_shot.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
-        if TASKS[task].captioned:
-            cases["vector"][1][:, 2] = captions.CAPTION
+            form = captions if TASKS[task].captioned else zero_shot
+            cases["vector"] = np.eye(8, dtype=np.float32), form.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
         if TASKS[task].needs_negatives:
             cases["vector"] = np.zeros((3, 3), np.float32), text_groups.labels_of([("a", "b", "c")])
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
@@ -93,7 +102,7 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
 
 def test_no_rows_are_an_error() -> None:
     with pytest.raises(InputError, match="no row to evaluate"):
-        metrics.metrics("image-classification", np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
+        metrics.metrics("image-classification", np.zeros((0, 2), np.float32), ClassIds(np.zeros(0, np.int64)))
 
 
 def test_predictions_are_in_row_order_and_padded_to_buckets(tiny_bert: Path, told: Any) -> None:
@@ -125,12 +134,19 @@ def test_a_model_that_answers_nan_is_an_error(tiny_bert: Path) -> None:
         predictions.predict(model, prepared, ["good", "bad"], 2)
 
 
-@pytest.mark.parametrize("labels", [np.array([1, 0]), np.array([0.5, 4.0], np.float32)])
-def test_predictions_survive_the_file(tmp_path: Path, labels: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [
+        ("text-classification", ClassIds(np.array([1, 0]))),
+        ("text-regression", Numbers(np.array([0.5, 4.0], np.float32))),
+        ("multi-label-classification", LabelSets(np.array([[True, False], [False, False]]))),
+    ],
+)
+def test_predictions_survive_the_file(tmp_path: Path, task: Task, labels: Labels) -> None:
     logits = np.array([[1.0, 2.0], [3.0, 4.0]])
     answers.save_predictions(tmp_path / "p.safetensors", logits, labels)
-    read, again = answers.load_predictions(tmp_path / "p.safetensors")
+    read, again = answers.load_predictions(tmp_path / "p.safetensors", task)
     assert read.dtype == np.float32
-    assert again.dtype == labels.dtype
+    assert again.array.dtype == labels.array.dtype
     np.testing.assert_array_equal(read, logits)
-    np.testing.assert_array_equal(again, labels)
+    np.testing.assert_array_equal(again.array, labels.array)

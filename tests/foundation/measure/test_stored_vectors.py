@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foundation.core.forms import relevance
-from foundation.core.forms.vectors import labels_of
+from foundation.labels import relevance
+from foundation.labels.vectors import labels_of
 from foundation.measure.stored_vectors import bytes_of, codes, scale_of
 from tests.tiny_embedding import vectors
 

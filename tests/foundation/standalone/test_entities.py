@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
-from foundation.core.forms import tags
-from foundation.core.forms.tags import first_pieces
 from foundation.core.target import Target
+from foundation.labels import tags
+from foundation.labels.tags import first_pieces
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import RESPONSES, STRATEGIES, placed
@@ -148,7 +148,7 @@ def test_served_entities_are_those_that_are_scored(scheme: str, data: st.DataObj
     logits[0, pieces, [names.index(tag) for tag in row]] = 9
     answers = tags.of_words(logits, [np.array(pieces)], 10)
     labels = tags.labels_of([row], [np.array(pieces)], names)
-    assert tags.entity_counts(answers, labels)[0].tolist() == [len(chunks(row))] * 3
+    assert labels.values(answers)[0][0].tolist() == [len(chunks(row))] * 3
     assert tags.spans_of(row) == chunks(row)
     served_row = RESPONSES["entities"].of(logits, names, [(text, tuple(tokens))])["ENTITIES"].tolist()[0]
     expected = [(kind, " ".join(words[begin:end])) for begin, end, kind in chunks(row)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.answers.table import ANSWERS
+from foundation.labels.table import ANSWERS
 from foundation.standalone.response import BLANK, DELIMITER, RESPONSES, STRING
 from foundation.standalone.windows import Asked, Read
 

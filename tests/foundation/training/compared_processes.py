@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foundation.core.forms import text_groups
 from foundation.core.runs import equal
+from foundation.labels import text_groups
 from foundation.machine.parallel import ALONE, Team, joined
 from foundation.machine.sharding import full, shard
 from foundation.training.dealing import Dealing
@@ -76,13 +76,13 @@ def cached(pairs: int, team: Team) -> Found:
     body, x_nI, _ = drawn(2 * pairs)
     if team.shards:
         shard(body, body.blocks)
-    labels_n4 = text_groups.labels_of([(f"a {number % 3}", f"b {number}") for number in range(pairs)])
+    labels = text_groups.labels_of([(f"a {number % 3}", f"b {number}") for number in range(pairs)])
     dealing, indices = Dealing(equal(2 * pairs, 2), 2 * pairs, AT_ONCE, team), np.arange(2 * pairs)
     batches = []
     for part in dealing.parts(indices):
-        rows, labels = (part, labels_n4[part]) if len(part) else (indices[:2], np.full((2, 4), NO_ROW, np.float32))
-        batches.append(Batch({"x_bI": x_nI[rows]}, torch.from_numpy(labels), rows, 0, 1, len(part) > 0))
-    cache = GradCache(supervised("sentence-embedding", team=team), body, "tune")  # type: ignore[arg-type]
+        rows, labels_n4 = (part, labels.array[part]) if len(part) else (indices[:2], np.full((2, 4), NO_ROW, np.float32))
+        batches.append(Batch({"x_bI": x_nI[rows]}, torch.from_numpy(labels_n4), rows, 0, 1, len(part) > 0))
+    cache = GradCache(supervised("sentence-embedding", team=team, labels=labels), body, "tune")  # type: ignore[arg-type]
     engine = Engine(cache.answers, body, nn.ModuleList([body]), team)
     sums = cache.backward(engine, batches, 2 * pairs, nullcontext)
     return {
@@ -116,8 +116,9 @@ def whole() -> dict[str, Found]:
     found = {f"relational of {count}": related(count, ALONE) for count in COUNTS}
     for count in COUNTS:
         body, x_nI, _ = drawn(2 * count)
-        labels = torch.from_numpy(text_groups.labels_of([(f"a {number % 3}", f"b {number}") for number in range(count)]))
-        loss_n = supervised("sentence-embedding")(body, Batch({"x_bI": x_nI}, labels, np.arange(2 * count), 0, 1))["ranking"]
+        labels = text_groups.labels_of([(f"a {number % 3}", f"b {number}") for number in range(count)])
+        objective = supervised("sentence-embedding", labels=labels)
+        loss_n = objective(body, Batch({"x_bI": x_nI}, torch.from_numpy(labels.array), np.arange(2 * count), 0, 1))["ranking"]
         loss_n.mean().backward()  # type: ignore[no-untyped-call]
         entry = {"terms": loss_n.detach().sum()[None], **{name: grad(weight) for name, weight in body.named_parameters()}}
         found |= {f"{plan}: pairs {count}": entry for plan in ("ddp", "fsdp2")}

@@ -15,6 +15,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.value import Numbers
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load
@@ -73,7 +74,7 @@ def test_a_wild_learning_rate_says_what_to_do(tiny_bert: Path, context: Context,
     model_parent = Artifact(tiny_bert, {})
     broken = Finetune(epochs=1, learning_rate=1.0, warmup=0.0, id="tune")
     rows = context.data.train
-    nan = Split(rows.rows, np.full(len(rows), np.nan, np.float32))
+    nan = Split(rows.rows, Numbers(np.full(len(rows), np.nan, np.float32)))
     regression = Context("text-regression", Data(nan, nan, nan, ("score",)), 32, context.target, 0, context.progress, tmp_path / "s")
     with pytest.raises(InputError, match=r"tune: the loss \(squared_error\) became nan in step 1 of 2; lower learning_rate"):
         broken.run(model_parent, regression, tmp_path)

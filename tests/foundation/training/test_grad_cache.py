@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foundation.core.errors import InputError
-from foundation.core.forms import text_groups, vectors
+from foundation.labels import text_groups, vectors
+from foundation.labels.form import Labels
 from foundation.machine.parallel import ALONE
 from foundation.training.choices import PairLoss
 from foundation.training.engine import Engine
@@ -57,13 +58,20 @@ class Body(nn.Module):
         return Output(self.second(hidden_b7))
 
 
-def labels_of(kind: str, groups: int, seed: int) -> tuple[Tensor, int]:
-    """Labels of some groups of texts, and how many texts each has; some texts occur twice."""
+def form_of(kind: str, groups: int = 2, seed: int = 0) -> Labels:
+    """Labels of some groups of texts; some texts occur twice."""
     if kind == "scored":
-        return torch.from_numpy(vectors.labels_of(np.random.default_rng(seed).random(groups) * 0.5 + 0.5)), 2
+        return vectors.labels_of(np.random.default_rng(seed).random(groups) * 0.5 + 0.5)
     size = {"pairs": 2, "triplets": 3}[kind]
-    texts = [tuple(f"{number % 5 if part == 0 else number} {part}" for part in range(size)) for number in range(groups)]
-    return torch.from_numpy(text_groups.labels_of(texts)), size
+    return text_groups.labels_of(
+        [tuple(f"{number % 5 if part == 0 else number} {part}" for part in range(size)) for number in range(groups)]
+    )
+
+
+def labels_of(kind: str, groups: int, seed: int) -> tuple[Tensor, int]:
+    """Labels of some groups of texts as tensors, and how many texts each has."""
+    labels = form_of(kind, groups, seed)
+    return torch.from_numpy(labels.array), len(labels) // groups
 
 
 def batches_of(x_bI: Tensor, labels: Tensor, at_once: int) -> list[Batch]:
@@ -101,7 +109,7 @@ def naive(vectors_nD: Tensor, labels: Tensor) -> Tensor:
 def test_gradients_are_those_of_the_batch_in_one_piece(groups: int, at_once: int, kind: str, loss: PairLoss, seed: int) -> None:
     torch.manual_seed(seed)
     labels, size = labels_of(kind, groups, seed)
-    x_bI, model, objective = torch.randn(len(labels), WIDTH), Body(), supervised("sentence-embedding", loss=loss)
+    x_bI, model, objective = torch.randn(len(labels), WIDTH), Body(), supervised("sentence-embedding", loss=loss, labels=form_of(kind))
     whole = objective(model, Batch({"x_bI": x_bI}, labels, np.arange(len(labels)), 0, 1))
     (whole[loss].sum() / len(labels)).backward()
     expected = gradients(model)
@@ -117,11 +125,11 @@ def test_gradients_are_those_of_the_batch_in_one_piece(groups: int, at_once: int
 @pytest.mark.parametrize("at_once", [2, 4, 6, 10])
 def test_gradients_are_those_of_the_formula_of_all_pairs(at_once: int) -> None:
     torch.manual_seed(0)
-    labels = torch.from_numpy(text_groups.labels_of([(f"a {number}", f"b {number}") for number in range(5)]))
+    labels = torch.from_numpy(text_groups.labels_of([(f"a {number}", f"b {number}") for number in range(5)]).array)
     x_bI, model = torch.randn(10, WIDTH), Body()
     naive(model(x_bI).logits, labels).backward()
     expected = gradients(model)
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     cache.backward(engine, batches_of(x_bI, labels, at_once), 10, nullcontext)
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=5e-6)
@@ -131,7 +139,7 @@ def test_with_dropout_gradients_are_those_of_what_was_drawn_first() -> None:
     """Every micro-batch with its own draws, one graph over all of them: what the two runs of each have to come to."""
     labels, _ = labels_of("pairs", 8, 0)
     torch.manual_seed(0)
-    x_bI, model, objective = torch.randn(16, WIDTH), Body(dropout=0.4), supervised("sentence-embedding")
+    x_bI, model, objective = torch.randn(16, WIDTH), Body(dropout=0.4), supervised("sentence-embedding", labels=form_of("pairs"))
     assert isinstance(objective, Supervised)
     parts = batches_of(x_bI, labels, 4)
     torch.manual_seed(7)
@@ -151,7 +159,7 @@ def test_bfloat16_is_that_of_the_batch_in_one_piece() -> None:
     """Casts of weights that a run without a graph leaves behind would have no gradient."""
     labels, _ = labels_of("pairs", 8, 0)
     torch.manual_seed(0)
-    x_bI, model, objective = torch.randn(16, WIDTH), Body(), supervised("sentence-embedding")
+    x_bI, model, objective = torch.randn(16, WIDTH), Body(), supervised("sentence-embedding", labels=form_of("pairs"))
     with torch.autocast("cpu", torch.bfloat16):
         whole = objective(model, Batch({"x_bI": x_bI}, labels, np.arange(16), 0, 1))
     (whole["ranking"].sum() / 16).backward()
@@ -167,7 +175,7 @@ def test_bfloat16_is_that_of_the_batch_in_one_piece() -> None:
 def test_one_micro_batch_has_a_graph_at_a_time() -> None:
     labels, _ = labels_of("pairs", 16, 0)
     model = Body()
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     cache.backward(engine, batches_of(torch.randn(32, WIDTH), labels, 4), 32, nullcontext)
     assert model.most == 1
 
@@ -177,7 +185,7 @@ def test_the_last_micro_batch_runs_once_and_others_twice() -> None:
     seen: list[tuple[int, bool]] = []
     model = Body()
     model.register_forward_pre_hook(lambda *_, **__: seen.append((0, torch.is_grad_enabled())))
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     cache.backward(engine, batches_of(torch.randn(18, WIDTH), labels, 8), 18, nullcontext)
     assert [graph for _, graph in seen] == [False, False, True, True, True]
 
@@ -186,7 +194,7 @@ def test_running_means_move_once() -> None:
     labels, _ = labels_of("pairs", 8, 0)
     torch.manual_seed(0)
     model, x_bI = Body(norm=True), torch.randn(16, WIDTH)
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     cache.backward(engine, batches_of(x_bI, labels, 4), 16, nullcontext)
     norm: Any = model.norm
     mean = torch.zeros(7)
@@ -200,7 +208,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     labels, _ = labels_of("pairs", 4, 0)
     torch.manual_seed(0)
     model, x_bI = Body(), torch.randn(8, WIDTH)
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     parts = batches_of(x_bI, labels, 4)
     sums = cache.backward(engine, parts, 8, nullcontext)
     expected = gradients(model)
@@ -216,7 +224,7 @@ def test_a_model_that_draws_from_elsewhere_is_refused_in_one_line() -> None:
     labels, _ = labels_of("pairs", 4, 0)
     model, elsewhere = Body(), np.random.default_rng(0)
     model.first.register_forward_hook(lambda module, given, output: output * float(elsewhere.random()))
-    cache, engine = of(model, supervised("sentence-embedding"))
+    cache, engine = of(model, supervised("sentence-embedding", labels=form_of("pairs")))
     with pytest.raises(InputError, match=r"tune.micro_batch_size: given; this Body does not answer the same twice"):
         cache.backward(engine, batches_of(torch.randn(8, WIDTH), labels, 4), 8, nullcontext)
 
@@ -234,8 +242,8 @@ def test_a_model_that_draws_from_elsewhere_is_refused_in_one_line() -> None:
     ],
 )
 def test_only_losses_that_compare_rows_are_cached(loss: PairLoss, kind: str, size: int | None, cached: bool) -> None:
-    labels = labels_of(kind, 4, 0)[0].numpy()
-    found = GradCache.of(Supervised(losses_of("sentence-embedding", loss), 0.0), Body(), labels, size, "tune")
+    losses = losses_of("sentence-embedding", loss, labels=form_of(kind, 4))
+    found = GradCache.of(Supervised(losses, 0.0), Body(), size, "tune")
     assert (found is not None) == cached
 
 
@@ -243,6 +251,5 @@ def test_objectives_of_other_tasks_and_functions_are_not_cached() -> None:
     def objective(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         return {}
 
-    classes = np.arange(4)
     given: tuple[Callable[..., Any], ...] = (objective, supervised("text-classification"), supervised("text-regression"))
-    assert [GradCache.of(one, Body(), classes, 2, "tune") for one in given] == [None, None, None]
+    assert [GradCache.of(one, Body(), 2, "tune") for one in given] == [None, None, None]

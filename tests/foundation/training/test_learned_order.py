@@ -18,10 +18,11 @@ from compress.reading.load import load_data
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.forms import candidates
 from foundation.core.target import Target
 from foundation.data.config import DataConfig
 from foundation.data.splits import Split
+from foundation.labels import candidates
+from foundation.labels.value import Numbers
 from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load
 from foundation.stage.context import Context
@@ -94,7 +95,7 @@ def test_the_first_loss_is_that_of_a_model_that_tells_nothing_apart(model: Path,
 @pytest.mark.parametrize("name", LOSSES)
 def test_micro_batches_and_processes_add_up_to_the_whole_batch(name: OrderLoss, model: Path, context: Context) -> None:
     loaded, train = load(model).eval(), context.data.train.take([*range(17), *range(21, 33)])  # lists of 7, 7, 3, 7 and 5
-    rows, labels = Rows.prepare(train.rows, context.preprocessor(model)), torch.from_numpy(train.labels)
+    rows, labels = Rows.prepare(train.rows, context.preprocessor(model)), torch.from_numpy(train.labels.array)
     assert train.runs.tolist() == [7, 7, 3, 7, 5]
     objective, everything = supervised(TASK, loss=name), np.arange(len(train))
 
@@ -118,7 +119,7 @@ def test_micro_batches_and_processes_add_up_to_the_whole_batch(name: OrderLoss, 
 def test_a_list_that_was_cut_would_not_add_up(model: Path, context: Context) -> None:
     """What the test above would see if micro-batches parted a list."""
     loaded, train = load(model).eval(), context.data.train.take(range(7))
-    rows, labels, objective = Rows.prepare(train.rows, context.preprocessor(model)), torch.from_numpy(train.labels), supervised(TASK)
+    rows, labels, objective = Rows.prepare(train.rows, context.preprocessor(model)), torch.from_numpy(train.labels.array), supervised(TASK)
     sums = []
     for parts in ([range(7)], [range(4), range(4, 7)]):
         batches = [Batch(rows.batch(np.array(part)), labels[list(part)], np.array(part), 0, 1) for part in parts]
@@ -150,7 +151,7 @@ def test_what_does_not_fit_is_refused_in_one_line(given: dict[str, Any], line: s
     ("task", "remedy"), [("text-regression", "leave it out"), ("retrieval", "give cosine, ranking, triplet or margin_mse")]
 )
 def test_other_tasks_refuse_losses_of_candidates(task: str, remedy: str, model: Path, context: Context) -> None:
-    other = replace(context, task=task, data=replace(context.data, train=Split(["a", "b"], np.array([0.1, 0.2], np.float32))))
+    other = replace(context, task=task, data=replace(context.data, train=Split(["a", "b"], Numbers(np.array([0.1, 0.2], np.float32)))))
     with pytest.raises(InputError, match=rf"finetune\.loss: listwise given; it is for reranking: {remedy}"):
         Finetune(loss="listwise").check(load(model).config, None, other)
 

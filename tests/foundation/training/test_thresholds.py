@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundation.core.forms import spans
 from foundation.core.progress import ConsoleProgress
+from foundation.labels import spans
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.standalone.windows import Read
 from foundation.training import thresholds
@@ -40,6 +40,6 @@ def test_a_threshold_is_added_to_the_one_that_the_model_has(old: float, monkeypa
     found = thresholds.fit_null_threshold(model, prepared, context)[THRESHOLD_KEY]
     assert getattr(model.config, THRESHOLD_KEY) == found
     assert found == pytest.approx(old if old == 6.75 else 6.75)
-    assert spans.figures(answers_of(found), labels)[:, 1].tolist() == [1.0] * len(has)
+    assert labels.values(answers_of(found))[0][:, 1].tolist() == [1.0] * len(has)
     prepared = SimpleNamespace(null_threshold=found)
     assert thresholds.fit_null_threshold(model, prepared, context)[THRESHOLD_KEY] == found  # of the model as it is now, nothing moves

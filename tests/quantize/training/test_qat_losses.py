@@ -104,7 +104,7 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     settings = Qat(losses=({"name": "hidden"},))
     distillation = Distillation(settings, key_of("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
     objective: Any = distillation_objective(distillation, run)
-    labels = torch.from_numpy(run.data.train.labels[:8])
+    labels = torch.from_numpy(run.data.train.labels.array[:8])
     with torch.no_grad():
         found = objective(model.eval(), Batch(inputs, labels, range(8), 0, 10))["hidden"]  # type: ignore[arg-type]
         ours, theirs = (one(**inputs, output_hidden_states=True).hidden_states for one in (model, teacher))
@@ -126,7 +126,7 @@ def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
         Distillation(Qat(), key_of("quantize"), load(student), student, prepared, model, theirs, None), context
     )
     given, own = ({name: torch.from_numpy(value) for name, value in each.encode(split.rows[:4], 0).items()} for each in (prepared, theirs))
-    found = objective.answers(Batch(given, torch.from_numpy(split.labels[:4]), np.arange(4), 0, 1))
+    found = objective.answers(Batch(given, torch.from_numpy(split.labels.array[:4]), np.arange(4), 0, 1))
     return torch.allclose(found, forward(model, own).detach(), atol=1e-5)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from foundation.artifacts.artifact import Artifact
 from foundation.data.splits import Split
+from foundation.labels.classes import ClassIds
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
@@ -108,7 +109,7 @@ def test_layers_that_read_one_tensor_share_what_they_learn(bert: Artifact, conte
 def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any, distill: bool) -> None:
     model, scales = start_of(bert.path, context)
     narrow = {name: LayerScales(old.weight_scale, 0.3 * old.input_scale, 8) for name, old in scales.items()}
-    train_split = Split(context.data.train.rows, np.array(["good" in row.split() for row in context.data.train.rows], np.int64))
+    train_split = Split(context.data.train.rows, ClassIds(np.array(["good" in row.split() for row in context.data.train.rows], np.int64)))
     learnable = replace(context, data=replace(context.data, train=train_split))
     settings = Qat(epochs=6, learning_rate=3e-3, scale_learning_rate=10, scales=learned, distill=distill, keep="last")
     found, history = learn(model, narrow, group_of(narrow), settings, learnable, bert.path, "quantize")

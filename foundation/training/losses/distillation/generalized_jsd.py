@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from foundation.answers.table import answer_of
 from foundation.core.errors import InputError
+from foundation.labels.table import answer_of
 from foundation.training.losses.distillation.loss import Loss
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from foundation.core.arrays import Array
 from foundation.core.config import Config
 from foundation.core.errors import InputError
-from foundation.core.forms.text_groups import are_groups, num_judged
 from foundation.core.tasks import TASKS, Task
+from foundation.labels.form import Labels
+from foundation.labels.text_groups import Groups
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.heads.embedding import EMBEDDING_KEY, width_of
 from foundation.models.library import depths_of
@@ -221,13 +221,13 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
 
 
-def check_compared(loss: Loss, name: str, setting: Setting, labels: Array) -> None:
+def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> None:
     """Checks that there is what a loss compares: all tokens in the layers of both models, and negatives in the train rows.
 
     Raises:
         InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
     """
-    if loss.NEEDS_NEGATIVES and TASKS[setting.task].embeds and not (are_groups(labels) and num_judged(labels)):
+    if loss.NEEDS_NEGATIVES and TASKS[setting.task].embeds and not (isinstance(labels, Groups) and labels.count()):
         raise InputError(f"{setting.key}: {name} given; the train rows have no negatives: set data.columns.negative, or give similarity")
     sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
     if sides and not loss.ANSWERS_ONLY:

@@ -117,7 +117,7 @@ class MixKD(Loss):
         logits_bC = self._mixed_logits(pair.student, masked(pair.rows, both, batch.step, pair.masking), share_b)
         parts = {}
         if self.labels:
-            other_labels = torch.from_numpy(pair.labels[partners]).to(device)
+            other_labels = torch.from_numpy(pair.labels.array[partners]).to(device)
             mixed_b = losses.mixed(logits_bC, batch.labels, other_labels, share_b)
             labelled_b = pair.labelled(batch.indices, partners)
             parts["mixed_labels"] = self.labels * (mixed_b if labelled_b is None else torch.where(labelled_b.to(device), mixed_b, 0.0))

@@ -18,6 +18,7 @@ from distill.student import take_layers
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.core.tasks import Task
+from foundation.labels.classes import ClassIds
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import freeze
 from foundation.training.distillation.capture import Capture
@@ -259,11 +260,13 @@ class TestMixtures:
         prepared = Checkpoint(folder).preprocessor("text-classification", 16, Target(sequence_lengths=(8,)))
         rows = Rows.prepare(["great movie", "the film was not good", "bad", "very very fine film", "love", "hate it"], prepared)
         teacher = make_model("bert", num_labels=2)
-        return objective_of(PRESETS["mixkd"].losses, take_layers(teacher, [0, 2], "k"), teacher, rows, np.array([1, 0, 0, 1, 1, 0]), 1.0)
+        return objective_of(
+            PRESETS["mixkd"].losses, take_layers(teacher, [0, 2], "k"), teacher, rows, ClassIds(np.array([1, 0, 0, 1, 1, 0])), 1.0
+        )
 
     def batch(self, objective: Objective, indices: list[int]) -> Batch:
         rows = np.array(indices)
-        return Batch(objective.pair.rows.batch(rows), torch.from_numpy(objective.pair.labels[rows]), rows, 1, 4)
+        return Batch(objective.pair.rows.batch(rows), torch.from_numpy(objective.pair.labels.array[rows]), rows, 1, 4)
 
     def test_a_row_has_its_value_in_any_batch(self, objective: Objective) -> None:
         model = objective.pair.student.model

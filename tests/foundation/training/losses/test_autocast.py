@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms import candidates, spans, tags, text_groups, transcripts, vectors, zero_shot
 from foundation.core.tasks import TASKS, Task
+from foundation.labels import candidates, spans, tags, text_groups, transcripts, vectors, zero_shot
+from foundation.labels.form import Labels
 from foundation.training.losses.answer_loss import AnswerLoss
 from foundation.training.losses.contrastive import contrastive_loss
 from foundation.training.losses.table import loss_names, losses_of
@@ -29,10 +30,10 @@ def near(shape: tuple[int, ...], apart: float = 1e-3, seed: int = 0) -> tuple[Te
     return first, first + apart * torch.randn(shape, generator=generator)
 
 
-def texts_that_agree(labels: np.ndarray, column: int) -> Tensor:
+def texts_that_agree(labels: Labels, column: int) -> Tensor:
     """Returns vectors, of which those with the same number in a column are almost the same, and others not far away."""
     centres, noise = 1 + 0.1 * near((20, 8))[0], 0.02 * near((len(labels), 8), seed=1)[0]
-    return centres[torch.from_numpy(labels[:, column].astype(np.int64))] + noise
+    return centres[torch.from_numpy(labels.array[:, column].astype(np.int64))] + noise
 
 
 def of_answer(answer: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,12 +44,12 @@ def of_answer(answer: str) -> tuple[Tensor, Tensor, Tensor]:
         return (torch.tensor([[True, False, True], [False, False, True]]), *near((2, 3)))
     if answer == "tags":
         pieces = [np.array([1, 2]), np.array([3])]
-        return (torch.from_numpy(tags.labels_of([["O", "B-A"], ["I-A"]], pieces, TAG_NAMES)), *near((2, 5, 3)))
+        return (torch.from_numpy(tags.labels_of([["O", "B-A"], ["I-A"]], pieces, TAG_NAMES).array), *near((2, 5, 3)))
     if answer == "span":
         labels = spans.labels_of(np.array([[1, 2], [3, 3]]), [0, 1], [True, True], [[], []])
-        return (torch.from_numpy(labels), *near((2, 6, 2)))
+        return (torch.from_numpy(labels.array), *near((2, 6, 2)))
     if answer == "transcript":
-        return (torch.from_numpy(transcripts.labels_of(["ab", "b"], ("a", "<pad>", "|", "b"))), *near((2, 7, 4)))
+        return (torch.from_numpy(transcripts.labels_of(["ab", "b"], ("a", "<pad>", "|", "b")).array), *near((2, 7, 4)))
     if answer == "value":
         return (near((3,), seed=2)[0], *near((3, 1)))
     assert answer == "tokens", answer
@@ -63,8 +64,8 @@ def cases() -> list[tuple[str, AnswerLoss, Tensor, Tensor, Tensor]]:
         if answer == "vector":
             continue
         if TASKS[task].reranks:
-            labels = torch.from_numpy(candidates.labels_of([0, 0, 0, 1, 1], [2, 1, 0, 1, 0], [[2, 1], [1]]))
-            made |= {name: (losses_of(task, name), labels, *near((5, 1))) for name in names}
+            graded = torch.from_numpy(candidates.labels_of([0, 0, 0, 1, 1], [2, 1, 0, 1, 0], [[2, 1], [1]]).array)
+            made |= {name: (losses_of(task, name), graded, *near((5, 1))) for name in names}
         else:
             made[answer] = (losses_of(task), *of_answer(answer))
     pairs = vectors.labels_of(np.array([0.9, 1.0, 0.2, 0.85]))
@@ -76,7 +77,12 @@ def cases() -> list[tuple[str, AnswerLoss, Tensor, Tensor, Tensor]]:
         for kind, labels in kinds.items():
             if name != "cosine" or kind == "scored":
                 answers = texts_that_agree(labels, 0 if kind == "scored" else 1)
-                made[f"{name} of {kind}"] = (losses_of(searching, name), torch.from_numpy(labels), answers, 1.001 * answers)
+                made[f"{name} of {kind}"] = (
+                    losses_of(searching, name, labels=labels),
+                    torch.from_numpy(labels.array),
+                    answers,
+                    1.001 * answers,
+                )
     return [(name, *case) for name, case in made.items()]
 
 
@@ -116,7 +122,7 @@ def test_labels_and_teachers_teach_the_same_under_autocast(case: Any) -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_two_towers_learn_the_same_under_autocast(bias: Tensor | None, own: bool) -> None:
     classes = np.arange(5)
-    labels = torch.from_numpy(zero_shot.labels_of(np.tile([0, 1], 5), np.repeat(classes, 2), np.repeat(classes, 2)))
+    labels = torch.from_numpy(zero_shot.labels_of(np.tile([0, 1], 5), np.repeat(classes, 2), np.repeat(classes, 2)).array)
     image, text = near((5, 8), 0.2)  # each text is near its image, as after most of a training
     both = functional.normalize(torch.cat([image, text]), dim=1)
     rows = torch.arange(10) < 6 if own else None

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms import candidates
-from foundation.core.forms.ranking import figures
+from foundation.labels import candidates
 from foundation.training.choices import OrderLoss
 from foundation.training.losses.candidates import OVER_LISTS, USUAL, CandidateLoss
 from foundation.training.losses.lambdarank import lambdarank, places
@@ -148,7 +147,7 @@ def test_the_place_of_a_candidate_is_that_of_the_report_but_for_ties(lists: List
     scores, grades, numbers = tensors(lists)
     labels = candidates.labels_of((numbers / 7).int().tolist(), grades.int().tolist(), [[grade for _, grade in one] for one in lists])
     untied = scores - 1e-3 * grades - 1e-5 * torch.arange(len(scores))
-    order = torch.cat([torch.from_numpy(query.rows) for query in candidates.ordered(untied[:, None].numpy(), labels)])
+    order = torch.cat([torch.from_numpy(query.rows) for query in labels.ordered(untied[:, None].numpy())])
     expected = torch.cat([torch.arange(1, len(one) + 1) for one in lists]).float()
     assert places(scores, grades, numbers)[order].tolist() == expected.tolist()
 
@@ -167,7 +166,7 @@ def test_a_change_at_the_top_weighs_more() -> None:
 def labels_of(lists: Lists) -> Tensor:
     numbers = [number for number, one in enumerate(lists) for _ in one]
     grades = [grade for one in lists for _, grade in one]
-    return torch.from_numpy(candidates.labels_of(numbers, grades, [[*(grade for _, grade in one), 3] for one in lists]))
+    return torch.from_numpy(candidates.labels_of(numbers, grades, [[*(grade for _, grade in one), 3] for one in lists]).array)
 
 
 @given(LISTS)
@@ -193,7 +192,7 @@ def test_losses_by_name_read_scores_grades_and_queries_of_the_labels(lists: List
 
 
 def test_the_losses_that_a_task_chooses_from() -> None:
-    assert losses_of("reranking").named(torch.zeros(1)) == USUAL
+    assert losses_of("reranking").name == USUAL
     assert loss_names("reranking") == ("listwise", "ranknet", "lambdarank", "pointwise")
     assert loss_names("retrieval") == ("cosine", "ranking", "triplet", "margin_mse")
     assert loss_names("text-regression") == loss_names("image-text") == ()
@@ -208,8 +207,8 @@ def test_a_better_order_is_a_lower_loss(name: OrderLoss) -> None:
     noise, found, orders = draw.normal(size=320), [], []
     for strength in (-1.0, 0.0, 0.5, 1.0, 2.0):
         scores = (strength * grades + noise).astype(np.float32)[:, None]
-        found.append(float(CandidateLoss(name).labelled(torch.from_numpy(scores), torch.from_numpy(labels)).mean()))
-        orders.append(figures(scores, labels)[:, 0].mean())
+        found.append(float(CandidateLoss(name).labelled(torch.from_numpy(scores), torch.from_numpy(labels.array)).mean()))
+        orders.append(labels.values(scores)[0][:, 0].mean())
     assert found == sorted(found, reverse=True)
     assert orders == sorted(orders)
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
 from foundation.core.errors import InputError
-from foundation.core.forms.zero_shot import labels_of
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.zero_shot import ImagesAndTexts, labels_of
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
 from foundation.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
@@ -29,7 +29,7 @@ def drawn(seed: int, classes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     vectors = functional.normalize(torch.randn(2 * len(classes), 6, generator=generator), dim=1)
     sides = np.tile([0, 1], len(classes))
-    return vectors, torch.from_numpy(labels_of(sides, np.repeat(classes, 2), np.repeat(np.arange(len(classes)), 2)))
+    return vectors, torch.from_numpy(labels_of(sides, np.repeat(classes, 2), np.repeat(np.arange(len(classes)), 2)).array)
 
 
 def naive(vectors: torch.Tensor, labels: torch.Tensor, scale: float, bias: float | None) -> list[float]:
@@ -119,7 +119,7 @@ def test_the_scale_is_bounded_and_learned() -> None:
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(changes: dict[str, object], line: str, tmp_path: object) -> None:
     _, labels = drawn(0, [0, 1])
-    split = Split([b"x", "a", b"y", "b"], labels.numpy())
+    split = Split([b"x", "a", b"y", "b"], ImagesAndTexts(labels.numpy()))
     context = Context(TASK, Data(split, split, split, ("a", "b")), 24, Target(), 0, ConsoleProgress("silent"), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=line) as caught:
         Finetune(**changes).check(stock().config, None, context)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import given, strategies
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.text_groups import have_margins, labels_of
+from foundation.labels.text_groups import Groups, labels_of
 from foundation.training.losses.margin_mse import margin_mse, margin_mse_of
 from foundation.training.losses.table import losses_of
 from foundation.training.losses.vector import VectorLoss, compares_rows
@@ -27,7 +27,7 @@ def of(counts: list[int], seed: int = 0) -> tuple[list[tuple[str, ...]], list[tu
     groups = [tuple(f"{number}-{part}" for part in range(2 + count)) for number, count in enumerate(counts)]
     random = np.random.default_rng(seed)
     margins = [tuple(float(value) for value in random.normal(size=count).astype(np.float32)) for count in counts]
-    return groups, margins, torch.from_numpy(labels_of(groups, margins))
+    return groups, margins, torch.from_numpy(labels_of(groups, margins).array)
 
 
 def dot(one: Tensor, other: Tensor) -> float:
@@ -68,7 +68,7 @@ def test_a_teacher_gives_the_margins_of_its_own_vectors(counts: list[int], width
     student, teacher = drawn(size * len(groups)), drawn(size * len(groups), width, 1)
     rows = [teacher[size * number : size * (number + 1)] for number in range(len(groups))]
     margins = [tuple(dot(own[0], own[1]) - dot(own[0], own[2 + i]) for i in range(count)) for own, count in zip(rows, counts, strict=True)]
-    given_too = margin_mse(student, torch.from_numpy(labels_of(groups, margins)))
+    given_too = margin_mse(student, torch.from_numpy(labels_of(groups, margins).array))
     torch.testing.assert_close(margin_mse_of(student, teacher, plain[:, :4]), given_too, rtol=1e-4, atol=1e-4)
 
 
@@ -92,11 +92,12 @@ def test_only_the_texts_of_a_group_move_with_its_loss() -> None:
 
 def test_it_is_the_usual_loss_of_rows_with_margins() -> None:
     _, _, labels = of([2, 1])
-    assert have_margins(labels.numpy())
-    assert not have_margins(labels.numpy()[:, :4])
-    losses = losses_of("sentence-triplets")
-    assert (losses.named(labels), losses.named(labels[:, :4])) == ("margin_mse", "ranking")
+    groups, bare = Groups(labels.numpy()), Groups(labels.numpy()[:, :4])
+    assert groups.margins is not None
+    assert bare.margins is None
+    losses = losses_of("sentence-triplets", labels=groups)
+    assert (losses.name, losses_of("sentence-triplets", labels=bare).name) == ("margin_mse", "ranking")
     torch.testing.assert_close(losses.labelled(drawn(8), labels), margin_mse(drawn(8), labels))
-    ranked = [VectorLoss("ranking").labelled(drawn(8), given_labels) for given_labels in (labels, labels[:, :4])]
+    ranked = [VectorLoss(groups, "ranking").labelled(drawn(8), given_labels) for given_labels in (labels, labels[:, :4])]
     torch.testing.assert_close(*ranked)
-    assert not compares_rows("margin_mse", labels.numpy())
+    assert not compares_rows("margin_mse", groups)

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional
 from transformers import BertForQuestionAnswering
 
-from foundation.core.forms import spans
+from foundation.labels import spans
 from foundation.models.checkpoint import load
 from foundation.models.heads.reader import PADDING_LOGIT
 from foundation.training.losses.spans import SpanLoss
 from tests import questions
 
 PLACES = np.array([[3, 5], [0, 0], [7, 7]])
-LABELS = torch.from_numpy(spans.labels_of(PLACES, [0, 1, 2], [True, False, True], [[], [], []]))
+LABELS = torch.from_numpy(spans.labels_of(PLACES, [0, 1, 2], [True, False, True], [[], [], []]).array)
 LENGTHS = (9, 6, 12)
 
 
@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_stock_class_without_padding() -> None:
 def test_the_loss_is_that_of_transformers_where_nothing_is_padded() -> None:
     given = {name: values[:, :6] for name, values in features().items()}
     places = torch.tensor([[3, 5], [0, 0], [2, 2]])
-    labels = torch.from_numpy(spans.labels_of(places.numpy(), [0, 1, 2], [True] * 3, [[], [], []]))
+    labels = torch.from_numpy(spans.labels_of(places.numpy(), [0, 1, 2], [True] * 3, [[], [], []]).array)
     stock: Any = BertForQuestionAnswering.from_pretrained(questions.checkpoint()).eval()
     with torch.inference_mode():
         wanted = stock(**given, start_positions=places[:, 0], end_positions=places[:, 1]).loss

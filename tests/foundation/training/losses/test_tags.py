@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.core.forms import tags
+from foundation.labels import tags
 from foundation.training.losses.tags import TagLoss
 
 NAMES = ("O", "B-A", "I-A")
@@ -28,7 +28,7 @@ def words() -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_row_has_the_mean_of_its_words(smoothing: float) -> None:
-    logits, labels = drawn(0), torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES))
+    logits, labels = drawn(0), torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES).array)
     logs, wanted = torch.log_softmax(logits, dim=-1), []
     for row, found in enumerate(words()):
         each = [-(1 - smoothing) * logs[row, piece, tag] - smoothing * logs[row, piece].mean() for tag, piece in found]
@@ -37,7 +37,7 @@ def test_a_row_has_the_mean_of_its_words(smoothing: float) -> None:
 
 
 def test_a_teacher_is_heard_at_the_words_alone() -> None:
-    ours, theirs, labels = drawn(0), drawn(1), torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES))
+    ours, theirs, labels = drawn(0), drawn(1), torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES).array)
     p, q = (torch.softmax(logits / 2.0, dim=-1) for logits in (theirs, ours))
     wanted = []
     for row, found in enumerate(words()):
@@ -47,7 +47,7 @@ def test_a_teacher_is_heard_at_the_words_alone() -> None:
 
 
 def test_drawn_gradients_are_zero_where_no_word_is_read() -> None:
-    labels = torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES))
+    labels = torch.from_numpy(tags.labels_of(TAGS, PIECES, NAMES).array)
     gradient = TagLoss().drawn_gradient(drawn(0), labels, 1.0, torch.Generator().manual_seed(0))
     read = {(row, piece) for row, found in enumerate(words()) for _, piece in found}
     assert {tuple(place) for place in torch.nonzero(gradient.abs().sum(dim=-1)).tolist()} == read

@@ -11,7 +11,8 @@ from hypothesis import given, strategies
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.forms.text_groups import labels_of
+from foundation.labels.text_groups import labels_of
+from foundation.labels.vectors import Pairs
 from foundation.training.losses.table import losses_of
 from foundation.training.losses.text_groups import group_loss
 from foundation.training.losses.vector import VectorLoss, compares_rows
@@ -59,7 +60,7 @@ def naive(groups: list[tuple[str, ...]], vectors: list[list[list[float]]], loss:
 def test_the_losses_are_the_formulas_for_every_text(size: int, loss: str, data: strategies.DataObject) -> None:
     groups = data.draw(ROWS[size])
     size = max(map(len, groups))
-    vectors, labels = drawn(size * len(groups), len(groups)), torch.from_numpy(labels_of(groups))
+    vectors, labels = drawn(size * len(groups), len(groups)), torch.from_numpy(labels_of(groups).array)
     order = data.draw(strategies.permutations(range(len(labels))))
     found = group_loss(vectors[order], labels[order], loss)
     expected = naive(groups, vectors.reshape(len(groups), size, -1).tolist(), loss)
@@ -71,7 +72,7 @@ def test_the_losses_are_the_formulas_for_every_text(size: int, loss: str, data: 
 def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(
     loss: str, groups: list[tuple[str, ...]], processes: int
 ) -> None:
-    labels, size = torch.from_numpy(labels_of(groups)), max(map(len, groups))
+    labels, size = torch.from_numpy(labels_of(groups).array), max(map(len, groups))
     vectors = drawn(len(labels)).requires_grad_()
     whole = group_loss(vectors, labels, loss)
     gradient, found, total = torch.autograd.grad(whole.sum(), vectors)[0], torch.zeros(len(labels)), torch.zeros_like(vectors)
@@ -87,7 +88,7 @@ def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_who
 
 def test_a_filler_is_no_candidate() -> None:
     groups = [("a", "p", "n", "m"), ("b", "q", "o")]
-    vectors, labels = drawn(8), torch.from_numpy(labels_of(groups))
+    vectors, labels = drawn(8), torch.from_numpy(labels_of(groups).array)
     losses = group_loss(vectors, labels)
     moved = vectors.clone()
     moved[7] = moved[0]  # the filler lies where the first anchor is
@@ -111,7 +112,7 @@ def triplet(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_where_no_text_occurs_twice_these_are_the_losses_of_sentence_transformers(size: int) -> None:
     groups = [tuple(f"{part}{number}" for part in range(size)) for number in range(9)]
-    vectors, labels = drawn(9 * size).requires_grad_(), torch.from_numpy(labels_of(groups))
+    vectors, labels = drawn(9 * size).requires_grad_(), torch.from_numpy(labels_of(groups).array)
     parts = [vectors[part::size] for part in range(size)]
     torch.testing.assert_close(group_loss(vectors, labels, "ranking").mean(), multiple_negatives_ranking(*parts))
     if size == 3:
@@ -126,13 +127,13 @@ def test_where_no_text_occurs_twice_these_are_the_losses_of_sentence_transformer
 def test_a_positive_that_occurs_twice_is_no_negative() -> None:
     vectors = drawn(4)
     vectors[3] = vectors[1]
-    twice, apart = (group_loss(vectors, torch.from_numpy(labels_of([("a", "p"), ("b", other)]))) for other in ("p", "q"))
+    twice, apart = (group_loss(vectors, torch.from_numpy(labels_of([("a", "p"), ("b", other)]).array)) for other in ("p", "q"))
     assert twice.tolist() == [0.0] * 4  # nothing else is in the batch
     assert float(apart[0]) == pytest.approx(math.log(2), abs=1e-5)  # taken for a negative it could not be told from the positive
 
 
 def test_texts_of_a_group_that_is_not_whole_have_no_loss() -> None:
-    vectors, labels = drawn(9).abs(), torch.from_numpy(labels_of([("a", "p", "n"), ("b", "q", "m"), ("c", "r", "o")]))
+    vectors, labels = drawn(9).abs(), torch.from_numpy(labels_of([("a", "p", "n"), ("b", "q", "m"), ("c", "r", "o")]).array)
     for loss in ("ranking", "triplet"):
         found = group_loss(vectors[[0, 1, 2, 3, 5, 6, 7]], labels[[0, 1, 2, 3, 5, 6, 7]], loss)  # a positive and a negative are missing
         assert [float(value) == 0 for value in found[:5]] == [False, False, False, True, True]
@@ -145,19 +146,20 @@ def test_texts_of_a_group_that_is_not_whole_have_no_loss() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_finite_also_of_equal_vectors(size: int, loss: str) -> None:
     vectors = torch.ones(2 * size, 3, requires_grad=True)
-    labels = torch.from_numpy(labels_of([("a", "p", "n")[:size], ("b", "p", "m")[:size]]))
+    labels = torch.from_numpy(labels_of([("a", "p", "n")[:size], ("b", "p", "m")[:size]]).array)
     group_loss(vectors, labels, loss).sum().backward()
     assert vectors.grad is not None
     assert torch.isfinite(vectors.grad).all()
 
 
 def test_the_usual_loss_is_that_of_the_rows() -> None:
-    groups, pairs = torch.from_numpy(labels_of([("a", "p"), ("b", "q")])), torch.tensor([[0.0, 1.0]] * 2)
-    losses = losses_of("sentence-embedding")
-    assert (losses.named(groups), losses.named(pairs)) == ("ranking", "cosine")
-    assert VectorLoss("triplet").named(groups) == "triplet"
-    torch.testing.assert_close(losses.labelled(drawn(4), groups), group_loss(drawn(4), groups, "ranking"))
-    assert losses.labelled(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), pairs).tolist() == [0, 0]
+    groups, pairs = labels_of([("a", "p"), ("b", "q")]), Pairs(np.float32([[0, 1]] * 2))
+    ranking, cosine = (losses_of("sentence-embedding", labels=labels) for labels in (groups, pairs))
+    assert (ranking.name, cosine.name) == ("ranking", "cosine")
+    assert VectorLoss(groups, "triplet").name == "triplet"
+    of_batch = torch.from_numpy(groups.array)
+    torch.testing.assert_close(ranking.labelled(drawn(4), of_batch), group_loss(drawn(4), of_batch, "ranking"))
+    assert cosine.labelled(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.from_numpy(pairs.array)).tolist() == [0, 0]
 
 
 def test_only_losses_with_given_negatives_may_be_parted() -> None:

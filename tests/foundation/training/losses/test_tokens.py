@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foundation.core.forms.next_token import IGNORED
+from foundation.labels.next_token import IGNORED
 from foundation.training.losses.tokens import TokenLoss, block_mean, token_losses
 
 BLOCKS, LENGTH, VOCABULARY = 3, 5, 6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.core.forms.transcripts import labels_of
+from foundation.labels.transcripts import labels_of
 from foundation.models.heads.reader import PADDING_LOGIT
 from foundation.training.losses.transcripts import TranscriptLoss, real_frames
 
@@ -38,7 +38,7 @@ def naive(logits: torch.Tensor, text: list[int]) -> float:
 def test_the_loss_is_that_of_all_paths_over_the_frames_that_are_no_padding() -> None:
     texts, frames = ["a", "a b", "bb", "ab"], [1, 5, 4, 5]
     logits = with_padding(torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(0)), frames)
-    labels = torch.from_numpy(labels_of(texts, LABELS))
+    labels = torch.from_numpy(labels_of(texts, LABELS).array)
     ids = [[0], [0, 2, 3], [3, 3], [0, 3]]
     expected = [naive(row[:count], text) for row, count, text in zip(logits, frames, ids, strict=True)]
     assert TranscriptLoss().labelled(logits, labels).tolist() == pytest.approx(expected, rel=1e-5)
@@ -47,7 +47,7 @@ def test_the_loss_is_that_of_all_paths_over_the_frames_that_are_no_padding() -> 
 
 def test_a_text_that_does_not_fit_has_no_loss_and_no_gradient() -> None:
     logits = with_padding(torch.randn(2, 4, 4), [2, 4]).requires_grad_()  # "bb" needs three frames
-    losses = TranscriptLoss().labelled(logits, torch.from_numpy(labels_of(["bb", "bb"], LABELS)))
+    losses = TranscriptLoss().labelled(logits, torch.from_numpy(labels_of(["bb", "bb"], LABELS).array))
     losses.sum().backward()
     assert losses[0] == 0
     assert losses[1] > 0
@@ -58,7 +58,7 @@ def test_a_text_that_does_not_fit_has_no_loss_and_no_gradient() -> None:
 
 def test_label_smoothing_adds_the_cross_entropy_of_frames_to_equal_probabilities() -> None:
     logits = with_padding(torch.randn(2, 4, 4), [3, 4])
-    labels = torch.from_numpy(labels_of(["ab", "b"], LABELS))
+    labels = torch.from_numpy(labels_of(["ab", "b"], LABELS).array)
     plain, smooth = (TranscriptLoss().labelled(logits, labels, share) for share in (0.0, 0.2))
     extra = torch.stack([-torch.log_softmax(row[:count], -1).mean() for row, count in zip(logits, [3, 4], strict=True)])
     torch.testing.assert_close(smooth, 0.8 * plain + 0.2 * extra)
@@ -66,7 +66,7 @@ def test_label_smoothing_adds_the_cross_entropy_of_frames_to_equal_probabilities
 
 def test_a_teacher_is_learned_at_the_frames_that_are_no_padding() -> None:
     ours, theirs = (with_padding(torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(seed)), [2, 5]) for seed in (1, 2))
-    labels = torch.from_numpy(labels_of(["a", "b"], LABELS))
+    labels = torch.from_numpy(labels_of(["a", "b"], LABELS).array)
     found = TranscriptLoss().taught(ours, theirs, labels, 2.0)
     for row, count in enumerate([2, 5]):
         p, q = (torch.softmax(values[row, :count] / 2, -1) for values in (theirs, ours))

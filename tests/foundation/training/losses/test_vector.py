@@ -13,12 +13,11 @@ import torch
 from hypothesis import given, strategies
 
 from foundation.core.errors import InputError
-from foundation.core.forms import text_groups
-from foundation.core.forms.vectors import labels_of
 from foundation.core.runs import equal
-from foundation.core.spread import spread
 from foundation.data.splits import Data, Split
-from foundation.measure.closeness import spread_rows
+from foundation.labels import text_groups
+from foundation.labels.value import Numbers
+from foundation.labels.vectors import labels_of
 from foundation.training.allowed import check_together
 from foundation.training.distillation.distilled import Distilled
 from foundation.training.finetune import Finetune
@@ -41,7 +40,7 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns vectors of pairs in order, and vectors and labels as a batch has them."""
-    vectors, labels = torch.randn(6, 4), torch.from_numpy(labels_of(np.array(SCORES)))
+    vectors, labels = torch.randn(6, 4), torch.from_numpy(labels_of(np.array(SCORES)).array)
     return vectors, vectors[ORDER], labels[ORDER]
 
 
@@ -70,7 +69,7 @@ def test_the_ranking_loss_is_the_formula_and_pairs_of_low_score_are_only_candida
 
 def test_the_triplet_loss_is_the_formula_with_the_hardest_negative() -> None:
     torch.manual_seed(1)
-    vectors, labels = torch.randn(8, 4), torch.from_numpy(labels_of(np.array([0.9, 0.2, 0.8, 1.0])))
+    vectors, labels = torch.randn(8, 4), torch.from_numpy(labels_of(np.array([0.9, 0.2, 0.8, 1.0])).array)
     vectors[7] = vectors[6]  # near enough: no loss
     unit = [row / math.hypot(*row.tolist()) for row in vectors]
     found = pair_loss(vectors, labels, "triplet")
@@ -114,7 +113,7 @@ def test_rows_belong_together_only_as_whole_pairs() -> None:
     assert split.together == 2
     assert split.take([2, 3, 0, 1]).together == 2
     assert split.take([1, 2, 3, 4]).together == 1
-    assert Split(["a", "b"], np.array([0.1, 0.2], np.float32)).together == 1
+    assert Split(["a", "b"], Numbers(np.array([0.1, 0.2], np.float32))).together == 1
 
 
 def test_other_tasks_keep_their_cache_keys() -> None:
@@ -125,7 +124,7 @@ def test_other_tasks_keep_their_cache_keys() -> None:
 @pytest.mark.parametrize("loss", ["cosine", "ranking", "triplet"])
 @given(scores=strategies.lists(strategies.floats(0, 1, width=32), min_size=1, max_size=7), processes=strategies.integers(1, 3))
 def test_shares_of_a_batch_have_the_losses_and_add_up_to_the_gradient_of_the_whole(loss: Any, scores: list[float], processes: int) -> None:
-    labels = torch.from_numpy(labels_of(np.array(scores)))
+    labels = torch.from_numpy(labels_of(np.array(scores)).array)
     vectors = torch.from_numpy(drawn(len(labels))).requires_grad_()
     whole = pair_loss(vectors, labels, loss)
     found, total = torch.zeros(len(labels)), torch.zeros_like(vectors)
@@ -150,10 +149,9 @@ def test_odd_batches_are_refused() -> None:
 
 def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
     labels = labels_of(np.linspace(0, 1, 30))
-    chosen = spread_rows(range(60), 20, labels)
+    chosen = labels.sample(20)
     assert len(chosen) == 20
     assert all(row % 2 == 0 and other == row + 1 for row, other in zip(chosen[::2], chosen[1::2], strict=True))
-    assert spread_rows(range(60), 20, None) == spread(range(60), 20)
 
 
 def test_iterations_of_recovery_get_whole_pairs(tmp_path: Path) -> None:
@@ -169,7 +167,7 @@ def test_iterations_of_recovery_get_whole_pairs(tmp_path: Path) -> None:
 
 
 def test_a_student_learns_the_vectors_and_the_scores() -> None:
-    objective = Distilled(torch.nn.Linear(1, 1), losses_of("sentence-embedding"), 6, 4, 2.0, 0.9)
+    objective = Distilled(torch.nn.Linear(1, 1), losses_of("sentence-embedding", labels=labels_of(np.array(SCORES))), 6, 4, 2.0, 0.9)
     vectors, given, labels = batch()
     target = torch.randn(6, 4)
     parts = objective.parts(given, target, labels)

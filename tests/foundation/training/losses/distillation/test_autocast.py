@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundation.core.forms import candidates, text_groups
 from foundation.core.tasks import Task
+from foundation.labels import candidates, text_groups
 from foundation.training.distillation.capture import Captured, Heads
 from foundation.training.losses.distillation.directions import Directions
 from foundation.training.losses.distillation.loss import Loss, LossInputs, Setting, Shape
@@ -82,8 +82,8 @@ def test_relations_are_the_same_under_autocast() -> None:
 
 
 def test_margins_are_the_same_under_autocast() -> None:
-    check(MarginMSE(), "reranking", torch.from_numpy(candidates.labels_of([0, 0, 0, 1], [2, 1, 0, 1], [[2, 1], [1]])))
-    check(MarginMSE(), "sentence-embedding", torch.from_numpy(text_groups.labels_of([("a", "b", "c", "d")])))
+    check(MarginMSE(), "reranking", torch.from_numpy(candidates.labels_of([0, 0, 0, 1], [2, 1, 0, 1], [[2, 1], [1]]).array))
+    check(MarginMSE(), "sentence-embedding", torch.from_numpy(text_groups.labels_of([("a", "b", "c", "d")]).array))
 
 
 @pytest.mark.parametrize("projection", ["pca", "learned"])

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from foundation.core.errors import InputError
-from foundation.core.forms.next_token import IGNORED
+from foundation.labels.next_token import IGNORED
 from foundation.training.losses.distillation.generalized_jsd import GeneralizedJsd, divergence
 from foundation.training.losses.distillation.loss import Setting, Shape
 

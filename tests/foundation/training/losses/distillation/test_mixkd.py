@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from foundation.core.errors import InputError
 from foundation.core.target import Target
+from foundation.labels.classes import ClassIds
+from foundation.labels.value import Numbers
 from foundation.models.folder import Checkpoint
 from foundation.training.distillation.capture import Capture
 from foundation.training.distillation.masking import Masking
@@ -138,7 +140,7 @@ def test_the_parts_are_the_formulas(classes: int, copies: int, make_model: Any, 
     labels, masking = np.tile(values, 1 + copies), Masking(0.5, 4, (0, 1, 2, 3, 4), 11, originals) if copies else None
     asked = Teacher(Capture(teacher, "key"), rows, True, masking=masking)
     few = originals if copies else None
-    pair = Pair(Capture(student, "key"), (asked,), rows, labels, seed, few, masking=masking)
+    pair = Pair(Capture(student, "key"), (asked,), rows, (Numbers if classes == 1 else ClassIds)(labels), seed, few, masking=masking)
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), task, "key")
     indices = np.array([4, 0, 3, 1, *([7, 9, 11] if copies else [])])
     batch = Batch(rows.batch(indices), torch.from_numpy(labels[indices]), indices, step, 9)

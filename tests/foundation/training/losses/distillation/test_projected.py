@@ -71,7 +71,8 @@ def test_a_narrower_student_finds_the_neighbours_of_its_teacher(projection: str,
     stage = {"student": {"hidden": 16}, "losses": losses, "epochs": 20, "learning_rate": 5e-3, "hard_weight": 0}
     outcome = run(recipe(tmp_path, stage), tmp_path / "run", progress=ConsoleProgress("silent"))
     (teacher, labels), (student, _) = (
-        load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors"))) for name in ("baseline", "distill")
+        load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors")), "sentence-embedding")
+        for name in ("baseline", "distill")
     )
     assert (teacher.shape[1], student.shape[1]) == (32, 16)
     assert next(iter(outcome.report["variants"][-1]["metrics"]["torch"].values())) != 0

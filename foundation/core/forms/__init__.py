@@ -1,1 +1,0 @@
-"""What labels can be, one file for each form: makes such labels, recognizes them and judges answers by them. The table is `table.py`."""

@@ -1,0 +1,107 @@
+"""What sets one kind of answer apart from the others, as far as arrays are concerned.
+
+    class GradeAnswer(Answer): ...   beside the class of its labels (`foundation.labels.form`), with a row in `foundation.labels.table`,
+                                     and its losses in `foundation.training.losses`
+
+Other code asks the answer of a task (`foundation.labels.table.answer_of`) and never which kind it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from foundation.core.arrays import Array
+from foundation.core.facts import Facts
+from foundation.labels.form import Figure, Labels
+
+LOGIT_BYTES = 2**26
+"""Logits of this size are brought to float64 at once."""
+
+
+class Answer(ABC):
+    """One kind of answer."""
+
+    FORM: ClassVar[type[Labels]]
+    """The form of its labels."""
+    FIGURES: ClassVar[Mapping[str, Figure]] = {}
+    """Metrics that are computed in another way than for other answers, by name."""
+    FROM_HEAD: ClassVar[bool] = True
+    """Whether a head on top of the model makes it, which may be new and has one output for each label."""
+    PROBABILITIES: ClassVar[bool] = True
+    """Whether it is chosen by probabilities, so that label smoothing and divergences of probabilities mean something."""
+    LABELS: ClassVar[tuple[str, ...] | None] = None
+    """Names of the outputs; None where the data or the model name them."""
+    RESPONSE: ClassVar[str] = "label"
+    """What a server returns, a name in `foundation.standalone.response.RESPONSES`."""
+    DIFFERS: ClassVar[str] = "logit"
+    """What `differences` are of, for messages."""
+    DISTANCE: ClassVar[str] = "kl"
+    """What `distances` are, for reports: kl, mse or squared_distance."""
+    DISAGREEMENT: ClassVar[str] = "share of {n} selection rows answered differently"
+    """What `disagreement` is, in words, of n rows."""
+
+    @abstractmethod
+    def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
+        """Compares two sets of predictions for the same rows.
+
+        Args:
+            reference: Predictions of one backend, float32 `[n, ...]`.
+            answers: The answers of another model, of the same shape.
+
+        Returns:
+            Which predictions differ, bool `[N]`, and the absolute differences that go with `DIFFERS`, float64 `[...]`.
+        """
+
+    @abstractmethod
+    def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
+        """Returns how far a compressed model is from the original, for each row, float64 `[n]`; 0 where nothing changed.
+
+        Args:
+            reference: Logits of the original model, float32 `[n, ...]`.
+            logits: Logits of the compressed one, of the same shape.
+            predicted: For texts that are generated, the positions of each row that count, from the first on, int `[n]`; None: all.
+        """
+
+    @abstractmethod
+    def disagreement(self, reference: Array, answers: Array) -> float:
+        """Returns how much two sets of predictions disagree where no label may be used, 0 to 1, in the unit of `goals.max_drop`."""
+
+    def has_class(self, answers: Array, true: Array, number: int) -> tuple[Array, Array]:
+        """Returns which values are predicted as a class and which have it, bool `[m]`, of what `Labels.values` returned."""
+        raise NotImplementedError(f"{type(self).__name__} has no classes")
+
+    def read(self, array: Array, task: Facts) -> Labels:
+        """Returns labels of a file as those of a task.
+
+        Args:
+            array: `[n, ...]`, as `Labels.array` was written.
+            task: What sets the task apart.
+        """
+        return self.FORM(array)
+
+    def spread(self, reference: Array) -> float:
+        """Divisor that makes a distance relative; 1 if it has a unit."""
+        return 1.0
+
+
+def divergences(reference: Array, logits: Array) -> Array:
+    """Returns KL(p || q) of each row, float64 `[n]`, with p and q the softmax of reference and logits `[n, C]`."""
+    step = max(1, LOGIT_BYTES // (8 * max(1, reference.shape[1])))  # logits of a block of tokens in float64 would take gigabytes
+    parts = [_divergence(reference[start : start + step], logits[start : start + step]) for start in range(0, len(reference), step)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _divergence(reference: Array, logits: Array) -> Array:
+    expected, found = _log_softmax(reference), _log_softmax(logits)
+    divergence: Array = np.sum(np.exp(expected) * (expected - found), axis=-1)
+    return divergence
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    normalized: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normalized

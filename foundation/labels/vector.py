@@ -1,0 +1,55 @@
+"""A vector for every single text: vectors `[n, D]`, labels float32 `[n, 2]` of pairs (`foundation.labels.vectors`).
+
+Where documents are searched labels are `[n, 2 + 2 k]` (`foundation.labels.relevance`), labels of images and texts `[n, 3]`
+(`foundation.labels.zero_shot`, `foundation.labels.captions`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from foundation.core.arrays import Array
+from foundation.core.facts import Facts
+from foundation.core.tasks import VECTOR
+from foundation.labels import vectors
+from foundation.labels.answer import Answer
+from foundation.labels.captions import Captions
+from foundation.labels.form import Labels
+from foundation.labels.relevance import Judged
+from foundation.labels.text_groups import WIDTH, Groups
+from foundation.labels.vectors import Pairs
+from foundation.labels.zero_shot import ImagesAndTexts
+
+
+class VectorAnswer(Answer):
+    """The vector itself; what counts is its direction next to others."""
+
+    FORM: ClassVar[type[Labels]] = Pairs
+    FROM_HEAD: ClassVar[bool] = False
+    PROBABILITIES: ClassVar[bool] = False
+    LABELS: ClassVar[tuple[str, ...] | None] = VECTOR
+    RESPONSE: ClassVar[str] = "vector"
+    DIFFERS: ClassVar[str] = "vector"
+    DISTANCE: ClassVar[str] = "squared_distance"
+    DISAGREEMENT: ClassVar[str] = "1 - Pearson to the cosines of the float vectors of {n} selection rows"
+
+    def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
+        """Vectors that are far apart; relative distances, `[n]`."""
+        apart = vectors.distances(reference, answers)
+        return apart > vectors.FAR, apart
+
+    def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
+        """|v - v'|^2 / |v|^2, which is 2 - 2 cos(v, v') for vectors of length 1."""
+        return vectors.distances(reference, logits) ** 2
+
+    def disagreement(self, reference: Array, answers: Array) -> float:
+        """1 - Pearson of the cosines of all pairs of rows."""
+        return 1.0 - vectors.agreement(reference, answers)
+
+    def read(self, array: Array, task: Facts) -> Labels:
+        """By what the task compares; of texts that form pairs or groups by the columns that a file has."""
+        if task.two_towers:
+            return Captions(array) if task.captioned else ImagesAndTexts(array)
+        if task.searches:
+            return Judged(array)
+        return Groups(array) if array.shape[1] >= WIDTH else Pairs(array)
