@@ -146,7 +146,7 @@ def lacks(planned: Sequence[PlannedStep], room: Room) -> Shortage:
 
 @dataclass
 class Outlook:
-    """What a run that goes on expects of its steps: room is checked before the first one that runs, and what it took is recorded.
+    """What a resumed run expects of its steps: room is checked before the first one that runs, and what it took is recorded.
 
     Args:
         recipe: The recipe.

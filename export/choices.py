@@ -26,7 +26,8 @@ class Generation(Config):
     """A UTF-8 file with one question a line, for a decoder to answer in place of starts of blocks: in its chat template, if the tokenizer
     has one, up to its end token."""
     tokens: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Most tokens of each answer, taken greedily. A block goes on for so many; together with its start they are at most data.max_length."""
+    """Most tokens of each answer, taken greedily. A block continues for so many; together with its start they are at most
+    data.max_length."""
     draft: str | None = None
     """A smaller variant of the run that proposes tokens to the others: the id of a stage. Greedy answers stay the same; the
     report shows how many tokens were accepted and what that does to the speed."""

@@ -29,7 +29,7 @@ def warn_if_lengths_differ(data: Data) -> str | None:
         return None
     return (
         f"data: the median selection row has {ours:g} characters, the median evaluation row {theirs:g}: what is chosen on the former may "
-        "not hold for the latter; give data.files.validation with rows like those of the test split"
+        "not hold for the latter; give data.files.validation with rows like the test split's"
     )
 
 

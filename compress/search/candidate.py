@@ -16,7 +16,7 @@ class Dropped:
     rung: str
     reason: str
     for_time: bool = False
-    """Whether the hours that were left did not do for it: with more of them it goes on."""
+    """Whether the hours that were left did not do for it: with more of them it continues."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from foundation.machine.process import keep_freed_memory
 
 LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"
 MAY_CHANGE = ("name", "search.budget")
-"""Keys that may change from one call to the next; a search whose budget is raised goes on."""
+"""Keys that may change from one call to the next; a search whose budget is raised resumes."""
 
 
 @dataclass(frozen=True)

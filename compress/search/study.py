@@ -149,7 +149,7 @@ class Study:
         self._trial(number).set_user_attr(f"{RECORD}{rung}", dict(figures))
 
     def passes(self, candidate: Candidate, rung: str) -> None:
-        """Notes that a candidate goes on."""
+        """Notes that a candidate stays."""
         if rung not in candidate.passed:
             self._trial(candidate.number).set_user_attr(PASSED, [*candidate.passed, rung])
 

@@ -42,7 +42,7 @@ def _rounded_head(scheme: SchemeFacts) -> Rounding | None:
 
 
 def static_layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list[Any]:
-    """Compares the int8 layers with static scales; the arguments are those of `EngineModule.layers`."""
+    """Compares the int8 layers with static scales; the arguments are as for `EngineModule.layers`."""
     from export.parity.parity import compare_layers, quantized_gemms
     from export.parity.products import compare_sites, quantized_sites
 

@@ -116,7 +116,7 @@ class Prompts:
 
     @property
     def ends(self) -> bool:
-        """Whether an end token ends an answer; the continuation of a block goes on to its last token."""
+        """Whether an end token ends an answer; the continuation of a block extends to its last token."""
         return self.questions or bool(self.references)
 
 
@@ -128,7 +128,7 @@ def _spread(rows: Sequence[T], count: int) -> list[T]:
 def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     """Returns the most likely tokens, one after the other, int32 [n, T].
 
-    The continuation of a block goes on past end tokens. An answer to a source or a question ends with one; behind it stands `ENDED`.
+    The continuation of a block extends past end tokens. An answer to a source or a question ends with one; behind it stands `ENDED`.
 
     Args:
         model: A language model of Transformers in eval mode, float or quantized.

@@ -97,7 +97,7 @@ def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tenso
     check_tensor("v", v_TKD, tuple(k_TKD.shape), *(FLOATS if q_THD.dtype == torch.int8 else (q_THD.dtype,)))
     check_tensor("start", start_B, (-1,), torch.int32)
     if not 0 < dimension <= LARGEST_DIMENSION or heads % max(1, k_TKD.shape[1]):
-        raise InputError(f"heads must share those of keys evenly and have 1 to 128 dimensions: {heads}, {k_TKD.shape[1]}, {dimension}")
+        raise InputError(f"heads must share the heads of keys evenly and have 1 to 128 dimensions: {heads}, {k_TKD.shape[1]}, {dimension}")
     starts = start_B.tolist()
     lengths = [end - start for start, end in itertools.pairwise(starts)]
     if not lengths or starts[0] != 0 or starts[-1] != rows or min(lengths) < 0:

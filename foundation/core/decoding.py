@@ -52,7 +52,7 @@ class Decoding:
     seed: int = 0
     """Seed of the sampling."""
     ignore_end: bool = False
-    """Whether to go on past the end token, for measurements."""
+    """Whether to continue past the end token, for measurements."""
     beams: int = 1
     """Beams of the search; above 1 nothing is sampled."""
     length_penalty: float = 1.0

@@ -1,6 +1,6 @@
 """Progress for people and for files: bars with rate and remaining time on a terminal, few plain lines elsewhere, all lines in `log.txt`.
 
-Nobody waits for more than 10 seconds without a line (`ConsoleProgress.alive`): where nothing else was shown, one says what goes on, and for
+Nobody waits for more than 10 seconds without a line (`ConsoleProgress.alive`): where nothing else was shown, one says what runs, and for
 how long.
 
 Without a terminal a bar that has said nothing for 10 seconds shows the newest tick that was held back (an epoch and its loss), or else how
@@ -23,7 +23,7 @@ from rich.progress import Progress as Bars
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 10.0
 SILENT_SECONDS = 9.0
-"""After which a line says what goes on; it is looked for every half second."""
+"""After which a line says what runs; checked every half second."""
 
 
 class Progress(Protocol):
@@ -63,7 +63,7 @@ class ConsoleProgress:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._open: dict[str, _PlainBar] = {}
         self._at_work: list[tuple[str, float]] = []
-        """What goes on, the innermost last, and when it began."""
+        """The running tasks, the innermost last, and when each began."""
         self._drawn_bars = 0
         self._spoken = clock()
 
@@ -82,7 +82,7 @@ class ConsoleProgress:
 
     @contextmanager
     def alive(self, what: str) -> Iterator[None]:
-        """Within the block a line says what goes on whenever nothing was shown for 10 seconds; on a terminal a bar shows that itself.
+        """Within the block a line says what runs whenever nothing was shown for 10 seconds; on a terminal a bar shows that itself.
 
         Args:
             what: What goes on, such as the id of a step; blocks within each other show the innermost.
@@ -106,7 +106,7 @@ class ConsoleProgress:
             self.speak_if_silent()
 
     def speak_if_silent(self) -> None:
-        """Shows what goes on where nothing was shown for some seconds."""
+        """Shows what runs where nothing was shown for some seconds."""
         now, at_work = self._clock(), list(self._at_work)
         if at_work and not self._drawn_bars and now - self._spoken >= SILENT_SECONDS:
             what, began = at_work[-1]

@@ -169,7 +169,7 @@ class Halving(Config):
     wave: Annotated[int, Field(ge=2, le=1000)] = 10
     """Candidates that are drawn together and compared with each other; the next wave is drawn with what these have shown."""
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of a wave that goes on after each comparison (quantized without training, trained for a short time); 1: all."""
+    """Share of a wave that stays after each comparison (quantized without training, trained for a short time); 1: all."""
     short: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the epochs of each stage that a short training takes."""
 

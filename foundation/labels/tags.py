@@ -1,7 +1,7 @@
 """Tags of words, and the entities that they mark. Uses only numpy.
 
     John    lives   in    New     York            words, separated by single spaces
-    B-PER   O       O     B-LOC   I-LOC           tags: where an entity begins and goes on, and of which kind it is
+    B-PER   O       O     B-LOC   I-LOC           tags: where an entity begins and continues, and of which kind it is
 
 Entities are read from tags by the rules of conlleval, which seqeval has too, so that one reader understands IO, IOB1, IOB2 (BIO), IOBES
 (BIOES) and BILOU: an entity ends before O, before another kind, before B or S, and behind E or S. A tag without a prefix counts as I. That

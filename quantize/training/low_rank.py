@@ -82,7 +82,7 @@ def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str
 def add_low_rank(model: nn.Module, lora: Lora, seed: int, key: str) -> list[str]:
     """Adds changes to the weights of `QatLinear`, in place; only they, and scales, are trainable then. Returns the names of the layers.
 
-    For the arguments and errors see `changed_by_low_rank`.
+    See `changed_by_low_rank` for the arguments and errors.
     """
     layers = _chosen(model, lora, key)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

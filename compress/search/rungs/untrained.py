@@ -1,7 +1,7 @@
 """Rung 3: the model without training: pruned without recovery, quantized after training; its metric on selection rows.
 
 Candidates are halved by it (`compress.search.halving`), but only those whose metric is within `MOST_LOST` of the baseline's: further down
-it says little about what training brings back, so these go on unjudged.
+it says little about what training brings back, so these stay unjudged.
 """
 
 from __future__ import annotations
