@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from torch import Tensor
 
 from compress.run.implicit import PREDICTIONS, Evaluate
 from foundation.artifacts.artifact import Artifact
+from foundation.data.splits import Data
 from foundation.stage.context import Context
 from quantize.folding import find_folds
 from quantize.quantize import Quantize
 from tests.architectures.steps import Bench
 from tests.architectures.table import ARCHITECTURES
 from tests.pretend_cuda import gpu
+from tests.quantize.conftest import sentences
 from tests.tiny_towers import stock
 
 pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def context(context: Context) -> Context:
+    """Of few rows: what stands for a GPU takes a Python function for each call of torch."""
+    return replace(context, data=Data(sentences(32, 0), sentences(12, 1), sentences(12, 2), context.data.labels))
 
 
 @pytest.fixture
