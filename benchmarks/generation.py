@@ -35,6 +35,7 @@ from export.generation.agreement import answer
 from export.generation.fused_folder import reads_of
 from export.generation.prompts import Prompts, greedy
 from export.generation.reads import reads_per_token
+from foundation.artifacts.graph import Graph
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.engines import ENGINES
 from foundation.core.progress import ConsoleProgress
@@ -130,7 +131,7 @@ def reads(job: Job) -> Reads:
     if not isinstance(job, EngineSpec):
         return Reads(0, 0)
     if job.engine != GENAI:
-        return Reads(**reads_of(Path(job.path)))
+        return Reads(**reads_of(Graph(Path(job.path))))
     cache = next(name for name, told in CACHE.items() if told == job.properties["KV_CACHE_PRECISION"])
     return Reads(**reads_per_token(Path(job.path), job.float_precision, cache))
 

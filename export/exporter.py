@@ -19,6 +19,7 @@ from export.graph.quantized import write_graphs
 from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
+from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES, REFERENCE, EngineName
 from foundation.core.tasks import TASKS
@@ -424,7 +425,7 @@ class Exporter:
         from export.share import share
 
         batch, sequence = max(self.context.target.batch_sizes), max(self.preprocessor.buckets, default=None)
-        gemms = count_macs(model, batch, sequence)
+        gemms = count_macs(Graph(model), batch, sequence)
         told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
         return share(gemms, told)
 

@@ -26,6 +26,7 @@ from export.exporter import MODEL, PROBED_TOKENS, Exporter
 from export.graph.quantized import write_graphs
 from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import write_json
+from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import REFERENCE, EngineName
 from foundation.labels.zero_shot import SIDES
@@ -101,7 +102,7 @@ class TowersExporter(Exporter):
         batch, gemms, told = max(self.context.target.batch_sizes), list[Any](), dict[str, str]()
         for name, prepared in self.preprocessor.towers.items():
             sequence = max(prepared.buckets, default=None)
-            own = count_macs(self._model(name), batch, sequence)
+            own = count_macs(Graph(self._model(name)), batch, sequence)
             told |= process.ask("precisions", gemms=[gemm.node for gemm in own], batch=batch, sequence=sequence)["precisions"]
             gemms += own
         return share(gemms, told)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 
 if TYPE_CHECKING:  # the process of an engine reads this file, and needs neither pydantic nor torch for it
@@ -46,10 +47,10 @@ def static_layers(scheme: SchemeFacts | None, model: Path, probe: Probe) -> list
     from export.parity.parity import compare_layers, quantized_gemms
     from export.parity.products import compare_sites, quantized_sites
 
-    gemms = [] if scheme is not None and scheme.activations == "dynamic" else quantized_gemms(model)
+    gemms = [] if scheme is not None and scheme.activations == "dynamic" else quantized_gemms(Graph(model))
     if not gemms:
         return []
-    sites = quantized_sites(model)
+    sites = quantized_sites(Graph(model))
     tensors = probe([*gemms, *sites])
     return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
 

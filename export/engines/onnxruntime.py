@@ -80,7 +80,7 @@ def write_graph(scheme: SchemeFacts, floating: Path, checkpoint: Checkpoint, mod
     if scheme.activations == "dynamic":
         from export.graph.qdq_schemes import insert_dynamic
 
-        insert_dynamic(floating, checkpoint, model.with_name(DYNAMIC_GRAPH))
+        insert_dynamic(Graph(floating), checkpoint, model.with_name(DYNAMIC_GRAPH))
 
 
 def rounding(scheme: SchemeFacts) -> None:
@@ -93,7 +93,7 @@ def layers(scheme: SchemeFacts | None, model: Path, probe: Callable[[Sequence[An
         return static_layers(scheme, model, probe)
     from export.parity.dynamic import compare_all, dynamic_gemms
 
-    gemms = dynamic_gemms(model.with_name(DYNAMIC_GRAPH))
+    gemms = dynamic_gemms(Graph(model.with_name(DYNAMIC_GRAPH)))
     return compare_all(gemms, probe(gemms)) if gemms else []
 
 

@@ -92,7 +92,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         return
     files = [folder / MODEL, folder / f"{MODEL}.data"]
     yield request.entry(
-        MODE, files, cache_precision="fp32", properties=properties(request.target.num_threads), reads=reads_of(folder / MODEL)
+        MODE, files, cache_precision="fp32", properties=properties(request.target.num_threads), reads=reads_of(Graph(folder / MODEL))
     )
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from export.engines.openvino_tables import with_half_tables
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
 from foundation.schemes.table import of_precision, weight_only
 from foundation.standalone.openvino_request import Request, compiled, reshape
@@ -61,7 +62,7 @@ def refusal(precision: str, model: Path) -> str | None:
         return None
     from export.graph.qdq_schemes import uneven
 
-    short = uneven(model)
+    short = uneven(Graph(model))
     return None if short is None else f"OpenVINO reads groups of equal width alone: {short}; give a group_size that divides them"
 
 
@@ -99,7 +100,7 @@ def runtime_options(precision: str, model: Path) -> dict[str, str]:
         return {GROUP: "0"}
     from export.graph.qdq_schemes import group_size
 
-    return {GROUP: str(group_size(model))}
+    return {GROUP: str(group_size(Graph(model)))}
 
 
 def convert(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None = None) -> tuple[Path, Path]:

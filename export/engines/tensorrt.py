@@ -81,7 +81,7 @@ def refusal(precision: str, model: Path) -> str | None:
         return None
     from export.graph.qdq_schemes import has_zero_points
 
-    return NO_ZERO_POINTS if has_zero_points(model) else None
+    return NO_ZERO_POINTS if has_zero_points(Graph(model)) else None
 
 
 def absence(device: str) -> str | None:
@@ -204,7 +204,7 @@ def build_plans(
     if not real and not installed(RTX):
         log(INSTALL)
         return [_entry(out, float_precision=rest, reason=INSTALL, int8_share_reason=NOT_INSPECTED)]
-    gemms = count_macs(graph, max_batch_size, buckets[-1] if buckets else None)
+    gemms = count_macs(Graph(graph), max_batch_size, buckets[-1] if buckets else None)
 
     def shares(layers: Sequence[Layer]) -> dict[str, Any]:
         return share(gemms, gemm_precisions(layers, [gemm.node for gemm in gemms]))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from export.engines.spec import BuildRequest, EngineSpec, Logits, Placement
+from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array, Features
 from foundation.core.errors import InputError
 from foundation.schemes.table import is_static_int8
@@ -72,7 +73,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
 
     nodes = {
         gemm.layer: {"input": gemm.input, "codes": gemm.codes, "biased" if gemm.bias.any() else "output": gemm.output}
-        for gemm in quantized_gemms(request.model)
+        for gemm in quantized_gemms(Graph(request.model))
     }
     path = request.folder / FILE
     try:

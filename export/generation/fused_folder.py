@@ -45,9 +45,9 @@ def write_fused_folder(checkpoint: Checkpoint, folder: Path) -> None:
         write_generation_config(checkpoint, temporary)
 
 
-def reads_of(model: Path) -> dict[str, int]:
+def reads_of(model: Graph) -> dict[str, int]:
     """Returns `weight_bytes` and `cache_bytes_per_token` of a graph: what it reads for each token (`export.generation.reads`)."""
-    graph = Graph(model).structure
+    graph = model.structure
     read = {name for node in graph.node if node.op_type in PRODUCTS for name in node.input[1:]}
     sizes = (
         np.prod(one.dims, dtype=np.int64) * onnx.helper.tensor_dtype_to_np_dtype(one.data_type).itemsize

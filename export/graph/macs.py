@@ -40,7 +40,7 @@ class Gemm:
     """Name of the ONNX node, unique in the graph: what engines report."""
 
 
-def count_macs(model: Path, batch: int, sequence: int | None) -> list[Gemm]:
+def count_macs(model: Graph, batch: int, sequence: int | None) -> list[Gemm]:
     """Counts the multiply-accumulates of every GEMM.
 
     Args:
@@ -51,10 +51,10 @@ def count_macs(model: Path, batch: int, sequence: int | None) -> list[Gemm]:
     Returns:
         The GEMMs in graph order: those with a weight (patch embedding and head included), and both products of every attention.
     """
-    proto = Graph(model).load(external=False)
+    proto = model.load(external=False)
     gemms = [node for node in proto.graph.node if node.op_type in GEMMS]
     constant = _constants(proto.graph)
-    shapes = _shapes(proto, model.parent, sorted({tensor for node in gemms for tensor in _tensors(node)}), batch, sequence)
+    shapes = _shapes(proto, model.path.parent, sorted({tensor for node in gemms for tensor in _tensors(node)}), batch, sequence)
     return [_gemm(node, node.input[1] in constant, shapes) for node in gemms]
 
 

@@ -49,7 +49,7 @@ class LayerScales:
     smooth: npt.NDArray[np.float32] | None = None
 
 
-def insert_qdq(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
+def insert_qdq(float_onnx: Graph, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the Q/DQ model of a quantized checkpoint.
 
     Args:
@@ -65,7 +65,7 @@ def insert_qdq(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
             of their scales.
     """
     scales = read_scales(checkpoint)
-    model = Graph(float_onnx).load()
+    model = float_onnx.load()
     _insert(model.graph, scales)
     insert_sites(model.graph, load_sites(checkpoint.folder), ZERO_INT8)
     return save(model, out)

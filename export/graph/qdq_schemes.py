@@ -55,17 +55,17 @@ SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
 ZERO_POINT = 128
 
 
-def insert_weights(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
+def insert_weights(float_onnx: Graph, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the model with constant weights in int8 or int4 and float activations, for w8a8-dynamic, w8a16 and w4a16; see `insert`."""
     return insert(float_onnx, checkpoint, out, _weight_only)
 
 
-def insert_dynamic(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
+def insert_dynamic(float_onnx: Graph, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the model whose graph itself quantizes activations per token, for w8a8-dynamic in ONNX Runtime; see `insert`."""
     return insert(float_onnx, checkpoint, out, _dynamic)
 
 
-def insert_fp8(float_onnx: Path, checkpoint: Checkpoint, out: Path) -> Path:
+def insert_fp8(float_onnx: Graph, checkpoint: Checkpoint, out: Path) -> Path:
     """Writes the Q/DQ model in FLOAT8E4M3FN; see `insert`."""
     return insert(float_onnx, checkpoint, out, _fp8)
 
@@ -103,7 +103,7 @@ Rewrite = Callable[[_Graph, onnx.NodeProto, str, Scales], None]
 """Adds the nodes that take the place of the GEMM of a layer."""
 
 
-def insert(float_onnx: Path, checkpoint: Checkpoint, out: Path, rewrite: Rewrite) -> Path:
+def insert(float_onnx: Graph, checkpoint: Checkpoint, out: Path, rewrite: Rewrite) -> Path:
     """Writes the model of a quantized checkpoint.
 
     Args:
@@ -119,7 +119,7 @@ def insert(float_onnx: Path, checkpoint: Checkpoint, out: Path, rewrite: Rewrite
         ValueError: A layer is not in the graph, or its weights are not on the grid of its scales.
     """
     layers, _ = load_quantization(checkpoint.folder)
-    model = Graph(float_onnx).load()
+    model = float_onnx.load()
     chosen, graph = find_layers(model.graph, layers), _Graph(model.graph)
     for node in model.graph.node:
         name = chosen.get(node.name)
@@ -136,13 +136,13 @@ def insert(float_onnx: Path, checkpoint: Checkpoint, out: Path, rewrite: Rewrite
     return save(model, out)
 
 
-def group_size(model: Path) -> int:
+def group_size(model: Graph) -> int:
     """Returns the group of OpenVINO's dynamic quantization for a model of `insert_weights` in w8a8-dynamic."""
     shared = math.gcd(*(width for _, width, _ in _weights(model)))
     return shared if shared % SMALLEST_GROUP == 0 else DEFAULT_GROUP
 
 
-def uneven(model: Path) -> str | None:
+def uneven(model: Graph) -> str | None:
     """Returns in words a layer of a model in w4a16 whose last group is shorter than the others; None where there is none."""
     return next(
         (f"{name} has {width} inputs, no multiple of group_size {size}" for name, width, size in _weights(model) if size and width % size),
@@ -150,15 +150,15 @@ def uneven(model: Path) -> str | None:
     )
 
 
-def has_zero_points(model: Path) -> bool:
+def has_zero_points(model: Graph) -> bool:
     """Whether a model in w4a16 has weights with zero points."""
-    graph = Graph(model).structure
+    graph = model.structure
     return any(tensor.data_type == TensorProto.UINT4 for tensor in graph.initializer)
 
 
-def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
+def _weights(model: Graph) -> Iterator[tuple[str, int, int]]:
     """Yields name, number of inputs and size of a group (0: none) of every layer of a model of `insert_weights`."""
-    graph = Graph(model).structure
+    graph = model.structure
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in shapes:

@@ -20,6 +20,7 @@ from export.engines.registry import engine_module
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.graph.qdq_schemes import insert_fp8, insert_weights
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.schemes.table import SCHEMES, SchemeFacts
 from foundation.standalone.preprocess import Preprocessor
@@ -61,8 +62,8 @@ def write_graphs(checkpoint: Checkpoint, preprocessor: Preprocessor, model: Path
 def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Checkpoint, model: Path) -> None:
     """Writes the graph of a quantized checkpoint from the float one that `export_float` wrote for it."""
     if scheme.activations != "static":
-        insert_weights(floating, checkpoint, model)
+        insert_weights(Graph(floating), checkpoint, model)
     elif scheme.integer:
-        insert_qdq(floating, checkpoint, model)
+        insert_qdq(Graph(floating), checkpoint, model)
     else:
-        insert_fp8(floating, checkpoint, model)
+        insert_fp8(Graph(floating), checkpoint, model)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -48,9 +47,9 @@ class DynamicGemm:
         return self.input, self.codes, self.output
 
 
-def dynamic_gemms(model: Path) -> list[DynamicGemm]:
+def dynamic_gemms(model: Graph) -> list[DynamicGemm]:
     """Returns the layers that multiply integers, in graph order."""
-    graph = Graph(model).load().graph
+    graph = model.load().graph
     producer = {output: node for node in graph.node for output in node.output}
     reader = {tensor: node for node in graph.node for tensor in node.input}
     constant = {tensor.name: tensor for tensor in graph.initializer}

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,9 +93,9 @@ class LayerParity:
         return self.different == self.allowed and self.wrong_sums == 0
 
 
-def quantized_gemms(model: Path) -> list[QuantizedGemm]:
+def quantized_gemms(model: Graph) -> list[QuantizedGemm]:
     """Returns the int8 layers of a Q/DQ model of `export.graph.qdq`, in graph order; the products of attention are no layers."""
-    graph = Graph(model).load().graph
+    graph = model.load().graph
     producer = {output: node for node in graph.node for output in node.output}
     constant = {tensor.name: tensor for tensor in graph.initializer}
     return [

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -61,9 +60,9 @@ class QuantizedSite:
         return (*names, *([] if self.output is None else [self.output]))
 
 
-def quantized_sites(model: Path) -> list[QuantizedSite]:
+def quantized_sites(model: Graph) -> list[QuantizedSite]:
     """Returns the sites of a Q/DQ model of `export.graph.qdq`, in graph order."""
-    graph = Graph(model).load().graph
+    graph = model.load().graph
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for tensor in node.input:

@@ -15,6 +15,7 @@ import pytest
 
 from export.engines import onnxruntime, openvino
 from export.graph.qdq import insert_qdq
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
@@ -63,7 +64,7 @@ def _build(checkpoint: Path, prepared: Preprocessor, folder: Path, *, quantized:
     prepared.save(folder)
     model, floating = folder / "model.onnx", sentiment.graph(checkpoint)
     if quantized:
-        insert_qdq(floating, Checkpoint(checkpoint), model)
+        insert_qdq(Graph(floating), Checkpoint(checkpoint), model)
     else:
         shutil.copy(floating, model)
     openvino.convert(model, folder)

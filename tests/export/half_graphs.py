@@ -23,6 +23,7 @@ from export.graph.onnx import save as save_graph
 from export.graph.qdq import insert_qdq
 from export.graph.ranges import Ranges, measure
 from export.graph.split_products import split_products
+from foundation.artifacts.graph import Graph
 from foundation.core.tasks import Task
 from foundation.models.architecture.shapes import auto_class, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
@@ -71,7 +72,7 @@ def graph(kind: str) -> Path:
 @cache
 def quantized(kind: str) -> Path:
     """Returns the Q/DQ graph."""
-    return insert_qdq(graph(kind), Checkpoint(_checkpoint(kind)), Path(_SCRATCH.name) / f"{kind}-int8.onnx")
+    return insert_qdq(Graph(graph(kind)), Checkpoint(_checkpoint(kind)), Path(_SCRATCH.name) / f"{kind}-int8.onnx")
 
 
 @cache

@@ -17,6 +17,7 @@ from export.engines.spec import EngineSpec, torch_spec
 from export.engines.worker import synthetic
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
+from foundation.artifacts.graph import Graph
 from foundation.labels.next_token import Tokens
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.engine_process import EngineProcess
@@ -81,7 +82,7 @@ def test_the_graph_has_one_input_and_names_its_layers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_macs_are_those_of_torch_with_the_head(kind: str) -> None:
-    gemms = count_macs(exported(kind), 1, tiny_gpt.LENGTH)
+    gemms = count_macs(Graph(exported(kind)), 1, tiny_gpt.LENGTH)
     [head] = [gemm for gemm in gemms if gemm.name == "lm_head"]
     assert (head.kind, head.node, head.macs) == ("weight", "lm_head/MatMul", tiny_gpt.LENGTH * 32 * tiny_gpt.VOCABULARY)
     counted = count(load(tiny_gpt.checkpoint(kind)), "text-generation", tiny_gpt.LENGTH)
@@ -118,7 +119,7 @@ def test_engines_keep_two_numbers_for_each_token(engines: list[EngineProcess]) -
 
 
 def test_openvino_tells_the_precision_of_every_product(engines: list[EngineProcess]) -> None:
-    nodes = [gemm.node for gemm in count_macs(exported("mistral"), 4, tiny_gpt.LENGTH)]
+    nodes = [gemm.node for gemm in count_macs(Graph(exported("mistral")), 4, tiny_gpt.LENGTH)]
     told = engines[1].ask("precisions", gemms=nodes, batch=4, sequence=tiny_gpt.LENGTH)["precisions"]
     assert told == dict.fromkeys(nodes, "fp32")
 

@@ -11,6 +11,7 @@ from export.engines.spec import EngineSpec
 from export.graph.macs import Gemm, count_macs
 from export.graph.qdq import insert_qdq
 from export.share import share
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from tests.export import tiny_checkpoints as tiny
 from tests.seldom import seldom
@@ -46,13 +47,13 @@ def test_what_the_engine_does_not_tell_is_not_guessed() -> None:
 def graphs(family: str) -> tuple[Path, Path, frozenset[str]]:
     """Exports a family in float and with every linear layer of its blocks in int8, once; returns both files and these layers."""
     checkpoint, floating = tiny.exported(family)
-    once = [gemm.name for gemm in count_macs(floating, 2, length(family)) if gemm.kind == "weight"]
+    once = [gemm.name for gemm in count_macs(Graph(floating), 2, length(family)) if gemm.kind == "weight"]
     linears = [name for name in tiny.linears(tiny.load(checkpoint, family)) if "layer" in name and once.count(name) == 1]
     folder = Path(_SCRATCH.name) / family
     quantized = tiny.quantize(checkpoint, family, dict.fromkeys(linears, 0.05), folder / "quantized", largest=63)
     layers = tiny.linears(tiny.load(quantized, family))
     grid = tiny.with_weights(floating, {name: layers[name].weight.detach().numpy() for name in linears}, folder / "float.onnx")
-    return floating, insert_qdq(grid, Checkpoint(quantized), folder / "model.onnx"), frozenset(linears)
+    return floating, insert_qdq(Graph(grid), Checkpoint(quantized), folder / "model.onnx"), frozenset(linears)
 
 
 def length(family: str) -> int | None:
@@ -70,7 +71,7 @@ def open_one(engine: str, mode: str, model: Path, folder: Path, quantized: bool)
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
 def test_an_engine_tells_which_layers_are_int8(engine: str, mode: str, int8_build: Path, tmp_path: Path) -> None:
     model = int8_build / "model.onnx"
-    gemms = count_macs(model, 4, 16)
+    gemms = count_macs(Graph(model), 4, 16)
     opened = open_one(engine, mode, model, tmp_path, quantized=True)
     found = share(gemms, opened.precisions([gemm.node for gemm in gemms], 4, 16))
     assert found["int8_share_reason"] is None
@@ -85,7 +86,7 @@ def test_an_engine_tells_which_layers_are_int8(engine: str, mode: str, int8_buil
 def test_every_gemm_of_every_family_is_found(family: str, engine: str, mode: str, tmp_path: Path) -> None:
     floating, integer, linears = graphs(family)
     for graph, wanted in ((floating, frozenset()), (integer, linears)):
-        gemms = count_macs(graph, 2, length(family))
+        gemms = count_macs(Graph(graph), 2, length(family))
         opened = open_one(engine, mode, graph, tmp_path, quantized=graph == integer)
         found = share(gemms, opened.precisions([gemm.node for gemm in gemms], 2, length(family)))
         assert found["int8_share_reason"] is None

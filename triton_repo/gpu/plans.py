@@ -114,7 +114,7 @@ def write_gpu_repository(
         InputError: Images have no fixed size.
     """
     names = Names(name)
-    inputs = check_inputs(plans.onnx, preprocessor)
+    inputs = check_inputs(Graph(plans.onnx), preprocessor)
     models = out / MODELS
     models.mkdir(parents=True)
     configs = configurations(names, preprocessor, inputs, serving, takes_pairs(golden.rows))
@@ -146,14 +146,14 @@ def write_gpu_repository(
     }
 
 
-def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple[int, list[int]]]:
+def check_inputs(onnx_file: Graph, preprocessor: Preprocessor) -> dict[str, tuple[int, list[int]]]:
     """Returns the type (of `ModelConfig`) and the shape without batch (-1: dynamic) of each graph input.
 
     Raises:
         ValueError: They differ from the outputs of the preprocessor.
         InputError: Images have no fixed size.
     """
-    graph = Graph(onnx_file).structure
+    graph = onnx_file.structure
     found = {}
     for value in graph.input:
         tensor = value.type.tensor_type
@@ -168,7 +168,7 @@ def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple
         )
     expected = dict.fromkeys(preprocessor.input_names, (pb.TYPE_INT64 if steps is None else pb.TYPE_FP32, shape))
     if found != expected:
-        raise ValueError(f"{onnx_file.name}: its inputs are {found}, the preprocessor returns {expected} (type, shape of a row)")
+        raise ValueError(f"{onnx_file.path.name}: its inputs are {found}, the preprocessor returns {expected} (type, shape of a row)")
     return found
 
 
@@ -194,9 +194,9 @@ def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArr
     return arrays
 
 
-def quantized_nodes(onnx_file: Path) -> list[str]:
+def quantized_nodes(onnx_file: Graph) -> list[str]:
     """Returns the names of the GEMM nodes with DequantizeLinear on both inputs, cast or not."""
-    graph = Graph(onnx_file).structure
+    graph = onnx_file.structure
     made: set[str] = set()
     for node in graph.node:
         if node.op_type == "DequantizeLinear" or (node.op_type == "Cast" and node.input[0] in made):
@@ -207,15 +207,15 @@ def quantized_nodes(onnx_file: Path) -> list[str]:
 
 def float_precision(onnx_file: Path) -> str:
     """Returns the type of a graph's float part, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
-    graph = Graph(onnx_file).structure
+    graph = onnx_file.structure
     casts = {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}
     types = casts | {item.data_type for item in graph.initializer}
     return "fp16" if TensorProto.FLOAT16 in types else "bf16" if TensorProto.BFLOAT16 in types else "fp32"
 
 
-def attentions(onnx_file: Path) -> list[str]:
+def attentions(onnx_file: Graph) -> list[str]:
     """Returns the names of the last products of attention, one for each."""
-    graph = Graph(onnx_file).structure
+    graph = onnx_file.structure
     return [node.name for node in graph.node if node.op_type == "MatMul" and node.name.rpartition("/")[2].split(".")[0] == "pv"]
 
 
@@ -279,10 +279,10 @@ def _spec(
         "max_batch_size": serving.max_batch_size,
         "batch_sizes": serving.measured_sizes,
         "graph_sizes": serving.graph_sizes,
-        "int8_gemms": quantized_nodes(out / ONNX),
+        "int8_gemms": quantized_nodes(Graph(out / ONNX)),
         "gemms": plans.gemms,
-        "attentions": attentions(out / ONNX),
-        "float_precision": float_precision(out / ONNX),
+        "attentions": attentions(Graph(out / ONNX)),
+        "float_precision": float_precision(Graph(out / ONNX)),
         "instances": serving.instances,
         "groups": None if serving.groups is None else [group.model_dump() for group in serving.groups],
         "settings": {

@@ -8,6 +8,7 @@ from export.engines import onnxruntime
 from export.engines.onnxruntime import PROVIDERS, OnnxRuntime
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch import Torch
+from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
@@ -51,7 +52,7 @@ def test_int8_runs_on_integer_kernels(int8_build: Path) -> None:
 def test_probed_codes_are_those_of_the_int8_model(int8_build: Path, prepared: Preprocessor) -> None:
     from export.parity.parity import quantized_gemms
 
-    gemm = quantized_gemms(int8_build / "model.onnx")[0]
+    gemm = quantized_gemms(Graph(int8_build / "model.onnx"))[0]
     found = OnnxRuntime(spec(int8_build, "model_uint8.onnx", "int8")).probe(gemm.tensors, prepared.encode(sentiment.rows(3)))
     assert list(found) == list(gemm.tensors)
     codes = found[gemm.codes]

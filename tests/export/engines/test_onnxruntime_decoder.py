@@ -24,6 +24,7 @@ from export.generation.fused_graph import fused_graph, save_fused
 from export.generation.on_grids import on_grids
 from export.parity.own_rounding import rounding_blocks
 from export.stored_weights import integer_weights
+from foundation.artifacts.graph import Graph
 from foundation.core.decoding import Decoding
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
@@ -279,9 +280,9 @@ def test_what_files_hold_and_a_token_reads() -> None:
     blocks = sum(parameter.numel() for name, parameter in decoder("llama").named_parameters() if "proj" in name)
     whole = blocks + 2 * VOCABULARY * 64
     assert shares == {None: 0, "w8a8-dynamic": pytest.approx(blocks / whole), "w4a16": pytest.approx(blocks / whole)}
-    read = reads_of(folder("llama") / MODEL)
+    read = reads_of(Graph(folder("llama") / MODEL))
     assert read == {"weight_bytes": 4 * (blocks + VOCABULARY * 64), "cache_bytes_per_token": 4 * 2 * 2 * 2 * 16}
-    assert reads_of(folder("llama", "w4a16") / MODEL)["weight_bytes"] < read["weight_bytes"] / 2
+    assert reads_of(Graph(folder("llama", "w4a16") / MODEL))["weight_bytes"] < read["weight_bytes"] / 2
 
 
 def test_an_answer_ends_with_the_context_and_a_longer_prompt_is_refused() -> None:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from export.engines import tensorrt
 from export.graph.onnx import GEMMS, export_float
 from export.graph.qdq import insert_qdq
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.standalone.cuda_driver import CudaError, Device, capabilities
 from foundation.standalone.tensorrt_layers import (
@@ -38,7 +39,7 @@ def graphs(tmp_path_factory):
     names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
     quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
     floating = export_float(Checkpoint(quantized), prepared, folder / "float.onnx")
-    return floating, insert_qdq(floating, Checkpoint(quantized), folder / "int8.onnx"), names
+    return floating, insert_qdq(Graph(floating), Checkpoint(quantized), folder / "int8.onnx"), names
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from export.export import Export
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.parity.parity import ParityError, check_layers, compare_layers, quantized_gemms
+from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.measure.engine_process import EngineProcess
@@ -61,13 +62,13 @@ def probed(spec: EngineSpec, names: list[str], features: Any) -> tuple[np.ndarra
 
 @pytest.fixture(scope="module")
 def answers(interpreted: Callable[..., Any], plan: EngineSpec, int8_build: Path, prepared: Preprocessor) -> Any:
-    names = [name for gemm in quantized_gemms(int8_build / "model.onnx") for name in gemm.tensors]
+    names = [name for gemm in quantized_gemms(Graph(int8_build / "model.onnx")) for name in gemm.tensors]
     return interpreted(probed, plan, list(dict.fromkeys(names)), prepared.encode(sentiment.rows(1)))
 
 
 def test_it_passes_the_gate_layer_by_layer(answers: Any, int8_build: Path, prepared: Preprocessor) -> None:
     logits, tensors, placement = answers
-    gemms = quantized_gemms(int8_build / "model.onnx")
+    gemms = quantized_gemms(Graph(int8_build / "model.onnx"))
     layers = compare_layers(gemms, tensors)
     check_layers("torch_kernels", layers)
     assert len(layers) == 12
@@ -80,7 +81,7 @@ def test_it_passes_the_gate_layer_by_layer(answers: Any, int8_build: Path, prepa
 
 
 def test_a_wrong_scale_does_not_pass_the_gate(answers: Any, int8_build: Path) -> None:
-    gemms = quantized_gemms(int8_build / "model.onnx")
+    gemms = quantized_gemms(Graph(int8_build / "model.onnx"))
     wrong = [replace(gemm, input_scale=gemm.input_scale * np.float32(1.02)) for gemm in gemms]
     with pytest.raises(ParityError, match=r"layer.0.attention.self.query is the first layer to diverge from torch: .* input codes differ"):
         check_layers("torch_kernels", compare_layers(wrong, answers[1]))
@@ -167,10 +168,10 @@ def test_a_head_in_int8_passes_the_gate_too(interpreted: Callable[..., Any], tmp
     build = tmp_path / "build"
     build.mkdir()
     prepared.save(build)
-    insert_qdq(export_float(Checkpoint(checkpoint), prepared, tmp_path / "float.onnx"), Checkpoint(checkpoint), build / "model.onnx")
+    insert_qdq(Graph(export_float(Checkpoint(checkpoint), prepared, tmp_path / "float.onnx")), Checkpoint(checkpoint), build / "model.onnx")
     (entry,) = torch_kernels.build(request(build, checkpoint, []))
     spec = EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(tmp_path / entry["file"]), str(build), (1, 4))
-    gemms = quantized_gemms(build / "model.onnx")
+    gemms = quantized_gemms(Graph(build / "model.onnx"))
     assert [bool(gemm.bias.any()) for gemm in gemms] == [False] * 12 + [True] * 2
     names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))
     _, tensors, _ = interpreted(probed, spec, names, encoders.features(2))
@@ -179,7 +180,7 @@ def test_a_head_in_int8_passes_the_gate_too(interpreted: Callable[..., Any], tmp
 
 @pytest.mark.gpu
 def test_on_a_gpu_it_passes_the_gate_and_recordings_answer_alike(plan: EngineSpec, int8_build: Path, prepared: Preprocessor) -> None:
-    gemms, features = quantized_gemms(int8_build / "model.onnx"), prepared.encode(sentiment.rows(4))
+    gemms, features = quantized_gemms(Graph(int8_build / "model.onnx")), prepared.encode(sentiment.rows(4))
     names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))
     engine = TorchKernels(replace(plan, device="cuda"))
     check_layers("torch_kernels", compare_layers(gemms, engine.probe(names, features)))

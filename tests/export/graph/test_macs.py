@@ -5,6 +5,7 @@ import export.graph.onnx
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.models.size import count
 from tests.export import half_graphs
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.whole
 
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 2), (1, 32), (3, 17)])
 def test_bert_formula(batch, sequence):
-    gemms = count_macs(tiny.exported("bert")[1], batch, sequence)
+    gemms = count_macs(Graph(tiny.exported("bert")[1]), batch, sequence)
     hidden, wide, labels = 16, 24, 3
     first = sequence * (4 * hidden * hidden + 2 * hidden * wide)
     last = (
@@ -29,7 +30,7 @@ def test_bert_formula(batch, sequence):
 
 
 def test_names_and_kinds():
-    gemms = {gemm.name: gemm for gemm in count_macs(tiny.exported("bert")[1], 1, 8)}
+    gemms = {gemm.name: gemm for gemm in count_macs(Graph(tiny.exported("bert")[1]), 1, 8)}
     assert len(gemms) == 2 * 8 + 2
     assert gemms["bert.encoder.layer.1.intermediate.dense"].kind == "weight"
     assert gemms["bert.encoder.layer.0.intermediate.dense"].macs == 8 * 16 * 24
@@ -40,7 +41,7 @@ def test_names_and_kinds():
 
 
 def test_image_model_and_its_patch_embedding():
-    gemms = {gemm.name: gemm for gemm in count_macs(tiny.exported("vit")[1], 2, None)}
+    gemms = {gemm.name: gemm for gemm in count_macs(Graph(tiny.exported("vit")[1]), 2, None)}
     assert gemms["vit.embeddings.patch_embeddings.projection"].macs == 2 * 9 * 16 * (3 * 4 * 4)
     assert gemms["vit.embeddings.patch_embeddings.projection"].kind == "weight"
     assert gemms["classifier"].macs == 2 * 16 * 3
@@ -53,12 +54,12 @@ def test_total_is_that_of_the_torch_model(family):
     """Where all tokens of the last layer are computed."""
     folder, _ = tiny.exported(family)
     task = tiny.preprocessor(family).task
-    total = sum(gemm.macs for gemm in count_macs(tiny.whole(family), 1, None if family in tiny.IMAGES else 19))
+    total = sum(gemm.macs for gemm in count_macs(Graph(tiny.whole(family)), 1, None if family in tiny.IMAGES else 19))
     assert total == count(tiny.load(folder, family), task, 19).macs
 
 
 def test_a_module_that_runs_twice_counts_twice():
-    gemms = count_macs(tiny.exported("albert")[1], 1, 8)
+    gemms = count_macs(Graph(tiny.exported("albert")[1]), 1, 8)
     assert len({gemm.node for gemm in gemms}) == len(gemms) > len({gemm.name for gemm in gemms})
 
 
@@ -67,18 +68,20 @@ def test_qdq_graph_counts_the_same(tmp_path):
     scales = dict.fromkeys(tiny.linears(tiny.load(folder, "vit")), 0.02)
     quantized = tiny.quantize(folder, "vit", scales, tmp_path / "checkpoint")
     floating = export_float(Checkpoint(quantized), tiny.preprocessor("vit"), tmp_path / "float.onnx")
-    assert count_macs(insert_qdq(floating, Checkpoint(quantized), tmp_path / "int8.onnx"), 2, None) == count_macs(path, 2, None)
+    assert count_macs(Graph(insert_qdq(Graph(floating), Checkpoint(quantized), tmp_path / "int8.onnx")), 2, None) == count_macs(
+        Graph(path), 2, None
+    )
 
 
 def test_weights_in_a_file_beside(tmp_path, monkeypatch):
     _, path = tiny.exported("bert")
     monkeypatch.setattr(export.graph.onnx, "EXTERNAL_ABOVE", 0)
     beside = export.graph.onnx.save(onnx.load(path), tmp_path / "model.onnx")
-    assert count_macs(beside, 1, 8) == count_macs(path, 1, 8)
+    assert count_macs(Graph(beside), 1, 8) == count_macs(Graph(path), 1, 8)
 
 
 def test_weights_that_are_dequantized_and_cast_are_weights(tmp_path):
     halved = half_graphs.halved(half_graphs.quantized("gpt2")).model
     onnx.save(halved, str(tmp_path / "half.onnx"))
-    found, expected = (count_macs(path, 2, 16) for path in (tmp_path / "half.onnx", half_graphs.quantized("gpt2")))
+    found, expected = (count_macs(Graph(path), 2, 16) for path in (tmp_path / "half.onnx", half_graphs.quantized("gpt2")))
     assert found == expected

@@ -20,6 +20,7 @@ from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
 from export.graph.qdq import insert_qdq, uint8_activations, weight_codes
 from export.parity.parity import compare_layers, quantized_gemms
+from foundation.artifacts.graph import Graph
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
@@ -77,7 +78,7 @@ def made(family):
     tiny.write(source, family)
     folder = tiny.quantize(source, family, input_scales(source, family), source.with_suffix(".int8"))
     float_path = export_float(Checkpoint(folder), tiny.preprocessor(family), folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
+    return folder, float_path, insert_qdq(Graph(float_path), Checkpoint(folder), folder / "int8.onnx")
 
 
 @cache
@@ -110,7 +111,7 @@ def made_smooth(family):
     save_file(saved, folder / "quantization.safetensors")
     weights = {name: module.weight.detach().numpy() for name, module in tiny.linears(grid).items()}
     float_path = tiny.with_weights(made(family)[1], weights, folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
+    return folder, float_path, insert_qdq(Graph(float_path), Checkpoint(folder), folder / "int8.onnx")
 
 
 def run(model, features, extra=()):
@@ -212,7 +213,7 @@ def test_different_scales_for_one_tensor_are_kept_apart(tmp_path):
     saved[f"{names[1]}.input_scale"] = saved[f"{names[1]}.input_scale"] * 2
     save_file(saved, tensors / "quantization.safetensors")
     (tensors / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
-    model = onnx.load(insert_qdq(float_path, Checkpoint(tensors), tmp_path / "int8.onnx"))
+    model = onnx.load(insert_qdq(Graph(float_path), Checkpoint(tensors), tmp_path / "int8.onnx"))
     codes = codes_of(model)
     assert codes[names[0]] == codes[names[2]] != codes[names[1]]
     _, fine, coarse = run(model, tiny.features("bert", 2, 9), [codes[names[0]], codes[names[1]]])
@@ -242,13 +243,13 @@ def test_engines_run_smoothed_layers_in_exact_integers(name, mode, tmp_path):
     path = made_smooth("bert")[2]
     built = openvino.convert(path, tmp_path)[0] if name == "openvino" else ort.with_uint8_activations(path, tmp_path)
     engine = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(built), str(tmp_path), (1, 4)))
-    gemms = quantized_gemms(path)
+    gemms = quantized_gemms(Graph(path))
     compared = compare_layers(
         gemms, engine.probe([tensor for gemm in gemms for tensor in gemm.tensors], tiny.features("bert", 4, 24, seed=2))
     )
     assert len(compared) == 12
     assert all(found.passed and found.codes > 0 for found in compared), compared
-    counted = count_macs(path, 4, 24)
+    counted = count_macs(Graph(path), 4, 24)
     precisions = engine.precisions([gemm.node for gemm in counted], 4, 24)
     assert {gemm.name for gemm in counted if precisions[gemm.node] == "int8"} == {gemm.layer for gemm in gemms}
 
@@ -264,7 +265,7 @@ def test_smoothed_and_plain_readers_of_one_tensor_are_kept_apart(tmp_path):
         saved[f"{name}.weight_scale"] *= 2
     save_file(saved, other / "quantization.safetensors")
     (other / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
-    model = onnx.load(insert_qdq(float_path, Checkpoint(other), tmp_path / "int8.onnx"))
+    model = onnx.load(insert_qdq(Graph(float_path), Checkpoint(other), tmp_path / "int8.onnx"))
     onnx.checker.check_model(model)
     codes = codes_of(model)
     assert codes[names[0]] == codes[names[1]] != codes[names[2]]
@@ -298,7 +299,7 @@ def test_uint8_activations_are_the_same_integers(family, make):
 
 def test_same_bytes_twice(tmp_path):
     folder, float_path, path = made("bert")
-    assert insert_qdq(float_path, Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    assert insert_qdq(Graph(float_path), Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
 
 
 def test_a_layer_that_is_not_in_the_graph_is_named(tmp_path):
@@ -310,7 +311,7 @@ def test_a_layer_that_is_not_in_the_graph_is_named(tmp_path):
     save_file(saved, other / "quantization.safetensors")
     (other / "quantization.json").write_text(json.dumps({"layers": {"classifier": {}, "bert.no.such.layer": {}}}))
     with pytest.raises(ValueError, match=r"needs a GEMM in the graph: bert\.no\.such\.layer has none$"):
-        insert_qdq(float_path, Checkpoint(other), tmp_path / "int8.onnx")
+        insert_qdq(Graph(float_path), Checkpoint(other), tmp_path / "int8.onnx")
 
 
 def test_a_layer_that_runs_twice_has_one_weight(tmp_path):
@@ -318,7 +319,7 @@ def test_a_layer_that_runs_twice_has_one_weight(tmp_path):
     name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn"
     quantized = tiny.quantize(folder, "albert", {name: 0.02}, tmp_path / "checkpoint")
     path = export_float(Checkpoint(quantized), tiny.preprocessor("albert"), tmp_path / "float.onnx")
-    graph = onnx.load(str(insert_qdq(path, Checkpoint(quantized), tmp_path / "int8.onnx"))).graph
+    graph = onnx.load(str(insert_qdq(Graph(path), Checkpoint(quantized), tmp_path / "int8.onnx"))).graph
     readers = [node for node in graph.node if f"{name}.weight.dequantized" in node.input]
     assert len(readers) == 2
     assert len({node.input[0] for node in readers}) == 2

@@ -19,6 +19,7 @@ from export.engines.spec import EngineSpec
 from export.graph.onnx import MODULE
 from export.graph.qdq import insert_qdq
 from export.parity.parity import compare_layer, quantized_gemms
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import save_quantization
 from foundation.schemes.int8 import levels, weight_scale
@@ -64,7 +65,7 @@ def made(folder: Path, layer: nn.Conv1d | nn.Conv2d) -> tuple[Path, ConvolutionS
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     onnx.save_model(model, str(folder / "float.onnx"))
     save_quantization(folder, {"body.conv": scales}, {})
-    return insert_qdq(folder / "float.onnx", Checkpoint(folder), folder / "model.onnx"), scales, x
+    return insert_qdq(Graph(folder / "float.onnx"), Checkpoint(folder), folder / "model.onnx"), scales, x
 
 
 @pytest.mark.parametrize("engine", OPEN)
@@ -78,7 +79,7 @@ def test_an_engine_computes_what_torch_computes(engine: str, name: str, tmp_path
     expected = scales.module("body.conv", layer)(x).relu()
     np.testing.assert_allclose(opened.predict(features), expected.numpy(), rtol=1e-6, atol=1e-6)
     assert opened.precisions(["body.conv/Conv"], 2, None) == {"body.conv/Conv": "int8"}
-    (gemm,) = quantized_gemms(path)
+    (gemm,) = quantized_gemms(Graph(path))
     tensors = opened.probe(gemm.tensors, features)
     parity = compare_layer(gemm, *(tensors[tensor] for tensor in gemm.tensors))
     assert (parity.passed, parity.codes, parity.sums) == (True, x.numel(), expected.numel())
@@ -116,4 +117,4 @@ def test_weights_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "body.conv.weight"))
     onnx.save_model(model, str(tmp_path / "other.onnx"))
     with pytest.raises(ValueError, match=r"body\.conv: weights of the float graph are not scale \* integer"):
-        insert_qdq(tmp_path / "other.onnx", Checkpoint(tmp_path), tmp_path / "model.onnx")
+        insert_qdq(Graph(tmp_path / "other.onnx"), Checkpoint(tmp_path), tmp_path / "model.onnx")

@@ -28,6 +28,7 @@ from export.parity import products
 from export.parity.parity import quantized_gemms
 from export.parity.products import compare_sites, quantized_sites
 from export.share import share
+from foundation.artifacts.graph import Graph
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
@@ -119,7 +120,7 @@ def made(family: str) -> tuple[Path, Path, Path]:
     folder = tiny.quantize(source, family, {name: inputs[name] for name in layers}, source.with_suffix(".int8"))
     save_sites(folder, observed(tiny.load(folder, family), list(layers), rows))
     float_path = export_float(Checkpoint(folder), tiny.preprocessor(family), folder / "float.onnx")
-    return folder, float_path, insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
+    return folder, float_path, insert_qdq(Graph(float_path), Checkpoint(folder), folder / "int8.onnx")
 
 
 def variant(family: str, names: list[str], folder: Path) -> Path:
@@ -128,7 +129,7 @@ def variant(family: str, names: list[str], folder: Path) -> Path:
     for name in ("quantization.json", "quantization.safetensors"):
         (folder / name).write_bytes((checkpoint / name).read_bytes())
     save_sites(folder, load_sites(checkpoint).only(names))
-    return insert_qdq(float_path, Checkpoint(folder), folder / "int8.onnx")
+    return insert_qdq(Graph(float_path), Checkpoint(folder), folder / "int8.onnx")
 
 
 @functools.cache
@@ -167,7 +168,7 @@ def test_the_graph_answers_what_torch_answers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_site_is_in_the_graph_with_its_scales(family: str) -> None:
     folder, _, path = made(family)
-    sites, found = load_sites(folder), {site.site: site for site in quantized_sites(path)}
+    sites, found = load_sites(folder), {site.site: site for site in quantized_sites(Graph(path))}
     blocks = 2 if family == "bert" else 1
     assert set(found) == set(sites.names)
     assert len(found) == 4 * blocks
@@ -175,13 +176,13 @@ def test_every_site_is_in_the_graph_with_its_scales(family: str) -> None:
         assert [float(operand.scale) for operand in found[name].operands] == [float(scales.left), float(scales.right)]
     for name, scale in sites.residuals.items():
         assert [float(operand.scale) for operand in found[name].operands] == [float(scale)]
-    assert len(quantized_gemms(path)) == len(json.loads((folder / "quantization.json").read_text())["layers"])
+    assert len(quantized_gemms(Graph(path))) == len(json.loads((folder / "quantization.json").read_text())["layers"])
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_codes_of_every_site_are_naive_integers(family: str) -> None:
     _, _, path = made(family)
-    sites = quantized_sites(path)
+    sites = quantized_sites(Graph(path))
     names = tuple(dict.fromkeys(name for site in sites for name in site.tensors))
     tensors = dict(zip(names, run(path, features(family, 2), names)[1:], strict=True))
     saturated = 0
@@ -202,8 +203,8 @@ def test_codes_of_every_site_are_naive_integers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_engines_compute_the_sites_in_exact_integers(family: str, name: str, mode: str) -> None:
     folder, _, path = made(family)
-    engine, given, sites = opened(family, name, mode), features(family, 2), quantized_sites(path)
-    probed = [tensor for entries in (quantized_gemms(path), sites) for entry in entries for tensor in entry.tensors]
+    engine, given, sites = opened(family, name, mode), features(family, 2), quantized_sites(Graph(path))
+    probed = [tensor for entries in (quantized_gemms(Graph(path)), sites) for entry in entries for tensor in entry.tensors]
     compared = compare_sites(sites, engine.probe(list(dict.fromkeys(probed)), given))
     assert all(found.passed and found.codes > 0 for found in compared), compared
     assert {found.layer for found in compared if found.sums} == set(load_sites(folder).products)
@@ -215,7 +216,7 @@ def test_engines_compute_the_sites_in_exact_integers(family: str, name: str, mod
 @pytest.mark.parametrize(("name", "mode"), ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_products_run_in_int8_and_are_counted(family: str, name: str, mode: str) -> None:
-    gemms = count_macs(made(family)[2], 4, None if family in tiny.IMAGES else 24)
+    gemms = count_macs(Graph(made(family)[2]), 4, None if family in tiny.IMAGES else 24)
     told = opened(family, name, mode).precisions([gemm.node for gemm in gemms], 4, None if family in tiny.IMAGES else 24)
     products = [gemm for gemm in gemms if gemm.name.endswith(("/qk", "/pv"))]
     products = [gemm for gemm in products if "rotary" not in gemm.name]
@@ -237,7 +238,7 @@ def test_one_product_in_float_is_told_from_the_other(family: str, kind: str, nam
     path = variant(family, [site for site in load_sites(made(family)[0]).names if site.endswith(f"/{kind}")], tmp_path)
     file = openvino.convert(path, tmp_path)[0] if name == "openvino" else ort.with_uint8_activations(path, tmp_path)
     sequence = None if family in tiny.IMAGES else 24
-    gemms = [gemm.node for gemm in count_macs(path, 4, sequence) if gemm.kind == "attention"]
+    gemms = [gemm.node for gemm in count_macs(Graph(path), 4, sequence) if gemm.kind == "attention"]
     engine = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(file), str(tmp_path), (1, 4)))  # type: ignore[arg-type]
     told = engine.precisions(gemms, 4, sequence)
     assert told == {gemm: "int8" if gemm.endswith(f"/{kind}") else "fp32" for gemm in gemms}
@@ -245,8 +246,8 @@ def test_one_product_in_float_is_told_from_the_other(family: str, kind: str, nam
 
 def test_a_checkpoint_without_sites_keeps_its_graph(tmp_path: Path) -> None:
     path = variant("bert", [], tmp_path)
-    assert quantized_sites(path) == []
-    assert len(quantized_gemms(path)) == 12
+    assert quantized_sites(Graph(path)) == []
+    assert len(quantized_gemms(Graph(path))) == 12
 
 
 def test_a_tensor_with_one_scale_is_quantized_once(tmp_path: Path) -> None:
@@ -254,17 +255,17 @@ def test_a_tensor_with_one_scale_is_quantized_once(tmp_path: Path) -> None:
     for name in ("quantization.json", "quantization.safetensors"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     site = "bert.encoder.layer.0.attention.output.dense/residual"  # reads what the query reads
-    same = next(gemm.input_scale for gemm in quantized_gemms(made("bert")[2]) if gemm.layer.endswith("layer.0.attention.self.query"))
+    same = next(gemm.input_scale for gemm in quantized_gemms(Graph(made("bert")[2])) if gemm.layer.endswith("layer.0.attention.self.query"))
     save_sites(tmp_path, Sites({}, {site: torch.tensor(float(same))}))
-    shared = onnx.load(insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "shared.onnx")).graph
+    shared = onnx.load(insert_qdq(Graph(float_path), Checkpoint(tmp_path), tmp_path / "shared.onnx")).graph
     save_sites(tmp_path, Sites({}, {site: torch.tensor(2 * float(same))}))
-    apart = onnx.load(insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "apart.onnx")).graph
+    apart = onnx.load(insert_qdq(Graph(float_path), Checkpoint(tmp_path), tmp_path / "apart.onnx")).graph
     count = [sum(node.op_type == "QuantizeLinear" for node in graph.node) for graph in (shared, apart)]
     assert count[0] + 1 == count[1]
     query = next(node for node in shared.node if node.name == "bert.encoder.layer.0.attention.self.query/MatMul")
     added = [node for node in shared.node if node.op_type == "Add" and query.input[0] in node.input]
     assert len(added) == 1
-    assert quantized_sites(tmp_path / "shared.onnx") == []  # the codes are compared where the query reads them
+    assert quantized_sites(Graph(tmp_path / "shared.onnx")) == []  # the codes are compared where the query reads them
 
 
 def test_zero_points_and_weights_stay_what_they_were() -> None:
@@ -278,7 +279,7 @@ def test_zero_points_and_weights_stay_what_they_were() -> None:
 
 def test_same_bytes_twice(tmp_path: Path) -> None:
     folder, float_path, path = made("bert")
-    assert insert_qdq(float_path, Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    assert insert_qdq(Graph(float_path), Checkpoint(folder), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
 
 
 def scales(left: float, right: float) -> ProductScales:
@@ -303,13 +304,13 @@ def test_a_site_that_is_not_in_the_graph_is_named(wrong: str, tmp_path: Path) ->
     sites, message = WRONG[wrong]
     save_sites(tmp_path, sites)
     with pytest.raises(ValueError, match=message):
-        insert_qdq(float_path, Checkpoint(tmp_path), tmp_path / "int8.onnx")
+        insert_qdq(Graph(float_path), Checkpoint(tmp_path), tmp_path / "int8.onnx")
 
 
 @pytest.mark.parametrize("harm", ["a code", "a sum", "a residual"])
 def test_parity_sees_one_wrong_integer(harm: str) -> None:
     _, _, path = made("bert")
-    sites = quantized_sites(path)
+    sites = quantized_sites(Graph(path))
     names = tuple(dict.fromkeys(name for site in sites for name in site.tensors))
     tensors = dict(zip(names, (value.copy() for value in run(path, features("bert", 2), names)[1:]), strict=True))
     assert all(found.passed for found in compare_sites(sites, tensors))
@@ -329,7 +330,7 @@ def test_parity_sees_one_wrong_integer(harm: str) -> None:
 
 def test_products_are_read_behind_their_scaling() -> None:
     graph = onnx.load(made("bert")[2]).graph
-    site = next(site for site in quantized_sites(made("bert")[2]) if site.site.endswith("/qk"))
+    site = next(site for site in quantized_sites(Graph(made("bert")[2])) if site.site.endswith("/qk"))
     assert site.factor == pytest.approx(0.5)  # heads of 4 features
     assert next(node.op_type for node in graph.node if site.output in node.output) == "Mul"
     assert products.RESIDUAL_CODES not in site.tensors

@@ -18,6 +18,7 @@ from torch import nn
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, has_zero_points, insert_dynamic, insert_fp8, insert_weights, uneven
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
@@ -70,7 +71,7 @@ def made(family: str, scheme: str, smooth: bool = False) -> tuple[Path, Path, Pa
     model.save_pretrained(folder)
     save_quantization(folder, scales, {})
     floating = tiny.with_weights(exported, {name: layers[name].weight.detach().numpy() for name in scales}, folder / "float.onnx")
-    return folder, floating, WRITERS[scheme](floating, Checkpoint(folder), folder / "model.onnx")
+    return folder, floating, WRITERS[scheme](Graph(floating), Checkpoint(folder), folder / "model.onnx")
 
 
 def torch_features(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -122,7 +123,7 @@ def test_stored_codes_are_those_of_torch(family: str, scheme: str) -> None:
         weight = next(node for node in graph.node if node.output[0] == gemm.input[1])
         assert weight.op_type == "DequantizeLinear"
         if isinstance(scales, Int4Scales):
-            assert (len(weight.input) == 3) == (scheme == ZERO_POINTS) == has_zero_points(path)
+            assert (len(weight.input) == 3) == (scheme == ZERO_POINTS) == has_zero_points(Graph(path))
             shifted = torch.zeros(scales.weight_scale.shape) if scales.weight_zero_point is None else scales.weight_zero_point + 8.0
             zeros = [numpy_helper.to_array(constants[tensor]).astype(np.float32) for tensor in weight.input[2:]]
             assert all(np.array_equal(zero if transposed else zero.T, shifted.numpy()) for zero in zeros)
@@ -136,7 +137,7 @@ def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, 
     if smooth and scheme != "w8a8-dynamic":
         return
     folder, floating, path = made(family, scheme, smooth)
-    path = insert_dynamic(floating, Checkpoint(folder), tmp_path / "dynamic.onnx") if scheme == "w8a8-dynamic" else path
+    path = insert_dynamic(Graph(floating), Checkpoint(folder), tmp_path / "dynamic.onnx") if scheme == "w8a8-dynamic" else path
     # with its optimizations ONNX Runtime makes a product of integers of the FP8 one, and then refuses the graph
     expected, found = in_torch(folder, family), in_onnxruntime(path, family, optimized=scheme != "fp8")
     rounded = np.abs(in_onnxruntime(floating, family) - expected).mean()  # what rounding the activations changes
@@ -145,7 +146,7 @@ def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, 
 
 def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tmp_path: Path) -> None:
     folder, floating, weights = made("bert", "w8a8-dynamic", True)
-    graph = onnx.load(str(insert_dynamic(floating, Checkpoint(folder), tmp_path / "dynamic.onnx"))).graph
+    graph = onnx.load(str(insert_dynamic(Graph(floating), Checkpoint(folder), tmp_path / "dynamic.onnx"))).graph
     integer = {module_of(node): node.name for node in graph.node if node.op_type == "MatMulInteger"}
     assert integer.keys() == load_quantization(folder)[0].keys()
     names = {module_of(node): node.name for node in onnx.load(str(floating)).graph.node if node.op_type in ("MatMul", "Gemm")}
@@ -154,7 +155,7 @@ def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tm
         sum(node.op_type == "ReduceMax" for node in graph.node) == 2 * 4 + 1
     )  # query, key and value read one tensor; the last query is that of the first token
     for other in (weights, made("bert", "fp8")[2], made("bert", "w4a16")[2], made("bert", ZERO_POINTS)[2]):
-        assert count_macs(other, 2, 8) == count_macs(floating, 2, 8)
+        assert count_macs(Graph(other), 2, 8) == count_macs(Graph(floating), 2, 8)
 
 
 @pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16", ZERO_POINTS])
@@ -194,20 +195,20 @@ def test_groups_of_openvino_are_those_of_the_formula(group: int, tmp_path: Path)
 
 
 def test_the_group_is_what_all_widths_share(tmp_path: Path) -> None:
-    assert group_size(made("bert", "w8a8-dynamic")[2]) == 32  # 16 and 24 share 8, which is too small
+    assert group_size(Graph(made("bert", "w8a8-dynamic")[2])) == 32  # 16 and 24 share 8, which is too small
     model = onnx.load(str(made("vit", "w8a8-dynamic")[2]))
     del model.graph.node[:]
     for number, width in enumerate((96, 144)):
         model.graph.node.append(onnx.helper.make_node("DequantizeLinear", [f"{number}", "s"], [f"{number}.w"], axis=1))
         model.graph.initializer.append(numpy_helper.from_array(np.zeros((width, 3), np.int8), f"{number}"))
     onnx.save(model, str(tmp_path / "wide.onnx"))
-    assert group_size(tmp_path / "wide.onnx") == 48
+    assert group_size(Graph(tmp_path / "wide.onnx")) == 48
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", ZERO_POINTS])
 def test_a_layer_with_a_shorter_last_group_is_named(scheme: str, tmp_path: Path) -> None:
     folder, floating, even = made("bert", scheme)
-    assert uneven(even) is None
+    assert uneven(Graph(even)) is None
     layers, _ = load_quantization(folder)
     model = tiny.load(folder, "bert")
     for name in layers:
@@ -219,8 +220,8 @@ def test_a_layer_with_a_shorter_last_group_is_named(scheme: str, tmp_path: Path)
     save_quantization(tmp_path, layers, {})
     weights = {name: model.get_submodule(name).weight.detach().numpy() for name in layers}
     floating = tiny.with_weights(floating, weights, tmp_path / "float.onnx")
-    path = insert_weights(floating, Checkpoint(tmp_path), tmp_path / "model.onnx")
-    assert str(uneven(path)).endswith("output.dense has 24 inputs, no multiple of group_size 16")
+    path = insert_weights(Graph(floating), Checkpoint(tmp_path), tmp_path / "model.onnx")
+    assert str(uneven(Graph(path))).endswith("output.dense has 24 inputs, no multiple of group_size 16")
     assert np.abs(in_onnxruntime(path, "bert") - in_torch(tmp_path, "bert")).max() < 1e-4
 
 
@@ -233,4 +234,4 @@ def test_a_graph_of_other_weights_is_refused(scheme: str, tmp_path: Path) -> Non
     tensor.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name))
     onnx.save(model, tmp_path / "other.onnx")
     with pytest.raises(ValueError, match=f"{name}: weights of the float graph are not on the grid"):
-        WRITERS[scheme](tmp_path / "other.onnx", Checkpoint(folder), tmp_path / "out.onnx")
+        WRITERS[scheme](Graph(tmp_path / "other.onnx"), Checkpoint(folder), tmp_path / "out.onnx")

@@ -30,6 +30,7 @@ from export.graph.qdq_schemes import insert_dynamic
 from export.graph.quantized import precision_of, write_graphs
 from export.parity.dynamic import compare_all, dynamic_gemms
 from export.share import share
+from foundation.artifacts.graph import Graph
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.models.checkpoint import load, save
@@ -105,7 +106,7 @@ def replace_engines(target: Target, engines: tuple[Any, ...]) -> Target:
 
 
 def told(engine: Any, scheme: str) -> dict[str, Any]:
-    gemms = count_macs(graphs(scheme) / "model.onnx", 2, 16)
+    gemms = count_macs(Graph(graphs(scheme) / "model.onnx"), 2, 16)
     return share(gemms, engine.precisions([gemm.node for gemm in gemms], 2, 16))
 
 
@@ -206,7 +207,7 @@ def test_groups_of_unequal_width_are_refused_for_openvino_alone(tmp_path: Path) 
 @pytest.mark.parametrize("spoiled", ["codes", "sums"])
 def test_parity_of_tokens_finds_what_is_wrong(spoiled: str) -> None:
     folder = graphs("w8a8-dynamic")
-    gemms = dynamic_gemms(folder / "model_dynamic.onnx")
+    gemms = dynamic_gemms(Graph(folder / "model_dynamic.onnx"))
     features = Preprocessor.load(folder).encode(sentiment.rows(3))
     tensors = opened("onnxruntime", "dynamic", "w8a8-dynamic", "model_dynamic.onnx").probe(
         [name for gemm in gemms for name in gemm.tensors], features
@@ -242,4 +243,4 @@ def test_a_quantized_decoder_is_written_for_others_too(tmp_path: Path) -> None:
 def test_the_graph_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     floating = export_float(Checkpoint(quantized("w4a16")), Preprocessor.load(graphs("w4a16")), tmp_path / "float.onnx")
     with pytest.raises(ValueError, match="not on the grid"):
-        insert_dynamic(floating, Checkpoint(quantized("w8a8-dynamic")), tmp_path / "out.onnx")
+        insert_dynamic(Graph(floating), Checkpoint(quantized("w8a8-dynamic")), tmp_path / "out.onnx")

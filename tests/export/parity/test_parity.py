@@ -15,6 +15,7 @@ from export.parity.parity import (
     compare_layers,
     quantized_gemms,
 )
+from foundation.artifacts.graph import Graph
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import sentiment
 
@@ -98,7 +99,7 @@ def test_only_roundings_at_a_boundary_may_differ(step: float, code: int, allowed
 @pytest.mark.whole
 @pytest.mark.parametrize(("name", "mode"), [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")])
 def test_the_engines_agree_with_torch_layer_by_layer(name: str, mode: str, int8_build: Path, prepared: Preprocessor) -> None:
-    gemms = quantized_gemms(int8_build / "model.onnx")
+    gemms = quantized_gemms(Graph(int8_build / "model.onnx"))
     file = "openvino.xml" if name == "openvino" else "model_uint8.onnx"
     opened = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(int8_build / file), str(int8_build), (1, 4)))
     features = prepared.encode(sentiment.rows(4), 16)
@@ -117,7 +118,7 @@ def test_gemms_are_read_with_their_constants(int8_build: Path) -> None:
     from foundation.models.checkpoint import load
 
     model = load(sentiment.quantized())
-    for gemm in quantized_gemms(int8_build / "model.onnx"):
+    for gemm in quantized_gemms(Graph(int8_build / "model.onnx")):
         torch_layer = model.get_submodule(gemm.layer)
         np.testing.assert_array_equal(gemm.weight_OI, torch_layer.weight)
         np.testing.assert_array_equal(gemm.weight_scale, torch_layer.weight_scale)

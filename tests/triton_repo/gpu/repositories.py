@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from foundation.artifacts.graph import Graph
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor
 from tests.export import tiny_checkpoints as tiny
@@ -50,7 +51,9 @@ def quantized_graph(folder: Path) -> Path:
     prepared = tiny.write(folder / "float", "bert")
     names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
     quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
-    return insert_qdq(export_float(Checkpoint(quantized), prepared, folder / "float.onnx"), Checkpoint(quantized), folder / "model.onnx")
+    return insert_qdq(
+        Graph(export_float(Checkpoint(quantized), prepared, folder / "float.onnx")), Checkpoint(quantized), folder / "model.onnx"
+    )
 
 
 def logits_of(graph: Path, preprocessor: Preprocessor, rows) -> np.ndarray:
