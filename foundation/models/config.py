@@ -116,7 +116,7 @@ def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     return own_names(read_config(folder, "model.path"))
 
 
-def _is_plain(id2label: Any) -> bool:
+def _is_plain(id2label: object) -> bool:
     """Whether `id2label` maps "0", "1", ... to names; an empty one means generic names."""
     if not isinstance(id2label, dict) or not all(isinstance(name, str) for name in id2label.values()):
         return False
@@ -165,7 +165,7 @@ def _config(folder: Path, key: str, state: Stamps) -> PreTrainedConfig:
 
 
 @cache
-def _defaults(kind: str) -> Mapping[str, Any]:
+def _defaults(kind: str) -> Mapping[str, object]:
     """Returns the config that Transformers fills in for a type of model; empty if it has no default."""
     from transformers import CONFIG_MAPPING
 
@@ -303,7 +303,7 @@ def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
-def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: PreTrainedConfig) -> dict[str, Any]:
+def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, object], default: PreTrainedConfig) -> dict[str, Any]:
     """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
         raise InputError(NO_TOKENIZER)
@@ -313,12 +313,13 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
     else:
         loaded = load_tokenizer(tokenizer)
         size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
-    if isinstance(given.get("vocab_size", size), int) and given.get("vocab_size", size) < size:
-        raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least {size}")
+    wanted = given.get("vocab_size", size)
+    if isinstance(wanted, int) and wanted < size:
+        raise InputError(f"model.config.vocab_size: {wanted} given; the tokenizer has {size} entries: give at least {size}")
     return {"vocab_size": size, **ids}
 
 
-def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def _decoder_values(values: Mapping[str, object]) -> dict[str, Any]:
     """Returns the token ids that the decoder of a random encoder-decoder starts and ends with: T5 starts with padding, and so do we."""
     if values.get("pad_token_id") is None or values.get("eos_token_id") is None:
         raise InputError("tokenizer: it has no padding or no end token; an encoder-decoder needs both: train one with {train: bpe}")

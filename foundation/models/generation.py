@@ -22,10 +22,10 @@ from foundation.models.library import quiet
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+SAMPLING: Mapping[str, object] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """What a `Decoding` has, too, by the value that changes nothing; without do_sample Transformers applies none of it."""
-RARE_SAMPLING: Mapping[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-REQUESTS: Mapping[str, Any] = {
+RARE_SAMPLING: Mapping[str, object] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+REQUESTS: Mapping[str, object] = {
     "repetition_penalty": 1.0,
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -33,7 +33,7 @@ REQUESTS: Mapping[str, Any] = {
     "stop_strings": None,
 }
 """What a `Decoding` has under this or another name, by the value that changes nothing."""
-UNSUPPORTED: Mapping[str, Any] = {
+UNSUPPORTED: Mapping[str, object] = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
     "constraints": None,
@@ -60,7 +60,7 @@ UNSUPPORTED: Mapping[str, Any] = {
     "watermarking_config": None,
 }
 """What no engine of ours does, by the value that changes nothing."""
-NEUTRAL: Mapping[str, Any] = {"do_sample": False, **SAMPLING, **RARE_SAMPLING, **REQUESTS, **UNSUPPORTED}
+NEUTRAL: Mapping[str, object] = {"do_sample": False, **SAMPLING, **RARE_SAMPLING, **REQUESTS, **UNSUPPORTED}
 
 
 def answer_tokens(model: PreTrainedModel) -> AnswerTokens:
@@ -85,7 +85,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return read(file)
 
 
-def idle(settings: Mapping[str, Any]) -> str | None:
+def idle(settings: Mapping[str, object]) -> str | None:
     """Returns in one line what settings ask for and answers leave out; None where that is nothing."""
     samples = settings.get("do_sample") is True
     given = {name: settings[name] for name in (*REQUESTS, *(SAMPLING if samples else ())) if _asks(settings, name)}
@@ -112,16 +112,16 @@ def noted(folder: Path) -> tuple[str, ...]:
     return () if line is None else (line,)
 
 
-def _asks(settings: Mapping[str, Any], name: str) -> bool:
+def _asks(settings: Mapping[str, object], name: str) -> bool:
     value = settings.get(name)
     return value is not None and value != [] and value != NEUTRAL[name]
 
 
-def _listed(given: Mapping[str, Any]) -> str:
+def _listed(given: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {json.dumps(value, default=str)[:SHOWN]}" for name, value in given.items())
 
 
-def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str, Any], **inputs: Any) -> Tensor:
+def generate(model: PreTrainedModel, ends: Sequence[int], settings: Mapping[str, object], **inputs: Any) -> Tensor:
     """Returns the answers of Transformers' `generate` with these settings, int64 [n, L].
 
     Of the model's own settings its start token and the first token of an encoder-decoder's answers apply, nothing else.

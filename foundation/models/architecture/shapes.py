@@ -78,7 +78,7 @@ FFN_COUNTS = ("intermediate_dim", "intermediate_size")
 MARKED = "{}, in a shape of its own: load it with foundation.models.checkpoint.load(folder)"
 
 
-def auto_class(task: Task, config: PreTrainedConfig = None) -> Any:
+def auto_class(task: Task, config: PreTrainedConfig | None = None) -> Any:
     """Returns the Transformers auto class of a task, or a model class that builds vectors, spans, transcripts or per-layer sizes if needed.
 
     Args:
@@ -93,7 +93,7 @@ def auto_class(task: Task, config: PreTrainedConfig = None) -> Any:
         made = (embedding_class if row.embeds else reader_class if row.finds_spans else transcriber_class)(model_class(config, task))
         return own_class(made) if getattr(config, SHAPE_KEY, None) else made
     auto = stock_auto(task)
-    if not getattr(config, SHAPE_KEY, None):
+    if config is None or not getattr(config, SHAPE_KEY, None):
         return auto
     classes = auto._model_mapping[type(config)]
     named = (config.architectures or [""])[0]

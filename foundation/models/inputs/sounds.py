@@ -89,7 +89,7 @@ def sound_settings(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[str, object] | None) -> dict[str, Any]:
     """Returns preprocessor_config.json of a recipe's model: from its folder, or a plain one, with the keys that the recipe gives.
 
     Raises:
@@ -99,7 +99,7 @@ def settings_of(folder: Path | None, config: PreTrainedConfig, given: Mapping[st
     return {**found, **(given or {})}
 
 
-def sound_steps(settings: Mapping[str, Any], config: PreTrainedConfig, where: str) -> dict[str, Any]:
+def sound_steps(settings: Mapping[str, object], config: PreTrainedConfig, where: str) -> dict[str, Any]:
     """Returns the map "sound" of preprocess.json, with all defaults of the feature extractor filled in, and `return_attention_mask`.
 
     Args:

@@ -204,7 +204,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int] | None:
     return ids
 
 
-def write_tokenizer(folder: Path, out: Path, changes: Mapping[str, Any], *, embeds: bool = False) -> Iterator[str]:
+def write_tokenizer(folder: Path, out: Path, changes: Mapping[str, object], *, embeds: bool = False) -> Iterator[str]:
     """Writes the tokenizer of a folder into a checkpoint, to which its files were copied; yields lines about what is not the folder's own.
 
     Where the class in Transformers would not read the checkpoint's tokenizer.json as it is, tokenizer_config.json names the generic class:
@@ -234,7 +234,7 @@ def write_tokenizer(folder: Path, out: Path, changes: Mapping[str, Any], *, embe
         write_json(out / SETTINGS, {**settings, **changes})
 
 
-def _links(part: Any) -> list[dict[str, Any]]:
+def _links(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Returns the normalizers, or pre-tokenizers, of a chain in order."""
     if part is None:
         return []
@@ -246,7 +246,7 @@ def _chain(links: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return None if not links else links[0] if len(links) == 1 else {"type": "Sequence", key: links}
 
 
-def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[str, Any]) -> Iterator[str]:
+def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[str, object]) -> Iterator[str]:
     """Writes a setting of tokenizer_config.json into the parts of a tokenizer.json; yields what was done."""
     value, present = settings.get(name), _present(parts, name)
     if name == "strip_accents" and name in settings and value is None:  # as for lower case
@@ -302,7 +302,7 @@ def _reads(folder: Path, name: str, value: bool) -> bool:
     return any(made[0][part] != made[1][part] for part in ("normalizer", "pre_tokenizer"))
 
 
-def _added(folder: Path, parts: dict[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+def _added(folder: Path, parts: dict[str, Any], settings: Mapping[str, object]) -> Iterator[str]:
     """Writes the tokens of `added_tokens_decoder` into the parts as Transformers has them; yields what was done."""
     given = settings.get("added_tokens_decoder")
     if not isinstance(given, dict) or not given:
@@ -330,7 +330,7 @@ def _added(folder: Path, parts: dict[str, Any], settings: Mapping[str, Any]) -> 
         yield f"{SETTINGS}: added_tokens_decoder: {len(changed)} tokens, such as {shown(changed[0])}, differ in {FILE}; they are applied"
 
 
-def _ends(folder: Path, text: str, settings: Mapping[str, Any]) -> Iterator[str]:
+def _ends(folder: Path, text: str, settings: Mapping[str, object]) -> Iterator[str]:
     """Yields which of add_bos_token and add_eos_token the file does not do."""
     ids: list[int] | None = None
     for name, place in (("bos", 0), ("eos", -1)):
@@ -343,7 +343,7 @@ def _ends(folder: Path, text: str, settings: Mapping[str, Any]) -> Iterator[str]
             yield f"{SETTINGS}: add_{name}_token: {str(value).lower()} is not what {FILE} does, which decides in Transformers and here"
 
 
-def class_inputs(settings: Mapping[str, Any], model_type: str) -> tuple[str, ...] | None:
+def class_inputs(settings: Mapping[str, object], model_type: str) -> tuple[str, ...] | None:
     """Returns the inputs that the folder's tokenizer makes of a text in Transformers; None where that is left to the model.
 
     `model_input_names` of tokenizer_config.json says so, else the class. The generic class is left out, and classes that take its inputs
@@ -401,7 +401,7 @@ def _names(folder: Path, state: Stamps) -> tuple[tuple[tuple[str, str], ...], tu
     return tuple((name, token) for name, token in contents if token is not None), extra
 
 
-def content_of(token: Any) -> str | None:
+def content_of(token: object) -> str | None:
     """Returns a token of tokenizer_config.json, which is a text or a map with its content; None where there is none."""
     token = token.get("content") if isinstance(token, dict) else getattr(token, "content", token)
     return token if isinstance(token, str) else None
