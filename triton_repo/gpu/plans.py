@@ -205,7 +205,7 @@ def quantized_nodes(onnx_file: Graph) -> list[str]:
     return [node.name for node in gemms if node.input[0] in made and node.input[1] in made]
 
 
-def float_precision(onnx_file: Path) -> str:
+def float_precision(onnx_file: Graph) -> str:
     """Returns the type of a graph's float part, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
     graph = onnx_file.structure
     casts = {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}

@@ -261,7 +261,7 @@ def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[s
     yield f"{told}; it is applied, as in Transformers"
 
 
-def _present(parts: Mapping[str, Any], name: str) -> bool | None:
+def _present(parts: dict[str, Any], name: str) -> bool | None:
     """Returns a setting of a tokenizer.json; None where it has none."""
     links = _links(parts.get("normalizer"))
     bert = next((link for link in links if link["type"] == "BertNormalizer"), None)
