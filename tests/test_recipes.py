@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,41 +26,6 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("engines_inside")]
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
-ALIKE = (
-    "sst2-minilm-ptq-2693",
-    "mrpc-minilm",
-    "wikitext2-gpt",
-    "wikitext2-gpt-minitron",
-    "sst2-minilm-distill",
-    "sst2-minilm-ptq",
-    "sst2-minilm-search",
-    "mrpc-minilm-search",
-    "stsb-minilm-search",
-    "cifar10-vit-search",
-    "sst2-minilm-cuda",
-    "bert-large-random-cuda",
-    "squad-minilm-qat",
-    "squad-minilm",
-    "cranfield-student",
-    "cranfield-reranking",
-    "conll2003-minilm",
-    "goemotions-minilm",
-    "stsb-minilm",
-    "stsb-embedding-student",
-    "stsb-embedding-pruned",
-    "fsdd-ast",
-    "sst2-minilm",
-    "sst2-minilm-small",
-    "cifar10-vit",
-    "flickr30k-clip",
-    "cifar10-clip",
-    "tinyshakespeare-gpt",
-    "stsb-embedding",
-    "cranfield-retrieval",
-)
-"""Recipes that differ from another one in their data only, are the start of another one, take long, or belong to a task that another
-test takes through every stage: the slow tests run them. What the last four do is done by test_image_text, test_generation,
-test_embedding_folder with test_sentence_embedding, and test_retrieval."""
 
 
 def test_there_are_recipes() -> None:
@@ -85,41 +51,43 @@ def test_recipe_reads_and_says_what_it_is_and_how_to_run_it(path: Path) -> None:
     assert recipe.name == path.stem
 
 
-SHRUNK = {  # by stage: what it does in a test
-    "finetune": ["epochs=0.5"],
-    "distill": ["epochs=0.5", "student.layers=1"],
-    "prune": ["recover.epochs=0.5", "rows=64", "multiple_of=8"],
-    "quantize": ["calibration.rows=64"],
-    "triton_repo": ["serve=false"],
-}
+def one_step(stage: Any) -> list[str]:
+    """Returns the settings by which a stage of a recipe takes one step of an optimizer, and few rows."""
+    few = {
+        "finetune": ["epochs=0.01"],
+        "distill": ["epochs=0.01", "student.layers=1"],
+        "prune": ["rows=16", "multiple_of=8", *(["recover.epochs=0.01"] if getattr(stage, "recover", None) else [])],
+        "quantize": ["calibration.rows=16", *(["qat.epochs=0.01"] if getattr(stage, "mode", "ptq") != "ptq" else [])],
+        "triton_repo": ["serve=false"],
+    }
+    return few.get(stage.NAME, [])
 
 
-ON_CPU = {"tensorrt": "openvino"}
-"""What stands for the engine of a recipe for GPUs."""
-TIMED = ("quickstart",)  # of the others no figure of time is asked for
+TRAIN, TEST = 96, 40
+"""Rows of the splits."""
+STANDS_FOR = {"tensorrt": "onnxruntime", "openvino": "onnxruntime"}
+"""The engine of a test by the first engine of a recipe: it runs on any CPU, and opens in a tenth of the time."""
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ALIKE), id=path.stem) for path in RECIPES])
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-    monkeypatch.setattr("foundation.measure.latency.MAX_SAMPLES", 30)
-    if path.stem not in TIMED:
-        without_clocks.hurry(monkeypatch)
-        monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # one float build
+    without_clocks.hurry(monkeypatch)
+    monkeypatch.setattr("foundation.measure.latency.measure", without_clocks.measure)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
-    settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    settings = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     settings += shrunk(recipe, tmp_path)
     facts = TASKS[recipe.model.task]
-    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
+    engine = engine_of(recipe)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
     assert [variant["id"] for variant in report["variants"]][-len(checkpoints) :] == checkpoints
     cells = report["variants"][-1]["accuracy"]
     cell = cells[engine]
-    assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
-    assert cell["n"] >= 40
+    assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else TEST)
+    assert cell["n"] >= TEST
     assert cell["low"] <= cell["value"] <= cell["high"]
     assert report["metric"] == {
         "name": facts.metric,
@@ -130,14 +98,18 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 
 
+def engine_of(recipe: Recipe) -> str:
+    """Returns the engine of a test."""
+    return STANDS_FOR.get(recipe.target.engines[0], recipe.target.engines[0])
+
+
 def shrunk(recipe: Recipe, folder: Path) -> list[str]:
     """Writes rows for a recipe, and a tiny model; returns the settings that make the recipe take them, and run on any CPU."""
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{stage.id}.augment=null" for stage in recipe.stages if getattr(stage, "augment", None)]  # no mask token
     generates = TASKS[recipe.model.task].generates
-    settings += [f"stages.{name}.generation.prompts=8" for name, stage in stages.items() if stage == "export" and generates]
-    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
-    settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
+    settings += [f"stages.{name}.generation.prompts=4" for name, stage in stages.items() if stage == "export" and generates]
+    settings += [f"target={{device: cpu, engines: [{engine_of(recipe)}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
     by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
     by_answer |= {"value": reranking_settings} if facts.searches else {}
@@ -151,7 +123,7 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
     columns, random = recipe.data.columns.model_dump(exclude_none=True), np.random.default_rng(0)
     facts = TASKS[recipe.model.task]
     (folder / "data").mkdir()
-    for split, count in {"train": 300, "test": 40}.items():
+    for split, count in {"train": TRAIN, "test": TEST}.items():
         with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(columns.values()))
             writer.writeheader()
@@ -176,7 +148,7 @@ def entity_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes sentences with entities under the column names of the recipe, and names a tiny model."""
     tokens, label = recipe.data.columns.tokens, recipe.data.columns.label
     (folder / "data").mkdir()
-    for split, count in {"train": 300, "test": 40}.items():
+    for split, count in {"train": TRAIN, "test": TEST}.items():
         rows = [{tokens: words, label: tags} for words, tags in entities.sentences(count, seed=count)]
         (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
@@ -186,7 +158,7 @@ def entity_settings(recipe: Recipe, folder: Path) -> list[str]:
 def question_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes questions with contexts, some of several windows, and names a tiny model."""
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
-    data = questions.write(folder / "data", {"train": 300, "test": 40})
+    data = questions.write(folder / "data", {"train": TRAIN, "test": TEST})
     return [f"model.path={questions.checkpoint(layers)}", f"data.path={data}", f"data.max_length={questions.LENGTH}", "data.stride=12"]
 
 
@@ -197,7 +169,7 @@ def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
     if TASKS[recipe.model.task].searches:
         return [*model, f"data.path={tiny_collection.folder(folder / 'data', train=30)}"]
     columns = recipe.data.columns.model_dump(exclude_none=True)
-    data = tiny_embedding.pairs(folder / "data", names=(columns["text"], columns["text_pair"], columns["label"]))
+    data = tiny_embedding.pairs(folder / "data", TRAIN, TEST, names=(columns["text"], columns["text_pair"], columns["label"]))
     return [*model, f"data.path={data}", "data.files=null"]
 
 
@@ -210,7 +182,7 @@ def reranking_settings(recipe: Recipe, folder: Path) -> list[str]:
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes lines of text under the column name of the recipe; the model gets one layer (three to lose some), the tokenizer few tokens."""
     (folder / "data").mkdir()
-    for seed, (split, count) in enumerate({"train": 300, "test": 60}.items()):
+    for seed, (split, count) in enumerate({"train": TRAIN, "test": 60}.items()):
         lines = tiny_gpt.text(count, seed).splitlines(keepends=True)
         names = list(recipe.data.columns.model_dump(exclude_none=True).values())  # a text, or a source and a target
         rows = "".join(json.dumps(dict.fromkeys(names, line.strip() or "a")) + "\n" for line in lines)
@@ -229,7 +201,7 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes random images, a folder for each class; the model gets one layer. scikit-learn's digits stay, cut to 40 in evaluation."""
     random, channels = np.random.default_rng(0), recipe.model.config.get("num_channels", 3)
     size = recipe.model.config["image_size"]
-    for split, count in {"train": 300, "test": 40}.items():
+    for split, count in {"train": TRAIN, "test": TEST}.items():
         for index in range(count):
             target = folder / "data" / split / f"class{index % 4}" / f"{index}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +218,7 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
 def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes images of three colours, a folder for each class, or digits with captions, and draws a tiny model with two towers."""
     write = tiny_captions.folder if TASKS[recipe.model.task].captioned else tiny_towers.folder
-    data = write(folder / "data", train=300, test=40)
+    data = write(folder / "data", train=TRAIN, test=TEST)
     own = [f"data.max_length={tiny_towers.LENGTH}"]
     if recipe.model.path is None:
         own.append(f"tokenizer={{train: bpe, vocab_size: {tiny_towers.TOKENS}}}")
@@ -260,8 +232,14 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 def audio_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes short sounds, a folder for each class or text; the model gets one layer, and one of waveforms its length in samples."""
-    data = tiny_sounds.folder(folder / "data", train=100, test=40, longest=0.3)
-    narrow = ["model.config.conv_dim=[32, 32, 32, 32]"] if "conv_dim" in recipe.model.config else []
+    data = tiny_sounds.folder(folder / "data", train=TRAIN, test=TEST, longest=0.3)
+    two = {
+        "num_feat_extract_layers": 2,
+        "conv_dim": [32, 32],
+        "conv_kernel": [20, 10],
+        "conv_stride": [20, 8],
+    }
+    narrow = [f"model.config.{key}={value}" for key, value in two.items()] if "conv_dim" in recipe.model.config else []
     lengths = [] if recipe.data.max_seconds is None else ["data.max_seconds=0.3", "target.sequence_lengths=[2400]"]
     return [
         f"data.path={data}",

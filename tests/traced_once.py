@@ -33,8 +33,8 @@ SIMPLE = (bool, int, float, str, tuple, list, type(None))
 LARGEST = 16_000_000
 """Parameters of the models whose graphs are kept."""
 FLOAT = onnx.TensorProto.FLOAT
-PLACES = ("_name_or_path", "name_or_path")
-"""Where a model was loaded from."""
+UNREAD = ("_name_or_path", "name_or_path", "id2label", "label2id", "problem_type", "architectures")
+"""What a config says that no graph is made of: where a model was loaded from, names of labels, and the loss."""
 
 
 @contextmanager
@@ -75,8 +75,11 @@ def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def are_apart(weights: dict[str, np.ndarray]) -> bool:
-    """Whether every weight is float32, of several values, and unlike every other one."""
-    several = all(weight.dtype == np.float32 and weight.size and weight.min() < weight.max() for weight in weights.values())
+    """Whether every weight is float32, of several values or a single one that is no round number, and unlike every other one."""
+    several = all(
+        weight.dtype == np.float32 and weight.size and (weight.min() < weight.max() or (weight.size == 1 and float(weight.flat[0]) % 0.5))
+        for weight in weights.values()
+    )
     return several and len({weight.tobytes() for weight in weights.values()}) == len(weights)
 
 
@@ -151,11 +154,11 @@ def _settings(module: nn.Module) -> str:
     """Returns what a module holds beside tensors and modules: numbers, texts, functions by name, and its config but for its folder."""
     told: dict[str, str] = {}
     for name, value in vars(module).items():
-        if isinstance(value, SIMPLE) and name not in PLACES:
+        if isinstance(value, SIMPLE) and name not in UNREAD:
             told[name] = repr(value)
         elif hasattr(value, "to_dict"):
             given = {**value.to_dict(), **{key: one for key, one in vars(value).items() if isinstance(one, SIMPLE)}}
-            told[name] = repr(sorted((str(key), repr(one)) for key, one in given.items() if key not in PLACES))
+            told[name] = repr(sorted((str(key), repr(one)) for key, one in given.items() if key not in UNREAD))
         elif callable(value):
             told[name] = getattr(value, "__qualname__", type(value).__qualname__)
     return repr(sorted(told.items()))
