@@ -42,7 +42,7 @@ from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
-from prune.together import Cut, hand_out, received, tuples
+from prune.together import Cut, broadcast_cut, received, tuples
 from prune.tokens.significance import significance
 from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
@@ -85,13 +85,13 @@ class Steps:
             context.progress.log(f"  {self.name}: iteration {number} is already finished")
             for trained in (is_learned(stage.method), stage.recover is not None):
                 if trained:
-                    hand_out(context.team, None, context.scratch)
+                    broadcast_cut(context.team, None, context.scratch)
             return load(folder), Origin(*map(tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
         if last:
             small = self.drop_tokens(small, origin)
         if stage.recover is not None:
-            hand_out(context.team, Cut(small, self.source, origin), context.scratch)
+            broadcast_cut(context.team, Cut(small, self.source, origin), context.scratch)
             history = recover(small, recovery_job(stage, stage.recover, number, self.source, origin, context))
             figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
         if not last:
@@ -125,7 +125,7 @@ class Steps:
             masks = share < 1 and limits.free(structure)
             scores = self.learn(model, goal, figures) if masks else Scores.equal(structure, limits.inside)
             if not masks:
-                hand_out(self.context.team, None, self.context.scratch)
+                broadcast_cut(self.context.team, None, self.context.scratch)
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task, labels=self.context.data.train.labels)
@@ -195,7 +195,7 @@ class Steps:
     def learn(self, model: nn.Module, goal: SparsityGoal, figures: dict[str, Any]) -> Scores:
         """Learns masks together with the weights, in place; returns the scores and adds the training's figures to `figures`."""
         stage, context = self.stage, self.context
-        hand_out(context.team, Cut(model, self.source, None), context.scratch)
+        broadcast_cut(context.team, Cut(model, self.source, None), context.scratch)
         goal = context.team.broadcast_object(goal)
         learned = learn(stage.method, model, goal, stage.learn, learning_job(stage, self.source, goal, context), stage.key)
         figures["learned"] = dict(learned.figures)

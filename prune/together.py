@@ -34,7 +34,7 @@ class Cut:
     """Parts of the incoming model that it consists of; None if it has no uniform width."""
 
 
-def hand_out(team: Team, cut: Cut | None, scratch: Path) -> None:
+def broadcast_cut(team: Team, cut: Cut | None, scratch: Path) -> None:
     """Gives the model of the first process to the others, which call `received`.
 
     Args:

@@ -83,7 +83,7 @@ class Answer(ABC):
         """
         return self.FORM(array)
 
-    def spread(self, reference: Array) -> float:
+    def normalizer(self, reference: Array) -> float:
         """Divisor that makes a distance relative; 1 if it has a unit."""
         return 1.0
 

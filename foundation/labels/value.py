@@ -51,7 +51,7 @@ class ValueAnswer(Answer):
         """1 - Pearson of the two."""
         return 1.0 - pearson(reference[:, 0], answers[:, 0])
 
-    def spread(self, reference: Array) -> float:
+    def normalizer(self, reference: Array) -> float:
         """The variance of the reference."""
         return float(np.var(reference.astype(np.float64)))
 

@@ -306,7 +306,7 @@ def in_words(values: Array, groups: Groups | None = None) -> str:
 
 def floor_of(task: Task, reference: Array) -> float:
     """Returns the distance that a choice may always add, in the unit of `distance` and for the same arguments."""
-    return ADDED_FLOOR * answer_of(task).spread(reference)
+    return ADDED_FLOOR * answer_of(task).normalizer(reference)
 
 
 def bound_of(before: float, floor: float) -> float:

@@ -103,7 +103,7 @@ class Sparsify(SparsifySettings):
         from prune.sparsify.patterns import NM
         from prune.sparsify.settings import RECOVERY
         from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
-        from prune.together import Cut, hand_out
+        from prune.together import Cut, broadcast_cut
 
         if not context.team.is_first:
             self._take_part(context)
@@ -111,7 +111,7 @@ class Sparsify(SparsifySettings):
         model, figures = self._zeroed(parent.path, context)
         warn_of_dense_weights(self, model, target_layers(self, model), context.progress)
         if self.recover is not None:
-            hand_out(context.team, Cut(model, parent.path, None), context.scratch)
+            broadcast_cut(context.team, Cut(model, parent.path, None), context.scratch)
             history = self._train(model, self.recover, parent.path, context, RECOVERY)
             figures |= {"recovery": _history_figures(history)}
         layers = target_layers(self, model)  # after the training, which replaces the modules of a sharded model
@@ -149,19 +149,19 @@ class Sparsify(SparsifySettings):
         from foundation.models.checkpoint import load, save
         from foundation.training.kept_zeros import keep_zeros
         from prune.sparsify.target_layers import check_reachable, target_layers
-        from prune.together import Cut, hand_out
+        from prune.together import Cut, broadcast_cut
 
         folder = context.scratch / ZEROED
         if (folder / FIGURES).is_file():
             context.progress.log(f"  {self.id or self.NAME}: the zeros are already chosen")
             if self.learns:
-                hand_out(context.team, None, context.scratch)
+                broadcast_cut(context.team, None, context.scratch)
             found: dict[str, Any] = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             return load(folder), found
         model = load(source)
         check_reachable(self, target_layers(self, model))  # an earlier stage may have made layers smaller than `check` could know
         if self.learns:
-            hand_out(context.team, Cut(model, source, None), context.scratch)
+            broadcast_cut(context.team, Cut(model, source, None), context.scratch)
             figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
         else:
             figures = self._in_one_go(model, source, context)
