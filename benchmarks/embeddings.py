@@ -28,7 +28,7 @@ import numpy as np
 from compress.pipeline import run
 from compress.reading.load import load_data
 from compress.recipe import Recipe, read
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from compress.report.intervals import paired
 from export.engines.spec import spec_of
 from foundation.artifacts.run_folder import Run, open_run
@@ -166,14 +166,14 @@ def engines(ours: Run, recipe: Recipe, model: Path, theirs: Path) -> dict[str, J
     artifact = ours.of_kind("engine")
     assert artifact is not None
     jobs: dict[str, Job] = {}
-    for build in builds(ours):
+    for build in evaluations.exported(ours).written()["builds"]:
         for entry in build["engines"]:
             static = entry["mode"] == "static" or entry["engine"] != "openvino"  # OpenVINO's dynamic shapes answer as its static ones
             if static and entry["engine"] != "torch" and (build["precision"] == "int8" or entry["float_precision"] == "fp32"):
                 rest = f", rest {entry['float_precision']}" if build["precision"] == "int8" else ""
                 name = f"ours: {entry['engine']} {build['precision']}, {entry['mode']}{rest}"
                 jobs[name] = spec_of(artifact.path, build, entry, recipe.target)
-    folder = artifact.path / builds(ours)[0]["folder"]
+    folder = artifact.path / evaluations.exported(ours).written()["builds"][0]["folder"]
     for name, (backend, file, precision) in THEIRS.items():
         source = model.resolve() if backend == "torch" else theirs
         jobs[name] = Theirs(backend, file, precision, source, folder, recipe.data.max_length, recipe.target.num_threads)

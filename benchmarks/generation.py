@@ -26,7 +26,7 @@ import generation_peers
 
 from compress.reading.load import load_data
 from compress.recipe import Recipe, check
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from export.choices import Generation
 from export.engines.openvino import GROUP
 from export.engines.openvino_genai import CACHE
@@ -104,7 +104,7 @@ def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
     exported = run.of_kind("engine")
     assert exported is not None, "the run exports"
     found = {}
-    for build in builds(run):
+    for build in evaluations.exported(run).written()["builds"]:
         for entry in build["engines"]:
             if entry["runnable"] and ENGINES[entry["engine"]].generates:
                 name = f"ours, {ENGINES[entry['engine']].title}: {build['variant']}, {build['precision']}" + (

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.recipe import check
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from export.engines.spec import EngineSpec, spec_of
 from export.generation.questions import prompts_of, read_questions
 from foundation.artifacts.artifact import read_json
@@ -94,7 +94,7 @@ def spec(run: Run, entry: dict[str, Any]) -> EngineSpec:
     names = ("engine", "mode", "float_precision")
     (found,) = (
         spec_of(exported.path, build, engine, check(run.recipe).target)
-        for build in builds(run)
+        for build in evaluations.exported(run).written()["builds"]
         for engine in build["engines"]
         if (build["variant"], build["precision"]) == (entry["variant"], entry["precision"])
         and all(engine[name] == entry[name] for name in names)

@@ -23,7 +23,7 @@ from peer_engines import nncf_int8, onnxruntime_dynamic_int8, ordinary_export
 from compress.pipeline import run
 from compress.reading.load import load_data
 from compress.recipe import Recipe, read
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from compress.report.intervals import wilson
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec, spec_of, torch_spec
@@ -81,7 +81,7 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     """Returns every engine by the name it has in the table."""
     exported = ours.of_kind("engine")
     assert exported is not None
-    by_name = {build["folder"]: build for build in builds(ours)}
+    by_name = {build["folder"]: build for build in evaluations.exported(ours).written()["builds"]}
     floating, int8 = by_name["baseline-fp32"], by_name["quantize-int8"]
 
     def spec(build: dict[str, Any], engine: str, mode: str) -> EngineSpec:

@@ -87,7 +87,7 @@ def served(found: Run, report: Path) -> EngineSpec:
     """Returns how the engine that a run serves is opened."""
     exported, chosen = found.of_kind("engine"), json.loads(report.read_text(encoding="utf-8"))["served"]
     assert exported is not None
-    for build in evaluations.builds(found):
+    for build in evaluations.exported(found).written()["builds"]:
         for entry in build["engines"]:
             rest = entry.get("float_precision", build["float_precision"])
             own = build["variant"], build["precision"], rest, entry["engine"], entry["mode"]
@@ -101,7 +101,8 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
     exported = found.of_kind("engine")
     assert exported is not None
     name, baseline = next(iter(found.variants.items()))
-    build = next(build for build in evaluations.builds(found) if (build["variant"], build["precision"]) == (name, "fp32"))
+    builds = evaluations.exported(found).written()["builds"]
+    build = next(build for build in builds if (build["variant"], build["precision"]) == (name, "fp32"))
     folder = exported.path / build["folder"]
     specs = {TORCH: torch_spec(Checkpoint(baseline.path), folder, "fp32", recipe.target)}
     if nncf:

@@ -137,7 +137,7 @@ class ServedModel:
         entry = next(one for one in evaluations.served(run) if one.model == self.name)
         (file,) = (
             engine["predictions"]
-            for build in evaluations.builds(run)
+            for build in evaluations.exported(run).written()["builds"]
             for engine in build["engines"]
             if (build["variant"], build["precision"]) == (entry.variant, entry.precision)
             and all(engine[name] == getattr(entry, name) for name in ("engine", "mode", "float_precision"))

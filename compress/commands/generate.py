@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from compress.run.opened import opened
 from export.generation.questions import asked
 from export.generation.text_files import language_text
@@ -270,11 +270,11 @@ def choices(run: Run) -> list[Choice]:
         raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.generates)}")
     target, found = Target(**run.recipe["target"]), []
     exported = run.of_kind("engine")
-    entries = [(build, entry) for build in builds(run) for entry in build["engines"] if entry["runnable"]]
+    entries = [(build, entry) for build in evaluations.exported(run).builds for entry in build.engines if entry.runnable]
     for made, entry in entries:
-        if exported is not None and ENGINES[entry["engine"]].generates:
-            spec = spec_of(exported.path, made, entry, target)
-            found.append(Choice(made["variant"], made["precision"], entry["engine"], run.variants[made["variant"]].path, spec))
+        if exported is not None and ENGINES[entry.engine].generates:
+            spec = spec_of(exported.path, made.written(), entry.written(), target)
+            found.append(Choice(made.variant, made.precision, entry.engine, run.variants[made.variant].path, spec))
     for variant, artifact in run.variants.items():
         scheme = Checkpoint(artifact.path).scheme
         stored = "fp32" if scheme is None else "int8"  # int8: quantized as it is

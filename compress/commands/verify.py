@@ -123,12 +123,12 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])
     for variant, build in evaluations.main_builds(run).items():
-        for entry in evaluations.recommended(build):
-            key = f"{variant}.{entry['engine']}"
-            if not entry["runnable"] or key not in recorded or exported is None:
+        for entry in build.recommended:
+            key = f"{variant}.{entry.engine}"
+            if not entry.runnable or key not in recorded or exported is None:
                 continue
             try:
-                spec = spec_of(exported.path, build, entry, target)
+                spec = spec_of(exported.path, build.written(), entry.written(), target)
                 with EngineProcess(spec) as process:
                     logits = process.predict(rows, spec.evaluation_batch)
             except EngineError as error:

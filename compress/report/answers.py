@@ -9,61 +9,59 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.report.evaluations import builds, judged
+from compress.report.evaluations import exported, judged
 from compress.report.intervals import paired
+from compress.report.model.answers import Answer
 from foundation.artifacts import artifact
+from foundation.artifacts.exported import Build, Engine, FloatCache, Generation
 from foundation.artifacts.run_folder import Run
 from foundation.core.engines import REFERENCE
 from foundation.measure.answers import load_groups, load_logits, load_predictions
+from foundation.measure.fastest import NAMES
 
 GENERATION = "generation.json"
 
 
-def answers(run: Run, variant: str) -> list[dict[str, Any]]:
-    """Returns one entry for each engine of a variant that answers prompts, the recommended one of a build first.
-
-    Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `quality` (BLEU and chrF; None without
-    references), `agreement` (with the baseline, and with the same checkpoint in torch), `cache_cost`: what a cache in less than
-    `float_precision` changed, None where it is in that; `speeds`, one for each load, and `speculation`: what tokens that are proposed to
-    it did, None where none are.
-    """
-    measured = _measured(run).get("rows", [])
-    proposals = _measured(run).get("proposals", [])
-    found = []
-    for build in builds(run):
-        for entry in build["engines"]:
-            if build["variant"] == variant and entry["runnable"] and "generation" in entry:
-                what = {"engine": entry["engine"], "mode": entry["mode"], "precision": build["precision"]}
-                what["float_precision"] = entry["float_precision"]
-                speeds = _of(measured, variant, what)
-                generation = entry["generation"]
-                found.append(
-                    {
-                        **what,
-                        "cache_precision": entry["cache_precision"],
-                        "metrics": entry["metrics"],
-                        "prompt_tokens": generation["prompt_tokens"],
-                        "questions": generation.get("questions", False),
-                        "quality": generation.get("quality"),
-                        "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
-                        "cache_cost": _cache_cost(run, entry),
-                        "speeds": speeds,
-                        "speculation": _speculation(entry.get("speculation"), _of(proposals, variant, what)),
-                    }
-                )
-    return found
+def answers(run: Run, variant: str) -> list[Answer]:
+    """Returns the engines of a variant that answer prompts, the recommended one of a build first."""
+    return [
+        _answer(run, build, entry, entry.generation)
+        for build in exported(run).builds
+        for entry in build.engines
+        if build.variant == variant and entry.runnable and entry.generation is not None
+    ]
 
 
-def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+def _answer(run: Run, build: Build, entry: Engine, generation: Generation) -> Answer:
+    what = dict(zip(NAMES, build.key(entry), strict=True))
+    measured, variant = _measured(run), what.pop("variant")
+    what = {key: what[key] for key in ("engine", "mode", "precision", "float_precision")}
+    return Answer.model_validate(
+        {
+            **what,
+            "cache_precision": entry.cache_precision,
+            "metrics": entry.metrics,
+            "prompt_tokens": generation.prompt_tokens,
+            "questions": generation.questions,
+            "quality": generation.quality,
+            "agreement": {"baseline": generation.baseline, REFERENCE: generation.torch},
+            "cache_cost": _cache_cost(run, entry, generation.float_cache),
+            "speeds": _of(measured.get("rows", []), variant, what),
+            "speculation": _speculation(entry.speculation, _of(measured.get("proposals", []), variant, what)),
+        }
+    )
+
+
+def _cache_cost(run: Run, entry: Engine, other: FloatCache | None) -> dict[str, Any] | None:
     """Compares an engine with the same engine with a float cache (`export.generation.float_cache`); None where its own is one."""
-    told, exported = entry["generation"].get("float_cache"), run.of_kind("engine")
-    if told is None or exported is None:
+    made = run.of_kind("engine")
+    if other is None or made is None:
         return None
-    before, labels = load_predictions(exported.path / told["predictions"], run.recipe["model"]["task"])
-    after = load_logits(exported.path / entry["predictions"])
+    before, labels = load_predictions(made.path / other.predictions, run.recipe["model"]["task"])
+    after = load_logits(made.path / str(entry.predictions))
     groups = load_groups(run.predictions(run.baseline))
     change = paired(judged(run).metric, before, after, labels, groups=groups)
-    return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}
+    return {"metrics": other.metrics, "change": change, "tokens": other.tokens}
 
 
 def _of(rows: Sequence[Mapping[str, Any]], variant: str, what: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ golden rows for `verify`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from foundation.artifacts import artifact
 from foundation.artifacts.chain import DATA
 from foundation.artifacts.document import read
+from foundation.artifacts.exported import Build, Engine, Exported
 from foundation.artifacts.run_folder import PROFILES, Run
 from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import REFERENCE
@@ -75,27 +76,17 @@ def judged(run: Run) -> Judged:
     return judged_of(run.recipe["model"]["task"], asked, [names[number] for number in sorted(names)])
 
 
-def judged_value(run: Run, entry: Mapping[str, Any]) -> float:
+def judged_value(run: Run, entry: Engine) -> float:
     """Returns the judged metric of an engine of export.json."""
-    exported, found = run.of_kind("engine"), judged(run)
-    assert exported is not None, "the entry is one of its engines"
-    return found.figure(entry["metrics"], exported.path / str(entry.get("predictions")))
+    made, found = run.of_kind("engine"), judged(run)
+    assert made is not None, "the entry is one of its engines"
+    return found.figure(entry.figures, made.path / str(entry.predictions))
 
 
-def builds(run: Run) -> list[dict[str, Any]]:
-    """Returns the builds of the export stage; empty if the recipe does not export."""
-    exported = run.of_kind("engine")
-    if exported is None:
-        return []
-    document: dict[str, Any] = artifact.read_json(exported.path / EXPORTED)
-    return list(document["builds"])
-
-
-def divided(run: Run) -> dict[str, dict[str, Any]]:
-    """Returns the export stage's figures of each variant that it divided over devices; empty if it divided none."""
-    exported = run.of_kind("engine")
-    found = None if exported is None else artifact.read_json(exported.path / EXPORTED).get("divided")
-    return {} if found is None else {str(found["variant"]): {key: value for key, value in found.items() if key != "variant"}}
+def exported(run: Run) -> Exported:
+    """Returns the contents of export.json; empty if the recipe does not export."""
+    made = run.of_kind("engine")
+    return Exported() if made is None else read(Exported, made.path / EXPORTED)
 
 
 def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
@@ -123,12 +114,12 @@ def trained_on(run: Run) -> dict[str, int]:
     return {"in_train": count} if count else {}
 
 
-def main_builds(run: Run) -> dict[str, dict[str, Any]]:
+def main_builds(run: Run) -> dict[str, Build]:
     """Returns the build that represents each exported variant: its int8 build if there is one, else its float build."""
-    chosen: dict[str, dict[str, Any]] = {}
-    for build in builds(run):
-        if build["variant"] not in chosen or build["precision"] == "int8":
-            chosen[build["variant"]] = build
+    chosen: dict[str, Build] = {}
+    for build in exported(run).builds:
+        if build.variant not in chosen or build.precision == "int8":
+            chosen[build.variant] = build
     return chosen
 
 
@@ -159,26 +150,19 @@ def _evaluations(run: Run) -> Iterator[Evaluation]:
 
 def stored(run: Run) -> Iterator[Stored]:
     """Yields where the predictions of every variant lie, in the order torch, engines, server; of each engine only its recommended mode."""
-    exported, made = run.of_kind("engine"), run.of_kind("model_repository")
+    built, made = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
         yield Stored(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
-        for engine in recommended(build) if build else []:
-            if engine.get("predictions") and build and exported:
-                path = exported.path / engine["predictions"]
-                yield Stored(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
+        if build is None:
+            continue
+        for engine in build.recommended:
+            if engine.predictions and built:
+                path = built.path / engine.predictions
+                yield Stored(name, engine.engine, engine.mode, build.precision, path, engine.figures)
         for model in served(run):
-            if build and (model.variant, model.precision) == (name, build["precision"]) and model.predictions and made:
-                yield Stored(name, "triton", "", build["precision"], made.path / model.predictions, model.figures)
-
-
-def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns one entry for each engine of a build: its recommended mode, which is listed first."""
-    first: dict[str, dict[str, Any]] = {}
-    for engine in build["engines"]:
-        if engine["engine"] != REFERENCE:
-            first.setdefault(engine["engine"], engine)
-    return list(first.values())
+            if (model.variant, model.precision) == (name, build.precision) and model.predictions and made:
+                yield Stored(name, "triton", "", build.precision, made.path / model.predictions, model.figures)
 
 
 def write_golden(run: Run, data: Data) -> None:

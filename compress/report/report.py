@@ -20,9 +20,11 @@ from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
 from compress.report.model.contents import SCHEMA, Contents
+from compress.report.model.variant import Attention
 from compress.report.served import served
 from foundation.artifacts import artifact, document
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
+from foundation.artifacts.exported import Build
 from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
@@ -162,7 +164,7 @@ def _triton(run: Run) -> Triton:
 def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:
     in_torch = run.artifacts[f"{EVALUATION}{name}"].metrics
     build = evaluations.main_builds(run).get(name)
-    first = next(iter(evaluations.recommended(build)), None) if build else None
+    first = next(iter(build.recommended), None) if build else None
     mine = [evaluation for evaluation in evaluated if evaluation.variant == name]
     reference, metric = evaluated[0], evaluations.judged(run).metric
     return {
@@ -170,24 +172,24 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "stages": artifact.lineage(name, run.variants),
         "parameters": in_torch["parameters"],
         "macs": in_torch["macs"],
-        "engine": first["engine"] if first else None,
-        "size_bytes": first["size_bytes"] if first else None,
+        "engine": first.engine if first else None,
+        "size_bytes": first.size_bytes if first else None,
         "checkpoint_bytes": run.artifacts[name].size_bytes,
-        "precision": build["precision"] if build else None,
-        "int8_share": first["int8_share"] if first else None,
-        "int8_share_all": first["int8_share_all"] if first else None,
-        "int4_share": first.get("int4_share") if first else None,
-        "integer_weights": first.get("integer_weights") if first else None,
-        "int8_share_reason": first.get("int8_share_reason") if first else "no engine was built for this variant",
-        "int8_layers": first.get("layers", []) if first else [],
+        "precision": build.precision if build else None,
+        "int8_share": first.int8_share if first else None,
+        "int8_share_all": first.int8_share_all if first else None,
+        "int4_share": first.int4_share if first else None,
+        "integer_weights": first.integer_weights if first else None,
+        "int8_share_reason": first.int8_share_reason if first else "no engine was built for this variant",
+        "int8_layers": first.layers if first else [],
         "attention": _attention(run, name),
         "metrics": {one.backend: one.metrics for one in mine},
         "accuracy": _accuracy(run, name, metric, mine, build),
         "drops": {one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, row) for row in rows if row["variant"] == name],
         "vectors": _vectors(metric, reference, mine),
-        "parity": build.get("parity") if build else None,
-        "divided": evaluations.divided(run).get(name),
+        "parity": build.parity if build else None,
+        "divided": _divided(run, name),
         "answers": answers(run, name),
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
@@ -237,27 +239,41 @@ def _stored(metric: Metric, reference: Evaluation, one: Evaluation, labels: Vect
     return found
 
 
-def _attention(run: Run, name: str) -> list[dict[str, Any]]:
+def _divided(run: Run, name: str) -> dict[str, Any] | None:
+    """Returns what the export stage recorded of a variant that it divided over devices; None for others."""
+    found = evaluations.exported(run).divided
+    return None if found is None or found.variant != name else {key: value for key, value in found.written().items() if key != "variant"}
+
+
+def _attention(run: Run, name: str) -> list[Attention]:
     """Returns how many attentions run as one kernel, for each engine that reports it: built, or proved for a compute capability."""
-    keys, counts = ("engine", "capability", "float_precision"), ("fused", "required", "of", "reason")
     return [
-        {"precision": build["precision"], **{key: entry.get(key) for key in keys}, **{key: told[key] for key in counts}}
-        for build in evaluations.builds(run)
-        if build["variant"] == name
-        for entry in build["engines"]
-        if (told := entry.get("attention"))
+        Attention(
+            precision=build.precision,
+            engine=entry.engine,
+            capability=entry.capability,
+            float_precision=entry.float_precision,
+            fused=entry.attention.fused,
+            required=entry.attention.required,
+            of=entry.attention.of,
+            reason=entry.attention.reason,
+        )
+        for build in evaluations.exported(run).builds
+        if build.variant == name
+        for entry in build.engines
+        if entry.attention is not None
     ]
 
 
-def _accuracy(run: Run, name: str, metric: Metric, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
+def _accuracy(run: Run, name: str, metric: Metric, mine: list[Evaluation], build: Build | None) -> dict[str, Any]:
     """Returns the judged metric in every backend with its 95 % interval, or why it was not measured."""
     known = evaluations.trained_on(run)
     cells: dict[str, Any] = {one.backend: {**intervals.single(metric, one.logits, one.labels, groups=one.groups), **known} for one in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != REFERENCE:
-            entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
-            reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
-            cells[engine] = {"value": None, "reason": reason}
+            reasons = [entry.reason for entry in build.engines if entry.engine == engine] if build else []
+            missing = "this variant was not exported" if build is None else "this engine was not built"
+            cells[engine] = {"value": None, "reason": next(iter(reasons), None) or missing}
     if "triton" not in cells:
         streams = [model for model in evaluations.served(run) if model.variant == name and model.tokens]
         has_repository = run.of_kind("model_repository") is not None
@@ -271,11 +287,10 @@ def _with_accuracy(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     """Returns a latency row, with the judged metric of exactly the timed configuration if that was evaluated."""
     timed = {key: value for key, value in row.items() if key != "variant"}
     wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
-    for build in evaluations.builds(run):
-        for engine in build["engines"]:
-            float_precision = engine.get("float_precision", build["float_precision"])
-            if (build["variant"], build["precision"], float_precision, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
-                return {**timed, "accuracy": {"value": evaluations.judged_value(run, engine), "n": engine["n"]}}
+    for build in evaluations.exported(run).builds:
+        for engine in build.engines:
+            if build.key(engine) == wanted and engine.metrics:
+                return {**timed, "accuracy": {"value": evaluations.judged_value(run, engine), "n": engine.n}}
     return timed
 
 

@@ -7,22 +7,22 @@ behind Triton where a server ran it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
 from foundation.artifacts.artifact import lineage
+from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.run_folder import Run
 from foundation.artifacts.triton import TritonModel
-from foundation.core.engines import REFERENCE
 from foundation.core.goals import Goals
 from foundation.core.step_names import EVALUATION
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
-from foundation.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
+from foundation.measure.fastest import NAMES, Measured, Ranked, competes, fastest
 from foundation.measure.fastest_answers import engines_that_answer
 from foundation.measure.judged import Judged
 
@@ -42,7 +42,7 @@ def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
     cells, drops = _accuracy(run, build, entry, reference)
     return {
         **chosen,
-        "size_bytes": entry["size_bytes"],
+        "size_bytes": entry.size_bytes,
         "accuracy": cells,
         "drops": drops,
         "metrics": _metrics(run, build, entry),
@@ -74,14 +74,14 @@ def _first(run: Run) -> dict[str, str] | None:
     where it was not built."""
     build = evaluations.main_builds(run).get(list(run.variants)[-1])
     answering = _answering(run, build)
-    wanted: Iterator[dict[str, Any]] = (entry for entry in build["engines"] if entry["engine"] != REFERENCE) if build else iter(())
-    entry = next((entry for entry in wanted if answering is None or entry["engine"] == answering), None)
+    wanted = build.recommended if build else ()
+    entry = next((entry for entry in wanted if answering is None or entry.engine == answering), None)
     if build is None or entry is None:
         return None
-    return dict(zip(NAMES, key_of(build, entry), strict=True))
+    return dict(zip(NAMES, build.key(entry), strict=True))
 
 
-def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
+def _answering(run: Run, build: Build | None) -> str | None:
     """Returns the engine that answers the prompts of a build; None where none does."""
     exported, latency, target = run.of_kind("engine"), run.of_kind("latency"), run.recipe["target"]
     task: Task = run.recipe["model"]["task"]
@@ -93,14 +93,14 @@ def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
     found = engines_that_answer(
         exported.path, place, Target.model_validate(target), goals, (judged.name, _before(run, judged)), proposed=proposed
     )
-    return next(iter(found[build["folder"]]), None)
+    return next(iter(found[build.folder]), None)
 
 
-def _find(run: Run, names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _find(run: Run, names: Mapping[str, str]) -> tuple[Build, Engine]:
     """Returns a build and one of its engines."""
-    for build in evaluations.builds(run):
-        for entry in build["engines"]:
-            if key_of(build, entry) == tuple(names[key] for key in NAMES):
+    for build in evaluations.exported(run).builds:
+        for entry in build.engines:
+            if build.key(entry) == tuple(names[key] for key in NAMES):
                 return build, entry
     raise LookupError(f"export.json has no {names}")
 
@@ -118,24 +118,24 @@ def predictions_of(run: Run, names: Mapping[str, str]) -> dict[str, Path]:
     return _files(run, *_find(run, names))
 
 
-def _files(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Path]:
+def _files(run: Run, build: Build, entry: Engine) -> dict[str, Path]:
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     files = {}
-    if exported is not None and entry.get("predictions"):
-        files[entry["engine"]] = exported.path / entry["predictions"]
+    if exported is not None and entry.predictions:
+        files[entry.engine] = exported.path / entry.predictions
     for model in evaluations.served(run):
         if _is(model, build, entry) and model.predictions and repository is not None:
             files["triton"] = repository.path / model.predictions
     return files
 
 
-def _is(model: TritonModel, build: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+def _is(model: TritonModel, build: Build, entry: Engine) -> bool:
     """Whether a model of the server is this engine of this build."""
-    wanted = (build["variant"], build["precision"], entry["mode"], entry["engine"])
+    wanted = (build.variant, build.precision, entry.mode, entry.engine)
     return (model.variant, model.precision, model.mode, model.engine) == wanted
 
 
-def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+def _accuracy(run: Run, build: Build, entry: Engine, reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
     metric = evaluations.judged(run).metric
     cells, drops = {}, {}
@@ -146,10 +146,10 @@ def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], refe
     return cells, drops
 
 
-def _metrics(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+def _metrics(run: Run, build: Build, entry: Engine) -> dict[str, Any]:
     """Returns every metric of a configuration by backend."""
     files = _files(run, build, entry)
-    own = {entry["engine"]: entry["metrics"]} if entry["engine"] in files else {}
+    own = {entry.engine: entry.metrics} if entry.engine in files else {}
     models = [model for model in evaluations.served(run) if _is(model, build, entry)]
     return own | ({"triton": models[-1].metrics} if models and "triton" in files else {})
 

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from compress.report.model.answers import Answer
 from foundation.artifacts.document import Document, Figures, Number
-from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics, Tokens
+from foundation.artifacts.exported import Divided, Layer, Parity
+from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics
 
 Form = Annotated[str, "FORM"]
 
@@ -92,19 +93,6 @@ class Latency(Document):
         return {"p50_ms": self.p50_ms, "turns_ms": self.turns_ms}
 
 
-class Layer(Document):
-    """A matrix product of the graph of an engine."""
-
-    name: str | None = None
-    """Name of a GEMM in the engine's graph."""
-    kind: str | None = None
-    """`weight`, or `attention` for a product of two activations."""
-    macs: int | None = None
-    """Its multiply-accumulates."""
-    precision: str | None = None
-    """Precision that the engine reports."""
-
-
 class Attention(Document):
     """How many attentions of an engine run as one kernel."""
 
@@ -162,76 +150,6 @@ class Vectors(Document):
     """Number of texts."""
     stored: dict[Form, StoredVectors] = Field(default_factory=dict)
     """The vectors as an index stores them: FORM is `int8` or `binary`."""
-
-
-class LayerParity(Document):
-    """The integers of one int8 layer, in the engine and in torch."""
-
-    layer: str | None = None
-    """Name of the layer."""
-    codes: int | None = None
-    """Compared integer codes."""
-    different: int | None = None
-    """Codes that differ."""
-    allowed: int | None = None
-    """Differing codes that rounding explains."""
-    sums: int | None = None
-    """Compared integer sums."""
-    wrong_sums: int | None = None
-    """Sums that differ; none may."""
-
-
-class Parity(Document):
-    """How far an engine is from torch."""
-
-    engine: str | None = None
-    """Engine that was compared with torch."""
-    mode: str | None = None
-    """Its mode."""
-    layers: tuple[LayerParity, ...] = ()
-    """The int8 layers, in the order of the model."""
-    disagreements: int | None = None
-    """Predictions that differ from torch, on selection rows."""
-    limit: int | None = None
-    """Largest allowed number of them."""
-    median_abs: Number | None = None
-    """Median difference of a logit (of the nll of a token, for text-generation)."""
-    median_limit: Number | None = None
-    """Largest allowed median difference."""
-    max_abs: Number | None = None
-    """Largest difference; reported, not judged."""
-    n: int | None = None
-    """Predictions compared, on selection rows."""
-    passed: bool | None = None
-    """Whether the engine agrees with torch within these limits."""
-    amplified: int | None = None
-    """Where the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held to its
-    distance from float activations."""
-    differs: str | None = None
-    """Quantity of the differences: `logit` or `nll`."""
-    tokens: Tokens | None = None
-    """For engines that answer prompts: greedy tokens compared with torch."""
-
-
-class Divided(Document):
-    """A model that `export.tensor_parallel` divided over devices."""
-
-    ranks: int | None = None
-    """Number of devices."""
-    folder: str | None = None
-    """Folder of the divided model, in the artifact of the export."""
-    bytes: tuple[int, ...] = ()
-    """Bytes of weights on each rank."""
-    rows: int | None = None
-    """Selection rows whose answers were compared with the undivided model."""
-    equal: bool | None = None
-    """Whether all answers are equal to the last bit."""
-    disagreements: int | None = None
-    """Predictions that differ."""
-    median_abs: Number | None = None
-    """Median difference of a logit."""
-    max_abs: Number | None = None
-    """Largest difference of a logit."""
 
 
 class Variant(Document):

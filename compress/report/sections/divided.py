@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compress.report.model.contents import Contents
-from compress.report.model.variant import Divided
 from compress.report.view import View
+from foundation.artifacts.exported import Divided
 
 
 def divided(report: Contents) -> list[View]:

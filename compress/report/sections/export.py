@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from compress.report import goals, phrases
 from compress.report.model.contents import Contents
-from compress.report.model.variant import Attention, LayerParity, Parity, Variant
+from compress.report.model.variant import Attention, Variant
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.view import View, or_unmeasured, percent
+from foundation.artifacts.exported import LayerParity, Parity
 
 MANY_LAYERS = 60
 
