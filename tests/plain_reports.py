@@ -9,6 +9,7 @@ from typing import Any
 from compress.report import decision, goals, page, report
 from compress.report import summary as lines
 from compress.report.model.contents import Contents
+from foundation.core.goals import Goals
 
 Plain = dict[str, Any]
 
@@ -35,14 +36,14 @@ def summary(plain: Mapping[str, Any], folder: Path) -> list[str]:
 
 def judge(limits: Mapping[str, Any] | None, plain: Mapping[str, Any]) -> list[Plain]:
     """Returns its judged goals."""
-    return [goal.written() for goal in goals.judge(limits, contents(plain))]
+    return [goal.written() for goal in goals.judge(Goals.model_validate(limits or {}), contents(plain))]
 
 
 def findings(limits: Mapping[str, Any] | None, plain: Mapping[str, Any]) -> list[Plain]:
     """Returns its findings."""
-    return [goal.written() for goal in goals.findings(limits, contents(plain))]
+    return [goal.written() for goal in goals.findings(Goals.model_validate(limits or {}), contents(plain))]
 
 
 def settled(plain: Mapping[str, Any], limits: Mapping[str, Any] | None) -> Plain:
     """Returns it with its goals judged."""
-    return report.settled(contents(plain), limits).written()
+    return report.settled(contents(plain), Goals.model_validate(limits or {})).written()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.report.evaluations import builds
+from compress.report import evaluations
 from compress.run.opened import opened
 from export.embedding_folder import write_folder
 from foundation.core.errors import InputError, nearest
@@ -27,7 +27,7 @@ def write(folder: Path, model: str, out: Path) -> Path:
         InputError: The run has no such build, or `export.embedding_folder.write_folder` refuses it.
     """
     run = opened(folder)
-    exported, variants = run.of_kind("engine"), {build["folder"]: build["variant"] for build in builds(run)}
+    exported, variants = run.of_kind("engine"), {build.folder: build.variant for build in evaluations.exported(run).builds}
     if exported is None or not variants:
         raise InputError(f"{folder}: a run without an export; add `- export` to its stages")
     if model not in variants:

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from compress.report.model.contents import Contents, Goal
 from compress.report.model.variant import Latency, Variant
 from foundation.artifacts.figures import Accuracy, Drop, Quality
 from foundation.artifacts.triton import Limit
 from foundation.core.engines import REFERENCE
+from foundation.core.goals import Goals, LatencyGoal
 from foundation.machine.environment import NATIVE_INT8
 from foundation.measure.judged import known_metric
 from foundation.measure.turns import ratio
@@ -62,37 +62,32 @@ class Figure:
     """Whether other work on the machine spoiled the measurement."""
 
 
-def judge(goals: Mapping[str, Any] | None, report: Contents) -> list[Goal]:
+def judge(goals: Goals, report: Contents) -> list[Goal]:
     """Judges the goals of a recipe.
 
     Args:
-        goals: The `goals` section of the recipe: `max_drop`, `min_speedup`, `max_latency_ms`, `max_size_mb`, `min_throughput`,
-            `max_bleu_drop`, `int8_faster`; a goal that is absent or None is not judged.
+        goals: The goals; one that is not set is not judged.
         report: The report; this reads `variants`, `baseline`, `metric`, `target.engines` and `environment.cpu_features`.
 
     Returns:
-        For each goal `goal`, `limit`, `value`, `met` (None if it is not judged) and, where known, `at`, `low`, `high`, `reason`; `busy`:
-        true if it is not judged because the machine was busy.
+        The goals that are set, each with its verdict: `met` is None where it is not judged, `busy` is true where the machine was too busy.
     """
-    goals = goals or {}
     judged = [
-        _at_most("max_drop", goals.get("max_drop"), _telling(drop(report), goals.get("max_drop"), *chance_drop(report))),
-        _at_least("min_speedup", goals.get("min_speedup"), speedup(report)),
-        *(_latency_goal(report, goal) for goal in goals.get("max_latency_ms") or ()),
-        _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
-        _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
-        _at_most(
-            "max_bleu_drop", goals.get("max_bleu_drop"), _telling(bleu_drop(report), goals.get("max_bleu_drop"), *chance_bleu(report))
-        ),
+        _at_most("max_drop", goals.max_drop, _telling(drop(report), goals.max_drop, *chance_drop(report))),
+        _at_least("min_speedup", goals.min_speedup, speedup(report)),
+        *(_latency_goal(report, goal) for goal in goals.max_latency_ms),
+        _at_most("max_size_mb", goals.max_size_mb, size_mb(report)),
+        _at_least("min_throughput", goals.min_throughput, throughput(report)),
+        _at_most("max_bleu_drop", goals.max_bleu_drop, _telling(bleu_drop(report), goals.max_bleu_drop, *chance_bleu(report))),
     ]
-    if goals.get("int8_faster") is True:
+    if goals.int8_faster is True:
         judged += _int8_faster(report)
     return [goal for goal in judged if goal.limit is not None]
 
 
-def findings(goals: Mapping[str, Any] | None, report: Contents) -> list[Goal]:
+def findings(goals: Goals, report: Contents) -> list[Goal]:
     """Returns what the report shows in the form of goals although the recipe sets none: `int8_faster`, where the recipe does not say."""
-    return _int8_faster(report) if (goals or {}).get("int8_faster") is None else []
+    return _int8_faster(report) if goals.int8_faster is None else []
 
 
 def _int8_faster(report: Contents) -> list[Goal]:
@@ -242,25 +237,25 @@ def speedup(report: Contents) -> Figure:
     return _steady(figure, *slow.values(), *fast.values())
 
 
-def latency(report: Contents, goal: Mapping[str, Any]) -> Figure:
+def latency(report: Contents, goal: LatencyGoal) -> Figure:
     """Returns one latency percentile of the served model.
 
     Args:
         report: The report.
-        goal: `percentile` (50, 90 or 99), `batch`, `sequence` (None for images).
+        goal: The limit on it.
     """
-    shape = goal["batch"], goal.get("sequence")
+    shape = goal.batch, goal.sequence
     cells, engine = served_cells(report), served_engine(report)
-    where = f"{engine}, p{goal['percentile']}, {shape_name(shape)}"
+    where = f"{engine}, p{goal.percentile}, {shape_name(shape)}"
     if not cells:
         return Figure(at=where, reason=_unmeasured(report, engine))
     if shape not in cells:
         measured = ", ".join(shape_name(known) for known in sorted(cells, key=_work))
         return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
-    value = _percentile(cells[shape], goal["percentile"])
+    value = _percentile(cells[shape], goal.percentile)
     if value is None:
         return Figure(at=where, reason=_too_few(cells[shape], goal))
-    low, high = (cells[shape].interval_ms or (None, None)) if goal["percentile"] == 50 else (None, None)
+    low, high = (cells[shape].interval_ms or (None, None)) if goal.percentile == 50 else (None, None)
     return _steady(Figure(value, at=where, low=low, high=high), cells[shape])
 
 
@@ -268,32 +263,31 @@ def _percentile(row: Latency | Limit, percentile: int) -> float | None:
     return {50: row.p50_ms, 90: row.p90_ms, 99: row.p99_ms}[percentile]
 
 
-def server_latency(report: Contents, goal: Mapping[str, Any]) -> Figure:
+def server_latency(report: Contents, goal: LatencyGoal) -> Figure:
     """Returns one latency percentile of requests to the served model in Triton; arguments as above."""
-    shape = goal["batch"], goal.get("sequence")
-    where = f"triton, p{goal['percentile']}, {shape_name(shape)}"
+    shape = goal.batch, goal.sequence
+    where = f"triton, p{goal.percentile}, {shape_name(shape)}"
     one = report.served
     wanted = None if one is None else (one.variant, one.precision, one.engine, one.mode)
     same = [model for model in report.triton.models if (model.variant, model.precision, model.engine, model.mode) == wanted]
     rows = [row for model in same for row in model.limits if (row.batch, row.sequence) == shape]
     if not rows:
         return Figure(at=where, reason="no server was timed at this shape")
-    value = _percentile(rows[0], goal["percentile"])
+    value = _percentile(rows[0], goal.percentile)
     if value is None:
         return Figure(at=where, reason=rows[0].reason or _too_few(rows[0], goal))
     return Figure(value, at=where)
 
 
-def _too_few(row: Latency | Limit, goal: Mapping[str, Any]) -> str:
-    return f"{row.n or 'the'} samples are too few for a p{goal['percentile']}"
+def _too_few(row: Latency | Limit, goal: LatencyGoal) -> str:
+    return f"{row.n or 'the'} samples are too few for a p{goal.percentile}"
 
 
-def _latency_goal(report: Contents, goal: Mapping[str, Any]) -> Goal:
+def _latency_goal(report: Contents, goal: LatencyGoal) -> Goal:
     """Judges a limit on latency where it says; both figures stand next to the verdict."""
     found = {"engine": latency(report, goal), "server": server_latency(report, goal)}
-    chosen = str(goal.get("at") or "engine")
-    judged = _at_most("max_latency_ms", goal["value"], found[chosen])
-    return judged.with_(judged_at=chosen, engine_ms=found["engine"].value, server_ms=found["server"].value)
+    judged = _at_most("max_latency_ms", goal.value, found[goal.at])
+    return judged.with_(judged_at=goal.at, engine_ms=found["engine"].value, server_ms=found["server"].value)
 
 
 def size_mb(report: Contents) -> Figure:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
+from foundation.core.forms import vectors
+from foundation.core.forms.table import form_of
+from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
 from foundation.core.tasks import Task
@@ -127,15 +130,15 @@ def collect(run: Run, warnings: list[str]) -> Contents:
     contents = Contents.model_validate(report)
     found = no_better(contents)
     contents = contents if found is None or found in warnings else contents.with_(warnings=(*warnings, found))
-    return settled(contents, run.recipe["goals"])
+    return settled(contents, Goals.model_validate(run.recipe["goals"]))
 
 
-def settled(report: Contents, limits: Mapping[str, Any] | None) -> Contents:
+def settled(report: Contents, limits: Goals) -> Contents:
     """Judges the goals of a recipe on a report, and adds why this is served.
 
     Args:
         report: All of report.json but `goals`, `findings` and `served.reason`.
-        limits: `goals` of the recipe.
+        limits: The goals of the recipe.
     """
     report = report.with_(goals=tuple(goals.judge(limits, report)), findings=tuple(goals.findings(limits, report)))
     if report.served is None:
