@@ -29,8 +29,6 @@ from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
-from foundation.core.forms import vectors
-from foundation.core.forms.table import form_of
 from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
