@@ -341,6 +341,7 @@ TASKS: Mapping[str, Facts] = {
             columns="{audio: audio, label: transcription}",
         ),
     ),
+    # further tasks go above this line
 }
 
 Task = Annotated[str, Named(TASKS)]
