@@ -27,6 +27,7 @@ import generation_peers
 from compress.reading.load import load_data
 from compress.recipe import Recipe, check
 from compress.report import evaluations
+from compress.run.bandwidth import read_bandwidth
 from export.choices import Generation
 from export.engines.openvino import GROUP
 from export.engines.openvino_genai import CACHE
@@ -41,7 +42,6 @@ from foundation.core.engines import ENGINES
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import Task
 from foundation.data.splits import Split
-from foundation.machine.bandwidth import read_bandwidth
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess, Job, write_rows
 from foundation.measure.generation import TOKENS, Reads, Workload, measure_generation

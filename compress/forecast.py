@@ -24,13 +24,13 @@ from compress.run.inputs import mean_share
 from compress.run.memory import engine_count, memory_of
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, Shortage, shortage
+from compress.run.speed import speed
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, DamagedArtifact
 from foundation.core.errors import InputError
 from foundation.core.tasks import num_classes
-from foundation.machine.speed import speed
 from foundation.models.importing import check_model
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.size import Counts, count

@@ -25,6 +25,7 @@ from compress.run.advance import advance
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.opened import opened
 from compress.run.prepare import prepare
+from compress.run.resident import Resident
 from compress.run.split_sizes import write_sizes
 from compress.run.state import RunState
 from compress.run.steps import plan_steps
@@ -50,7 +51,6 @@ from foundation.data.splits import Judge, trained_on
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
 from foundation.machine.process import keep_freed_memory
-from foundation.machine.resident import Resident
 from foundation.measure.chance import nothing_right
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
+from compress.problems import explain
+from compress.towers import refused
 from distill.distill import Distill
 from export.export import Export
 from foundation.core.config import Config
@@ -21,7 +23,6 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.goals import Goals
 from foundation.core.named import one_of
-from foundation.core.problems import explain
 from foundation.core.search import Search
 from foundation.core.shown import reason, shown
 from foundation.core.step_names import BASELINE, INPUT, is_reserved
@@ -32,7 +33,6 @@ from foundation.data.config import DataConfig
 from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
-from foundation.stage.towers import refused
 from foundation.training.finetune import Finetune
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify

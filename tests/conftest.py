@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from compress.run.speed import Speed
 from foundation.core.resampling import RESAMPLES
-from foundation.machine.speed import Speed
 from tests import few_draws, without_clocks
 from tests.engines_inside import inside
 from tests.traced_once import traced_once
@@ -66,10 +66,8 @@ def _machine_has_a_known_speed(tmp_path_factory: pytest.TempPathFactory) -> Iter
     """No test times this machine, nor tells the user's cache folder of it; a pool of threads of OpenMP would also stop forked processes."""
     folder = tmp_path_factory.mktemp("speed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "foundation.machine.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9)
-        )
-        patch.setattr("foundation.machine.speed.cache_folder", lambda: folder)
+        patch.setattr("compress.run.speed.measured", lambda threads: Speed(macs_per_s=1e10 * threads, python_s=0.03, written_per_s=1e9))
+        patch.setattr("compress.run.speed.cache_folder", lambda: folder)
         yield
 
 

@@ -17,12 +17,12 @@ from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.durations import history_file
 from compress.run.prepare import prepare
+from compress.run.speed import Speed
 from compress.run.steps import plan_steps
 from foundation.artifacts import artifact
 from foundation.artifacts.run_folder import locked, open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
-from foundation.machine.speed import Speed
 from foundation.measure.fastest import FAR
 from foundation.measure.race import BLOCKS
 from tests import without_clocks

@@ -15,10 +15,10 @@ from compress.api import serve, verify
 from compress.commands.init import write_template
 from compress.pipeline import run
 from compress.recipe import check, read
+from compress.report import stored_vectors
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.labels import relevance
-from foundation.measure import stored_vectors
 from foundation.measure.answers import load_logits, load_predictions
 from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.docs.clients import ask

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from compress.forecast import PlannedStep, steps_of
 from compress.recipe import Recipe
 from compress.report import phrases
+from compress.run.buckets import measured_at
 from compress.run.inputs import num_truncated
 from compress.run.prepare import noted, prepare
 from foundation.core.progress import ConsoleProgress
 from foundation.core.tasks import TASKS
-from foundation.measure.buckets import measured_at
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
 from foundation.models.size import count

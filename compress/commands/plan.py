@@ -17,9 +17,9 @@ from compress.run import durations
 from compress.run.durations import NO_TIME, Expected
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, shortage, shown
+from compress.run.speed import Speed, speed
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
-from foundation.machine.speed import Speed, speed
 
 
 @dataclass(frozen=True)

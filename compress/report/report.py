@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from compress.report import evaluations, goals, intervals
+from compress.report import evaluations, goals, intervals, stored_vectors
 from compress.report.answers import answers, bandwidth
 from compress.report.classes import classes, no_better
 from compress.report.decision import decision_of
@@ -35,7 +35,6 @@ from foundation.core.step_names import EVALUATION
 from foundation.core.tasks import Task
 from foundation.labels import vectors
 from foundation.labels.vectors import VectorLabels
-from foundation.measure import stored_vectors
 from foundation.measure.chance import chance
 from foundation.measure.metrics import Metric
 

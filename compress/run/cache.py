@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compress.run.differences import Difference, differences
 from foundation.artifacts import artifact, chain
 from foundation.artifacts.artifact import Artifact
-from foundation.core.differences import Difference, differences
 from foundation.core.shown import shown
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage

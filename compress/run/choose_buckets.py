@@ -1,7 +1,7 @@
 """The step `buckets`, before the export, where the recipe says `target.buckets: auto`: chooses the lengths that rows are padded to.
 
 It measures the model in the first engine of the target at a few lengths, in the largest batch, and takes the buckets with the least total
-time for the lengths of the evaluation rows (`foundation.measure.buckets`). Their labels are not looked at, and accuracy does not depend on
+time for the lengths of the evaluation rows (`compress.run.buckets`). Their labels are not looked at, and accuracy does not depend on
 padding. The evaluation rows and not the training rows, since they are what is served like: SST-2 trains on phrases and serves sentences.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from compress.run.buckets import choose, measured_at, most_buckets
 from foundation.artifacts.artifact import Artifact, Kind, write_json
-from foundation.measure.buckets import choose, measured_at, most_buckets
 from foundation.models.folder import Checkpoint
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage

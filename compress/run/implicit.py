@@ -191,7 +191,7 @@ def _tell(rows: Sequence[dict[str, Any]], machine: dict[str, Any], context: Cont
 
 def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
     """Measures the engines that answer prompts; returns the contents of generation.json, None where there is none."""
-    from foundation.machine.bandwidth import read_bandwidth
+    from compress.run.bandwidth import read_bandwidth
     from foundation.measure.generation import Reads, measure_generation, workloads
 
     jobs = [(variant, entry, spec) for variant, entry, spec in _built(exported, context) if ENGINES[entry["engine"]].generates]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from foundation.machine.speed import Speed
+from compress.run.speed import Speed
 
 USED = 0.4
 """Share of the speed of a large product that the products of a model reach."""
 LOOP_S = 0.04
-"""Seconds of the loop of `foundation.machine.speed` on the machine that the constants are of."""
+"""Seconds of the loop of `compress.run.speed` on the machine that the constants are of."""
 START_S = {"model": 0.5, "evaluate": 0.5, "finetune": 1.5, "distill": 2.0, "prune": 4.0, "sparsify": 4.0, "quantize": 4.0}
 TRAINING = 1.5
 """How much slower a multiply-accumulate of a training is: gradients, optimizer and small operations besides the products."""

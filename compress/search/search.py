@@ -19,6 +19,7 @@ import yaml
 
 from compress.reading.resemblance import warn_if_lengths_differ
 from compress.recipe import Recipe, dump
+from compress.run.differences import differences
 from compress.search import document
 from compress.search.baseline import baseline
 from compress.search.model import Search
@@ -28,7 +29,6 @@ from compress.search.study import JOURNAL, Study
 from compress.search.work import Work, rungs_of
 from foundation.artifacts.artifact import write_text
 from foundation.artifacts.store import LOCKS, STAGES, waited_for
-from foundation.core.differences import differences
 from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress

@@ -256,7 +256,7 @@ def test_a_bare_stage_can_be_overridden() -> None:
 
 def test_many_problems_are_counted_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
-    monkeypatch.setattr("foundation.core.problems.nearest", lambda given, allowed: searched.append(given) or "")
+    monkeypatch.setattr("compress.problems.nearest", lambda given, allowed: searched.append(given) or "")
     with pytest.raises(InputError, match=r"and \d+ more problems; correct these first") as caught:
         check(GOOD | {f"key{number}": 1 for number in range(5000)})
     assert len(caught.value.problems) == MOST_PROBLEMS + 1

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.run.bandwidth import read_bandwidth
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import ConsoleProgress
-from foundation.machine.bandwidth import read_bandwidth
 from foundation.measure import generation
 from foundation.measure.generation import MIN_FOR_P99, TURNS, Reads, Workload, bandwidth_share, measure_generation, percentiles, workloads
 
@@ -118,5 +118,5 @@ def test_percentiles_need_samples() -> None:
 
 
 def test_the_bandwidth_of_this_machine_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foundation.machine.bandwidth.ARRAY_BYTES", 2**22)
+    monkeypatch.setattr("compress.run.bandwidth.ARRAY_BYTES", 2**22)
     assert read_bandwidth(1) > 1e6

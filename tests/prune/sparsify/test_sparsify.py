@@ -15,9 +15,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from compress.problems import explain
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.problems import explain
 from foundation.core.target import Target
 from foundation.models.checkpoint import load
 from foundation.stage.context import Context

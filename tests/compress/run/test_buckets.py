@@ -1,4 +1,4 @@
-"""Buckets against every possible choice: python -m pytest tests/foundation/measure/test_buckets.py"""
+"""Buckets against every possible choice: python -m pytest tests/compress/run/test_buckets.py"""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.measure.buckets import CLOSE, candidates, choose, costs_at, measured_at, most_buckets
+from compress.run.buckets import CLOSE, candidates, choose, costs_at, measured_at, most_buckets
 
 
 def naive(rows, measured, max_length, buckets) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foundation.machine import speed as module
-from foundation.machine.speed import Speed, measured, speed
+from compress.run import speed as module
+from compress.run.speed import Speed, measured, speed
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foundation.machine.resident import Resident, resident_bytes
+from compress.run.resident import Resident, resident_bytes
 
 
 def plant(root: Path, name: str, rss: int, anonymous: int, children: str = "") -> None:

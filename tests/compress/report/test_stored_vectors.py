@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compress.report.stored_vectors import bytes_of, codes, scale_of
 from foundation.labels import relevance
 from foundation.labels.vectors import labels_of
-from foundation.measure.stored_vectors import bytes_of, codes, scale_of
 from tests.tiny_embedding import vectors
 
 LABELS = relevance.labels_of(2, 8, [(0, 0, 1)])

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.core.differences import differences
+from compress.run.differences import differences
 
 VALUES = st.integers(0, 2) | st.sampled_from(["a", "b"])
 DATA = st.recursive(VALUES, lambda inner: st.dictionaries(st.sampled_from("kmn"), inner, max_size=3), max_leaves=8)
