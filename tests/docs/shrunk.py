@@ -13,12 +13,12 @@ from tests import tiny_sounds, tiny_towers
 from tests.export import sentiment
 from tests.foundation import tiny_gpt
 from tests.test_recipes import (
-    SHRUNK,
     audio_settings,
     embedding_settings,
     entity_settings,
     generation_settings,
     image_settings,
+    one_step,
     question_settings,
     text_settings,
     tower_settings,
@@ -42,8 +42,7 @@ def shrunk(folder: Path, path: str, given: Sequence[str]) -> list[str]:
         (folder / "input.txt").write_text(tiny_gpt.text(400, 0), encoding="utf-8")
     settings = [value for option, value in pairwise(given) if option == "--set"]
     recipe = read(Path(path), settings)
-    stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
-    small = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    small = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     small += ["search=null"] if recipe.search is not None else []  # its values are those of the large model
     engine = recipe.target.engines[0]
     small += [f"target={{engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}", *_source(recipe, folder)]
