@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from compress.problems import explain
+from compress.search_settings import Search
 from compress.towers import refused
 from distill.distill import Distill
 from export.export import Export
@@ -23,7 +24,6 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.goals import Goals
 from foundation.core.named import one_of
-from foundation.core.search import Search
 from foundation.core.shown import reason, shown
 from foundation.core.step_names import BASELINE, INPUT, is_reserved
 from foundation.core.target import Parallel, Target

@@ -21,9 +21,9 @@ from compress.search.setup import FRONT, Setup
 from compress.search.space import Knob, num_combinations
 from compress.search.study import Study
 from compress.search.work import rungs_of
+from compress.search_settings import Range
 from foundation.artifacts.artifact import write_json, write_text
 from foundation.artifacts.figures import Accuracy
-from foundation.core.search import Range
 from foundation.machine import environment
 
 FILE, PAGE = "search.json", "search.html"

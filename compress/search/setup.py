@@ -14,12 +14,12 @@ from compress.recipe import Recipe, dump, written
 from compress.run.prepare import context_of, prepare
 from compress.search.candidate import Candidate
 from compress.search.space import Knob, each_value, knobs_of, recipe_of, words
+from compress.search_settings import Search
 from export.export import Export
 from foundation.artifacts.artifact import digest
 from foundation.artifacts.run_folder import Run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
-from foundation.core.search import Search
 from foundation.core.step_names import EVALUATION
 from foundation.data.splits import Data
 from foundation.measure.judged import Judged, judged_of

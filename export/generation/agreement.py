@@ -20,6 +20,7 @@ from export.choices import Generation
 from export.generation.prompts import Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.generation.rereading import original_positions
+from export.generation.translations import quality
 from export.parity.own_rounding import Rounding, fewer_than_chance
 from export.parity.rows import gate_rows
 from foundation.core.decoding import Decoding
@@ -28,7 +29,6 @@ from foundation.core.errors import InputError
 from foundation.data.groups import groups_of_rows
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
-from foundation.measure.translations import quality
 from foundation.models.checkpoint import load, load_float
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint

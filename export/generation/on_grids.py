@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from export.graph.grids import put_on_grids
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load_float
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.experts import with_separate_experts
-from foundation.models.layers.grids import put_on_grids
 from foundation.schemes.scales import Scales
 from foundation.schemes.sites import load_sites
 

@@ -44,6 +44,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from export.graph.dropped_tokens import select_early
 from export.graph.experts import make_exportable
+from export.graph.grids import put_on_grids
 from export.graph.nodes import prune_initializers
 from export.graph.unread_tokens import drop_unread_tokens
 from foundation.core.errors import InputError
@@ -54,7 +55,6 @@ from foundation.models.heads.towers import CAUSAL_TEXT
 from foundation.models.inputs.padding import MASKED
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.layers.experts import with_separate_experts
-from foundation.models.layers.grids import put_on_grids
 from foundation.models.library import one_line, quiet
 from foundation.models.own_shape import SHAPE_KEY
 from foundation.standalone.preprocess import Preprocessor

@@ -79,7 +79,7 @@ class Tokens(Document):
 
 
 class Quality(Document):
-    """BLEU and chrF of the greedy answers of text-to-text (`foundation.measure.translations`)."""
+    """BLEU and chrF of the greedy answers of text-to-text (`export.generation.translations`)."""
 
     n: int | None = None
     """Answers that were compared with references."""

@@ -13,8 +13,8 @@ from compress.recipe import check
 from compress.search import space
 from compress.search.space import Knob, combinations, knobs_of, num_combinations, own_values, recipe_of, untried
 from compress.search.study import _storage
+from compress.search_settings import Choices, Range, Search
 from foundation.core.errors import InputError
-from foundation.core.search import Choices, Range, Search
 from tests.tiny_recipes import tiny_vit
 
 STAGES = [{"finetune": {"epochs": 0.2}}, {"prune": {"sparsity": 0.5, "granularity": ["ffn"]}}, {"quantize": {}}]

@@ -8,7 +8,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.measure.translations import bleu, counts, quality
+from export.generation.translations import bleu, counts, quality
 
 WORDS = ["ein", "Mann", "fährt", "das", "Rad", ".", "und", "Hund", "grün"]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=6)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from export.engines.onnxruntime import properties
+from export.graph.grids import put_on_grids
 from export.graph.quantized import write_graphs
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
@@ -15,7 +16,6 @@ from foundation.models.checkpoint import load, load_float
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.layers.experts import with_separate_experts
-from foundation.models.layers.grids import put_on_grids
 from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests import tiny_language_models as tiny
