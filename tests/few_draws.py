@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compress.report import intervals
+from export.generation import translations
 from foundation.core import resampling
-from foundation.measure import translations
 
 DRAWS = 100
 

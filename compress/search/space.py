@@ -1,9 +1,12 @@
 """The space of a search: what may change in a recipe, and the recipe that a draw of values makes.
 
 A knob is a key path and its values (`compress.search_settings`). Numbers are drawn as numbers. A list of numbers is drawn as places in its
-order, so that the sampler knows that 3 lies between 2 and 4. Everything else is a category, stored as JSON. A range with a step holds decimal
-numbers, those that a recipe would give: Optuna adds up binary steps (0.1 + 2 * 0.1 is 0.30000000000000004), so each draw is rounded to the
-grid. Only settings of stages may change: model, data, target and goals are what candidates are compared under.
+order, so that the sampler knows that 3 lies between 2 and 4. Everything else is a category, stored as JSON. A range with a step holds
+decimal numbers, those that a recipe would give: Optuna adds up binary steps (0.1 + 2 * 0.1 is 0.30000000000000004), so each draw is rounded
+to the grid. Only settings of stages may change: model, data, target and goals are what candidates are compared under.
+
+Before anything runs, the recipe of every combination is checked; of a space with more than `MOST_COMBINATIONS` (a range counts with its two
+ends) every pair of values. Each candidate is checked once more, against the model, before it costs anything.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from foundation.models.layers.experts import with_separate_experts
 from foundation.stage.context import Context
 from quantize.quantize import Quantize
 from tests import tiny_language_models as tiny
+from tests.told import Told
 
 pytestmark = pytest.mark.whole
 SCHEMES = [
@@ -29,8 +30,8 @@ SCHEMES = [
 
 
 @pytest.fixture
-def context(told: Any, tmp_path: Path) -> Context:
-    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")
+def context(tmp_path: Path) -> Context:
+    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, Told(), tmp_path / "scratch")
 
 
 def checkpoint(kind: str, dtype: torch.dtype, context: Context, **settings: Any) -> Path:
