@@ -22,6 +22,7 @@ from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.labels.next_token import labels_of
 from foundation.models.architecture.axes import size_of
 from foundation.models.architecture.shapes import auto_class
@@ -76,7 +77,7 @@ def split(architecture: Architecture, number: int, seed: int) -> Split:
     if row.answer == "tokens":
         rows = [random.integers(0, VOCABULARY, BLOCK).astype(np.int32) for _ in range(number)]
         return Split(list(rows), labels_of(rows, BLOCK - 1))
-    labels = random.integers(0, 2, number)
+    labels = ClassIds(random.integers(0, 2, number))
     if row.modality == "text":
         return Split([" ".join(f"w{i}" for i in random.integers(0, 50, random.integers(3, 12))) for _ in range(number)], labels)
     for _ in range(number):

@@ -213,8 +213,8 @@ def test_what_the_format_has_no_word_for_is_told(tmp_path: Path) -> None:
 
 def test_a_scheme_that_the_format_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressed_tensors, "HELD", (Int4Scales,))
-    assert "w8a8" in str(compressed_tensors.obstacle(quantized("w8a8")))
-    assert compressed_tensors.obstacle(quantized("w4a16")) is None
+    assert "w8a8" in str(compressed_tensors.obstacle(Checkpoint(quantized("w8a8"))))
+    assert compressed_tensors.obstacle(Checkpoint(quantized("w4a16"))) is None
 
 
 def test_an_encoder_is_no_decoder(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_perplexity_through_the_cache_is_that_of_whole_blocks(kind: str) -> None
     model: Any = load_float(checkpoint(kind))
     ids = said_by(model, 8, 24)
     rows, mask = list(ids.astype(np.int32)), np.ones_like(ids)
-    labels = labels_of(rows, ids.shape[1] - 1)
+    labels = labels_of(rows, ids.shape[1] - 1).array
 
     def of(logits: np.ndarray) -> float:
         return perplexity(answers_of(rows, logits, labels.shape[1]), labels)

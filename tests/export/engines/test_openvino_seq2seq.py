@@ -151,7 +151,7 @@ def test_perplexity_through_the_cache_is_that_of_whole_targets(kind: str) -> Non
     likely = greedy(model, Prompts(tuple(asked), 20, references=tuple(asked)))
     rows = [TokenPair(source, answer[answer != ENDED]) for source, answer in zip(asked, likely, strict=True)]
     features = preprocessor().encode(rows)
-    labels = labels_of(rows, 20)
+    labels = labels_of(rows, 20).array
     with torch.no_grad():
         given = {name: torch.from_numpy(value) for name, value in features.items()}
         whole = model(**given, use_cache=False).logits.numpy()

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from export.parity import own_rounding
 from export.parity.own_rounding import fewer_than_chance, further_than_torch, rounding_head, tail
+from foundation.labels.classes import ClassIds
 from foundation.models.folder import Checkpoint
 
 HERE = Path()
@@ -25,7 +26,7 @@ def logits(noise: float, seed: int) -> np.ndarray:
 
 
 def test_an_engine_may_be_as_far_from_float_as_torch_is() -> None:
-    labels = np.zeros(2000, np.int64)
+    labels = ClassIds(np.zeros(2000, np.int64))
     floating, own = logits(0, 1), logits(0.3, 2)
     assert further_than_torch(TASK, floating, own, own, labels) is None
     assert further_than_torch(TASK, floating, own, logits(0.1, 3), labels) is None
@@ -35,7 +36,7 @@ def test_an_engine_may_be_as_far_from_float_as_torch_is() -> None:
 
 
 def test_an_engine_that_equals_float_passes_even_where_torch_is_exact() -> None:
-    labels = np.zeros(2000, np.int64)
+    labels = ClassIds(np.zeros(2000, np.int64))
     floating = logits(0, 1)
     assert further_than_torch(TASK, floating, floating, logits(1e-6, 2), labels) is None
     assert further_than_torch(TASK, floating, floating, logits(0.5, 2), labels) is not None
@@ -43,7 +44,7 @@ def test_an_engine_that_equals_float_passes_even_where_torch_is_exact() -> None:
 
 def test_chance_is_no_reason_and_a_clear_loss_is() -> None:
     """Of 2,000 predictions 100 differ in torch; the engine differs in as many others, and a few more."""
-    labels, floating = np.zeros(2000, np.int64), np.tile(np.float32([1, 0]), (2000, 1))
+    labels, floating = ClassIds(np.zeros(2000, np.int64)), np.tile(np.float32([1, 0]), (2000, 1))
     own, close, far = (floating.copy() for _ in range(3))
     own[:100], close[100:210], far[100:260] = (np.float32([0, 1]),) * 3
     for answers in (own, close, far):
