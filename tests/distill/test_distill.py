@@ -163,7 +163,7 @@ def test_some_of_the_rows_are_chosen_by_their_content(make_context: Contexts, tm
     assert 20 <= len(half) <= 24
     reversed_rows = chosen_rows(train.take(range(len(train) - 1, -1, -1)), 0.5)
     assert sorted(half.rows) == sorted(reversed_rows.rows)
-    labels = dict(zip(train.rows, train.labels, strict=True))
+    labels = dict(zip(train.rows, train.labels.array, strict=True))
     assert all(labels[row] == label for row, label in zip(half.rows, half.labels.array, strict=True))
     assert distill(make_context(), tmp_path / "out", fraction=0.5)["rows"] == len(half)
 

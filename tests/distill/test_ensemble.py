@@ -106,7 +106,7 @@ def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, c
         logits = [forward(model, Rows.prepare(context.data.selection.rows, prepared).batch(np.arange(20))).detach() for model in teachers]
         mean = sum(weight * torch.softmax(one, dim=1) for weight, one in zip(expected, logits, strict=True))
         assert isinstance(mean, torch.Tensor)
-        assert judged.tolist() == mean.argmax(dim=1).tolist()
+        assert judged.array.tolist() == mean.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("loss", ["minilm", "mixkd", "relational", "distilbert"])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from foundation.labels.classes import ClassIds
 from foundation.training import adamw8bit
 from foundation.training.adamw8bit import AdamW8bit, bytes_of, levels, restored, rounded
 from foundation.training.choices import Optimizer
@@ -153,9 +154,9 @@ def test_the_loss_stays_near_that_of_adamw() -> None:
 
 
 @pytest.fixture(scope="module")
-def sentences(words: list[str]) -> tuple[list[str], np.ndarray]:
+def sentences(words: list[str]) -> tuple[list[str], ClassIds]:
     rows = [f"{first} {second} film" for first in words[:5] for second in words[5:9]]
-    return rows, np.array(["good" in row.split() for row in rows], np.int64)
+    return rows, ClassIds(np.array(["good" in row.split() for row in rows], np.int64))
 
 
 def test_a_killed_training_continues_to_equal_bits(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
+from foundation.labels.classes import ClassIds
 from foundation.training.train import Batch, TrainConfig
 from tests.foundation.training.test_train import Dies, Killed, run
 
@@ -27,7 +28,7 @@ def test_a_kill_in_the_first_epoch_costs_a_minute_at_most(
             clock.append(clock[-1] + seconds)
             return super().__call__(model, batch)
 
-    sentences = [f"good {number}" for number in range(22)], np.arange(22) % 2
+    sentences = [f"good {number}" for number in range(22)], ClassIds(np.arange(22) % 2)
     clock, killed, default = [0.0], 13, TrainConfig.model_fields["checkpoint_seconds"].default
     monkeypatch.setattr("foundation.training.train.time", SimpleNamespace(monotonic=lambda: clock[-1]))
     small = {"epochs": 1, "batch_size": 1, "checkpoint_seconds": default}

@@ -15,6 +15,7 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
+from foundation.labels.classes import ClassIds
 from foundation.labels.value import Numbers
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
@@ -34,7 +35,7 @@ def context(words: list[str], told: Any, tmp_path: Path) -> Context:
     def split(num_rows: int) -> Split:
         labels = draw.integers(0, 2, num_rows)
         rows = [" ".join([*draw.choice(words, 4), "great" if label else "poor"]) for label in labels]
-        return Split(list(rows), labels.astype(np.int64))
+        return Split(list(rows), ClassIds(labels.astype(np.int64)))
 
     data = Data(split(64), split(20), split(20), ("negative", "positive"))
     target = Target(sequence_lengths=(8,))

@@ -17,6 +17,7 @@ from compress.recipe import check
 from compress.run.prepare import prepare
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
+from foundation.labels.classes import ClassIds
 from foundation.models.checkpoint import load
 from foundation.training.kept_zeros import block_linears, keep_zeros
 from foundation.training.lora import Lora, adapted
@@ -28,9 +29,9 @@ SENTENCES = ["the film was good", "a dull film", "good good story", "a story", "
 
 
 @pytest.fixture(scope="module")
-def sentences() -> tuple[list[str], np.ndarray]:
+def sentences() -> tuple[list[str], ClassIds]:
     rows = [f"{row} {number}" for number in range(4) for row in SENTENCES]
-    return rows, np.array(["good" in row.split() for row in rows], np.int64)
+    return rows, ClassIds(np.array(["good" in row.split() for row in rows], np.int64))
 
 
 def trained(model: nn.Module, lora: Lora, x: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
+from foundation.labels.classes import ClassIds
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import Optimizer, OptimizerName
 from foundation.training.finetune import Finetune
@@ -24,9 +25,9 @@ NAMES: tuple[OptimizerName, ...] = ("adamw", "adafactor", "lamb")
 
 
 @pytest.fixture(scope="module")
-def sentences(words: list[str]) -> tuple[list[str], np.ndarray]:
+def sentences(words: list[str]) -> tuple[list[str], ClassIds]:
     rows = [f"{first} {second} film" for first in words[:5] for second in words[5:9]]
-    return rows, np.array(["good" in row.split() for row in rows], np.int64)
+    return rows, ClassIds(np.array(["good" in row.split() for row in rows], np.int64))
 
 
 def lamb_by_hand(weights: list[list[float]], gradients: list[list[list[float]]], rate: float, decay: float, scaled: bool) -> list[float]:

@@ -19,6 +19,7 @@ from foundation.core.progress import ConsoleProgress
 from foundation.core.shown import shown
 from foundation.core.target import Target
 from foundation.data.splits import Split
+from foundation.labels.classes import ClassIds
 from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
@@ -38,12 +39,12 @@ def config(**changes: Any) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def sentences(words: list[str]) -> tuple[list[str], np.ndarray]:
+def sentences(words: list[str]) -> tuple[list[str], ClassIds]:
     """22 rows: positive where they hold 'good'."""
     draw = random.Random(0)
     rows = [" ".join(draw.choices(words, k=draw.randint(1, 14))) for _ in range(22)]
     rows = [row if i % 2 else f"{row} good" for i, row in enumerate(rows)]
-    return rows, np.array(["good" in row.split() for row in rows], np.int64)
+    return rows, ClassIds(np.array(["good" in row.split() for row in rows], np.int64))
 
 
 class Killed(Exception):
@@ -198,7 +199,7 @@ def test_one_step_is_adamw_on_the_mean_of_the_rows(tiny_bert: Path, sentences: A
     model = load(tiny_bert)
     prepared = Checkpoint(tiny_bert).preprocessor("text-classification", 32, TARGET)
     features = {name: torch.from_numpy(value) for name, value in prepared.encode(rows, 24).items()}
-    nn.functional.cross_entropy(model(**features).logits, torch.from_numpy(labels)).backward()
+    nn.functional.cross_entropy(model(**features).logits, torch.from_numpy(labels.array)).backward()
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None))
     for (name, weight), result in zip(model.named_parameters(), trained.parameters(), strict=True):
         assert weight.grad is not None
@@ -397,7 +398,7 @@ def test_steps_are_rounded_up_but_not_for_the_last_bit(factor: float, num_steps:
 
 
 def test_epochs_and_warmup_are_counted_so(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
-    rows, labels = [sentences[0][0]] * 50, np.zeros(50, np.int64)
+    rows, labels = [sentences[0][0]] * 50, ClassIds(np.zeros(50, np.int64))
     assert run(tiny_bert, (rows, labels), told, tmp_path, epochs=1.1, batch_size=1)[1].steps == 55
     assert learning_rate(6, 100, 1.0, 0.07, "linear") == 1.0
 
