@@ -21,6 +21,8 @@ from foundation.core.errors import InputError
 from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from compress.recipe import Recipe
     from foundation.core.progress import Volume
     from triton_repo.service import Service
@@ -38,6 +40,7 @@ __all__ = [
     "catalogue",
     "clean",
     "deploy",
+    "load_checkpoint",
     "load_recipe",
     "load_test",
     "plan",
@@ -234,6 +237,20 @@ def load_test(
 
     given = Rows(_path(folder), None if data is None else str(data), tuple(columns))
     return measure(server, given, loads, model=model, protocol=protocol, say=lambda line: None)
+
+
+def load_checkpoint(folder: str | Path) -> nn.Module:
+    """Returns the model of a checkpoint that a stage wrote, in evaluation mode on the CPU: its own shape, its quantized layers.
+
+    Args:
+        folder: A folder `RUN/stages/STAGE-*/`, or a copy of one.
+
+    Raises:
+        InputError: The folder is not a complete checkpoint.
+    """
+    from foundation.models.checkpoint import load
+
+    return load(Path(folder))
 
 
 def clean(folder: str | Path) -> list[Path]:

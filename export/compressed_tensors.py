@@ -65,7 +65,7 @@ def obstacle(checkpoint: Checkpoint) -> str | None:
     if document.get("products") or document.get("residuals"):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
     if SHAPE_KEY in json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8")):
-        return "its layers differ in size, as pruning left them, and only foundation.models.checkpoint.load builds such a shape"
+        return "its layers differ in size, as pruning left them, and only compress.api.load_checkpoint builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
         if not isinstance(scales, HELD):

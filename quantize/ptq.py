@@ -206,7 +206,7 @@ def write_checkpoint(
         model.cpu(),
         source,
         out,
-        f"Quantized to {what} after training: {len(scales)} layers; load it with foundation.models.checkpoint.load",
+        f"Quantized to {what} after training: {len(scales)} layers; load it with compress.api.load_checkpoint",
     )
     save_quantization(out, scales, kept)
 

@@ -210,4 +210,4 @@ def _copy_rest(source: Path, out: Path, summary: str) -> None:
     """Copies config and tokenizer and writes the model card."""
     copy_files(source, out, FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
-    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with foundation.models.checkpoint.load\n", encoding="utf-8")
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.api.load_checkpoint\n", encoding="utf-8")

@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from foundation.artifacts.graph import Graph
-from foundation.models.folder import Checkpoint
 
 if TYPE_CHECKING:  # the process of an engine reads this file, and needs neither pydantic nor torch for it
     from export.choices import FloatSetting
     from export.engines.spec import BuildRequest, Engine, EngineSpec
     from export.parity.own_rounding import Rounding
+    from foundation.models.folder import Checkpoint
     from foundation.schemes.table import SchemeFacts
 
     Probe = Callable[[Sequence[Any]], Any]

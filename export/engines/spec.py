@@ -19,11 +19,11 @@ from foundation.core.arrays import Array, Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
 from foundation.core.engines import REFERENCE, EngineName, device_of
 from foundation.core.speculation import Speculation
-from foundation.models.folder import Checkpoint
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from export.half_graphs import HalfGraph
     from foundation.core.target import Target
+    from foundation.models.folder import Checkpoint
 
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from foundation.artifacts.safetensors import weight_files
 from foundation.core.stamps import Stamps, stamps
-from foundation.core.target import Target
 from foundation.core.tasks import Task
 from foundation.models.config import read_config
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from foundation.artifacts.shards import StoredWeights
+    from foundation.core.target import Target
     from foundation.standalone.preprocess import Preprocessor
 
 

@@ -71,7 +71,7 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
     model = load(pruned)
     assert model.config.compress_architecture["model_type"] == "mistral"  # type: ignore[union-attr]
     Quantize(calibration={"rows": 32}, weight_bits=8, smoothquant=False).run(Artifact(pruned, {"id": "prune"}), context, quantized)  # type: ignore[arg-type]
-    assert "only foundation.models.checkpoint.load builds such a shape" in str(obstacle(Checkpoint(quantized)))
+    assert "only compress.api.load_checkpoint builds such a shape" in str(obstacle(Checkpoint(quantized)))
     graph = export_float(Checkpoint(pruned), tiny_gpt.prepared("mistral"), tmp_path / "model.onnx")
     ids = np.stack(context.data.evaluation.rows[:2]).astype(np.int64)  # type: ignore[arg-type]
     (logits,) = onnxruntime.InferenceSession(str(graph)).run(None, {"input_ids": ids})

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
+from compress.api import load_checkpoint
 from compress.commands.plan import describe
 from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
@@ -89,10 +91,10 @@ def test_figures_are_those_of_the_checkpoint(finished: Outcome) -> None:
 def test_transformers_alone_says_what_to_call(finished: Outcome) -> None:
     folder = open_run(finished.folder).artifacts["prune"].path
     assert "compress_architecture" in json.loads((folder / "config.json").read_text())
-    with pytest.raises(
-        ValueError, match=r"model type `bert, in a shape of its own: load it with foundation.models.checkpoint.load\(folder\)`"
-    ):
+    with pytest.raises(ValueError, match=r"model type `bert, in a shape of its own: load it with compress.api.load_checkpoint\(folder\)`"):
         transformers.AutoModel.from_pretrained(folder)
+    names = load(folder).state_dict()
+    assert all(torch.equal(value, names[name]) for name, value in load_checkpoint(folder).state_dict().items())
 
 
 def test_a_pruned_model_is_where_a_recipe_starts(finished: Outcome, tmp_path: Path) -> None:

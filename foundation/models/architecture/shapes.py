@@ -75,7 +75,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 """Attribute names of the head counts in attention modules; `root` is the square root of the head dimension, `rotary` a share of it."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
-MARKED = "{}, in a shape of its own: load it with foundation.models.checkpoint.load(folder)"
+MARKED = "{}, in a shape of its own: load it with compress.api.load_checkpoint(folder)"
 
 
 def auto_class(task: Task, config: PreTrainedConfig | None = None) -> Any:

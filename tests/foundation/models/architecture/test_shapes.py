@@ -126,7 +126,7 @@ def test_transformers_alone_says_what_to_call(kind: str, tmp_path: Path) -> None
     }  # fmt: skip
     for auto in (transformers.AutoModel, transformers.AutoConfig):
         with pytest.raises(
-            ValueError, match=rf"model type `{kind}, in a shape of its own: load it with foundation.models.checkpoint.load\(folder\)`"
+            ValueError, match=rf"model type `{kind}, in a shape of its own: load it with compress.api.load_checkpoint\(folder\)`"
         ):
             auto.from_pretrained(folder)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
