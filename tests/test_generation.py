@@ -79,7 +79,7 @@ def test_perplexity_is_measured_at_every_hop_on_all_tokens(finished: Outcome) ->
 
 def test_the_page_of_hops_holds_no_logits(finished: Outcome) -> None:
     labels = tiny_gpt.data().evaluation.labels
-    most = 12 * labels.size + 8 * len(labels) + 400  # loss, choice and label of each token, the group of each block, the header
+    most = 12 * labels.array.size + 8 * len(labels) + 400  # loss, choice and label of each token, the group of each block, the header
     found = [*finished.folder.glob("stages/evaluate-*/*.safetensors"), *finished.folder.glob("stages/export-*/*/onnxruntime-*.safetensors")]
     assert len(found) == 4
     assert all(path.stat().st_size < most for path in found)

@@ -171,10 +171,10 @@ def test_name_goals_and_order_of_keys_do_not_touch_the_cache(finished: Outcome, 
     assert all(stage["cached"] for stage in again.report["stages"])
     assert {goal["goal"] for goal in again.report["goals"]} == {"max_drop"}
     out, contents = compare([finished.folder, copy], tmp_path / "compared")
-    assert [row["path"] for row in contents["recipe"]] == ["name", "goals.max_drop"]
-    assert contents["machine"] == []
-    served = next(pair for pair in contents["pairs"] if pair["kind"] == "served")
-    assert (served["reason"], served["difference"], served["changed"], served["n"]) == (None, 0.0, 0, 360)
+    assert [setting.path for setting in contents.recipe] == ["name", "goals.max_drop"]
+    assert contents.machine == ()
+    served = next(pair for pair in contents.pairs if pair.kind == "served")
+    assert (served.reason, served.difference, served.changed, served.n) == (None, 0.0, 0, 360)
     assert (out / "compare.html").is_file()
 
 

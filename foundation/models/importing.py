@@ -90,7 +90,7 @@ def check_model(
         InputError: The model cannot be used; the message says why and what to do.
     """
     if config.path is None:
-        checked, size = add_embedding(build_config(config, tokenizer), config, None), 0
+        checked, size = with_class(add_embedding(build_config(config, tokenizer), config, None), config.task), 0
         parameters = count(checked, config.task, max_length or 8).parameters
         if FLOAT_BYTES * parameters > hardware()["memory_bytes"]:
             needed, present = FLOAT_BYTES * parameters / 1e9, hardware()["memory_bytes"] / 1e9

@@ -55,14 +55,15 @@ def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) ->
     weights that are not initialized.
 
     Args:
-        model: A model (float or int8; only its config matters) or a Transformers config.
+        model: A model (float or int8; only its config matters) or a Transformers config, in which the model class of the task is named
+            where there is none, whether or not the model was counted before.
         task: The task.
         length: Tokens of the row, or samples of a waveform; ignored for images and spectrograms, whose size is the model's.
 
     Raises:
         InputError: Transformers cannot run this config.
     """
-    config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
+    config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else with_class(model, task)
     shared = shared_names(model) if isinstance(model, nn.Module) else None
     key = type(model), config.to_json_string(), shared, task, length
     if key not in _known:
@@ -83,7 +84,7 @@ def _counted(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int,
 
     config: PreTrainedConfig = model.config if isinstance(model, nn.Module) else model
     with on_meta_device() if on_meta else uninitialized(), quiet():
-        config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
+        config = _countable(config)
         made: Any = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
         made.tie_weights()  # which is left out where weights are not initialized
         if isinstance(model, nn.Module):

@@ -51,9 +51,8 @@ def test_each_setting_is_written_as_it_would_be_served(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("triton_repo.tuning.tuning.measured", measured)
     monkeypatch.setattr(TritonRepo, "_results", lambda self, models, measure: {"models": [model.names for model in models]})
-    monkeypatch.setattr("triton_repo.triton_repo._summary", lambda results: results)
     (tmp_path / "out").mkdir()
-    results = TritonRepo(tune=TUNE).run(exported, context(tmp_path), tmp_path / "out")
+    TritonRepo(tune=TUNE).run(exported, context(tmp_path), tmp_path / "out")
     assert seen.keys() == {Point(1, 2, 8, 0), Point(1, 2, 4, 0), Point(2, 1, 4, 0)}
     for point, (config, settings) in seen.items():
         assert config.instance_group[0].count == point.instances
@@ -61,8 +60,9 @@ def test_each_setting_is_written_as_it_would_be_served(tmp_path: Path, monkeypat
         assert config.dynamic_batching.max_queue_delay_microseconds == point.max_queue_delay_us
         assert settings["properties"]["INFERENCE_NUM_THREADS"] == str(point.threads)
     assert served(tmp_path / "out" / REPOSITORY) == seen[Point(2, 1, 4, 0)]
-    assert results["tuned"]["best"] == {"instances": 2, "threads": 1, "max_batch_size": 4, "max_queue_delay_us": 0}
-    assert [trial["own"] for trial in results["tuned"]["trials"]].count(True) == 1
+    found = json.loads((tmp_path / "out" / "triton.json").read_text())["tuned"]
+    assert found["best"] == {"instances": 2, "threads": 1, "max_batch_size": 4, "max_queue_delay_us": 0}
+    assert [trial["own"] for trial in found["trials"]].count(True) == 1
 
 
 @pytest.mark.slow

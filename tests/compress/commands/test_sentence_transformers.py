@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 
 from cli import app
 from compress.commands import sentence_transformers as command
+from compress.report import evaluations
+from foundation.artifacts.exported import Build, Exported
 
 EXPORTED = SimpleNamespace(path=Path("run/stages/export-1"))
 VARIANTS = {"baseline": SimpleNamespace(path=Path("run/stages/model-1")), "quantize": SimpleNamespace(path=Path("run/stages/quantize-1"))}
-BUILDS = [{"folder": "baseline-fp32", "variant": "baseline"}, {"folder": "quantize-int8", "variant": "quantize"}]
+BUILDS = (Build(folder="baseline-fp32", variant="baseline"), Build(folder="quantize-int8", variant="quantize"))
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     run = SimpleNamespace(of_kind=lambda kind: EXPORTED if kind == "engine" else None, variants=VARIANTS)
     monkeypatch.setattr(command, "opened", lambda folder: run)
-    monkeypatch.setattr(command, "builds", lambda opened: BUILDS)
+    monkeypatch.setattr(evaluations, "exported", lambda opened: Exported(builds=BUILDS))
     monkeypatch.setattr(command, "write_folder", lambda checkpoint, build, out: calls.append((checkpoint.folder, build, out)) or out)
     return calls
 
@@ -42,7 +44,7 @@ def test_an_unknown_model_names_the_nearest_one_and_writes_nothing(written: list
 
 
 def test_a_run_without_an_export_is_refused(written: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "builds", lambda opened: [])
+    monkeypatch.setattr(evaluations, "exported", lambda opened: Exported())
     done = CliRunner().invoke(app, ["sentence-transformers", "run", "quantize-int8", "vectors"])
     assert done.exit_code == 2
     assert "export" in done.stderr

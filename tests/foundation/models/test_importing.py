@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, ViTConfig
 
 from foundation.core.errors import InputError
 from foundation.models.architecture.shapes import sizes_of
@@ -18,6 +18,7 @@ from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.forward import forward
 from foundation.models.importing import check_model, import_model
+from foundation.models.size import count
 from tests.foundation.model_folders import LABELS, edit, named, refused, rewrite
 
 
@@ -130,6 +131,15 @@ def test_random_weights_come_from_the_seed(vit_config: dict[str, Any], tmp_path:
     assert settings["size"] == {"height": 8, "width": 8}
     assert settings["image_mean"] == [0.5]
     assert settings["do_convert_rgb"] is False
+
+
+def test_a_config_names_its_class_however_often_it_was_checked_and_counted(vit_config: dict[str, Any]) -> None:
+    config, named = random_image(vit_config), ["ViTForImageClassification"]
+    assert [check_model(config, 2).config.architectures for _ in range(2)] == [named, named]
+    for _ in range(2):
+        bare = ViTConfig(**{name: value for name, value in vit_config.items() if name != "model_type"})
+        count(bare, "image-classification", 8)
+        assert bare.architectures == named
 
 
 def test_a_config_file_is_read(vit_config: dict[str, Any], tmp_path: Path, out: Path) -> None:
