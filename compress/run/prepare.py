@@ -30,7 +30,7 @@ from foundation.models.adapters import model_folder
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.importing import check_model, source_digest
 from foundation.models.inputs.tokenizer import resolve_tokenizer
-from foundation.models.library import preview
+from foundation.models.library import preview, with_class
 from foundation.models.size import count
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage, input_named, is_model, teachers_named
@@ -142,7 +142,7 @@ def checked_with(recipe: Recipe, config: PreTrainedConfig, context: Context) -> 
         known = {BASELINE: baseline, INPUT: config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
         yield stage, config, teachers[0] if teachers else None
-        config = configs[str(stage.id)] = stage.config_after(config)
+        config = configs[str(stage.id)] = with_class(stage.config_after(config), context.task)
 
 
 def _check_machine(recipe: Recipe) -> None:

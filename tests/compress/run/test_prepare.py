@@ -9,6 +9,7 @@ import torch
 from compress.pipeline import run
 from compress.recipe import check
 from compress.run import implicit
+from compress.run.prepare import prepare
 from export.engines import onnxruntime, registry
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
@@ -66,3 +67,11 @@ def test_triton_needs_an_engine_that_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert registry.absent(asked.target) == []
     with pytest.raises(InputError, match=r"target.engines: tensorrt given, which cannot run here; triton_repo needs predictions"):
         run(asked, tmp_path, progress=ConsoleProgress("silent"))
+
+
+def test_a_stage_after_a_student_that_is_no_text_model_is_checked(tmp_path: Path) -> None:
+    stages = [
+        {"distill": {"student": {"config": {"num_hidden_layers": 1}}, "epochs": 1}},
+        {"prune": {"sparsity": 0.3, "granularity": ["ffn"], "multiple_of": 8, "recover": None}},
+    ]
+    assert prepare(recipe(stages), tmp_path, ConsoleProgress("silent")).count_macs() > 0
