@@ -245,7 +245,7 @@ def verdict(decision: Decision) -> list[tuple[str, bool]]:
         what = f"The int8 model of stage {served.id}"
     if decision.is_baseline:
         what = "The baseline"
-    speed, smaller_words = _speed_words(decision.speedup.value, engine_name(decision.engine)), _size_words(decision.size_ratio)
+    speed, smaller_words = _speed_words(decision.speedup, engine_name(decision.engine)), _size_words(decision.size_ratio)
     gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
     start = f"{what} is " if gained else f"{what} was not timed"
     other = decision.worst_other
@@ -259,13 +259,14 @@ def moved(change: Change) -> str:
     return f"{ends} (change {_changed(change.lost, change.metric)})"
 
 
-def _speed_words(faster: float | None, engine: str) -> list[tuple[str, bool]]:
-    if faster is None:
+def _speed_words(speedup: goals.Figure, engine: str) -> list[tuple[str, bool]]:
+    """Returns the speed-up in words: a bound printed bold, or on a busy machine a plain guess."""
+    if speedup.value is None:
         return []
-    than = (f" on {engine} than the baseline in torch", False)
-    if faster >= 1:
-        return [("at least ", False), (f"{ratio(faster)} faster", True), than]
-    return [("up to ", False), (f"{ratio(1 / faster)} slower", True), than]
+    than = (f" on {engine} than the baseline in torch{' (the machine was busy)' if speedup.busy else ''}", False)
+    if speedup.value >= 1:
+        return [("perhaps " if speedup.busy else "at least ", False), (f"{ratio(speedup.value)} faster", not speedup.busy), than]
+    return [("perhaps " if speedup.busy else "up to ", False), (f"{ratio(1 / speedup.value)} slower", not speedup.busy), than]
 
 
 def _size_words(smaller: float | None) -> list[tuple[str, bool]]:

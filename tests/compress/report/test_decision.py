@@ -197,4 +197,15 @@ def test_the_page_forms_ratios_of_the_same_turns_as_the_report() -> None:
             timed["turns_ms"] = [time, None, 3 * time, time] if lost else [time, 2 * time, 3 * time, time]
     speedup = decision_of(report).speedup
     assert speedup.low == pytest.approx(speedup.value) == pytest.approx(speedup.high)  # the machine was as slow for both in each turn
-    assert decision_of(report).speedup == speedup
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_headline_promises_no_speed_that_a_busy_machine_measured(busy: bool) -> None:
+    report = finished("text-classification", "f1", 0.8771, 0.8731, INT8, {})
+    for variant in report["variants"]:
+        for timed in variant["latency"]:
+            timed["busy"] = busy
+    parts = phrases.verdict(decision_of(report))
+    assert [strong for text, strong in parts if "faster" in text or "slower" in text] == [not busy]
+    sentence = "".join(text for text, _ in parts)
+    assert ("busy" in sentence) == busy != any(bound in sentence for bound in ("at least", "up to"))
