@@ -56,9 +56,9 @@ from foundation.models.architecture.stages import stages_of
 from foundation.models.forward import without_cache
 from foundation.models.library import sizes_config
 from foundation.training.choices import OptimizerName
-from foundation.training.division import ends_of
 from foundation.training.lora import Lora
 from foundation.training.optimizers import moment_bytes
+from foundation.training.processes.division import ends_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -7,26 +7,26 @@ between CPUs, NCCL between GPUs (one GPU per process). Every process runs the sa
 others take part in the stages that train in parallel and wait during all other stages, without a timeout and without spinning (gloo).
 
     rows      each batch is dealt out round-robin, rows that belong together as one; a process sums loss_b / B over its rows, where B is the
-              number of rows of the whole batch. Losses that compare rows gather them (`foundation.training.gathered`)
+              number of rows of the whole batch. Losses that compare rows gather them (`foundation.training.processes.gathered`)
     gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
-    dropout   on CPUs, where rows are all that is shared, as in a single process (`foundation.training.row_draws`); else independent in
-              every process, seeded by (seed, rank)
+    dropout   on CPUs, where rows are all that is shared, as in a single process (`foundation.training.processes.row_draws`);
+              else independent in every process, seeded by (seed, rank)
 
     ddp    Every process holds the model and the optimizer; gradients are summed while backward runs (`DistributedDataParallel` around the
-           whole step, see `foundation.training.engine`).
+           whole step, see `foundation.training.processes.engine`).
     fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
            (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
            Scalars, such as a learned scale, cannot be sharded and stay whole. With `offload` shards, their gradients and their optimizer
            state lie in the memory of the host (`CPUOffloadPolicy`).
-    tensor Neighbouring processes share each layer (`foundation.training.division`) and work on the same rows; the others are dealt out.
-           Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy holds. `ddp` is
-           `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are divided already,
-           which `DistributedDataParallel` does not.
+    tensor Neighbouring processes share each layer (`foundation.training.processes.division`) and work on the same rows; the others
+           are dealt out. Processes 0 1 | 2 3 with tensor 2: the mesh of torch is [data 2, tensor 2]. Between such groups the strategy
+           holds. `ddp` is `fully_shard` on a mesh [data, 1] then: it replicates over data, and its all-reduce knows parameters that are
+           divided already, which `DistributedDataParallel` does not.
     sequence  Those processes share the tokens of each row between the layers too (`foundation.models.architecture.sequence`).
     context  Neighbouring processes share the tokens of each row (`foundation.models.architecture.context`) and hold whole layers; each
              takes a part of the loss, so that `ddp` and `fsdp2` work over all processes as if every one had rows of its own.
-    pipeline  Neighbouring processes hold consecutive blocks (`foundation.training.pipeline`) and work on the same rows; the others are
-           dealt out, by `ddp` alone.
+    pipeline  Neighbouring processes hold consecutive blocks (`foundation.training.processes.pipeline`) and work on the same rows; the
+           others are dealt out, by `ddp` alone.
 """
 
 from __future__ import annotations

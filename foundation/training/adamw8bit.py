@@ -37,7 +37,7 @@ from torch import Tensor
 
 from foundation.machine.sharding import is_sharded
 from foundation.training.each_weight import EachWeight
-from foundation.training.layer_share import local
+from foundation.training.processes.layer_share import local
 from foundation.training.state import Entry
 
 BETAS = 0.9, 0.999

@@ -6,7 +6,8 @@ and the gradient of a weight goes through them:
     d loss / d w  =  sum_i (d loss / d v_i) (d v_i / d w)
 
     1. vectors      each micro-batch runs without a graph; its vectors stay, and the random state that it began with
-    2. loss         of all vectors, and its gradient d loss / d v_i; several processes gather them once (`foundation.training.gathered`)
+    2. loss         of all vectors, and its gradient d loss / d v_i; several processes gather them once
+                    (`foundation.training.processes.gathered`)
     3. gradients    each micro-batch runs again from its random state, so that dropout is the same, now with a graph; its backward begins
                     with the gradients of its vectors
 
@@ -14,8 +15,8 @@ One micro-batch has a graph at a time. The last one of step 1 keeps its graph an
 4 - 1/k times the work of a forward pass, against 3 for a batch in one piece. Gradients equal the gradients of that batch but for rounding,
 and for dropout, which micro-batches draw one after the other. sentence-transformers calls it CachedMultipleNegativesRankingLoss.
 
-The last backward sums gradients over processes, as the backward of other micro-batches does (`foundation.training.engine`). Running means
-of batch norms move in the first run alone.
+The last backward sums gradients over processes, as the backward of other micro-batches does (`foundation.training.processes.engine`).
+Running means of batch norms move in the first run alone.
 
 Left out: losses that read more of the model than its vectors, such as hidden states or weights of two towers; they are refused before the
 training.
@@ -34,8 +35,8 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.models.forward import device_of, forward
-from foundation.training.division import generator_state, set_generator_state
-from foundation.training.engine import Engine
+from foundation.training.processes.division import generator_state, set_generator_state
+from foundation.training.processes.engine import Engine
 from foundation.training.recompute import norms_at_rest
 
 Batch = Any

@@ -20,12 +20,12 @@ from foundation.models.forward import forward
 from foundation.models.heads.embedding import EMBEDDING_KEY
 from foundation.stage.context import Context
 from foundation.training.choices import OrderLoss, PairLoss
-from foundation.training.gathered import gathered
 from foundation.training.losses.answer_loss import AnswerLoss
 from foundation.training.losses.contrastive import contrastive_loss, images_first, in_order_of_rows, scale_of
 from foundation.training.losses.margin_mse import LARGEST
 from foundation.training.losses.table import loss_names, losses_of
 from foundation.training.losses.vector import chosen, compares_rows
+from foundation.training.processes.gathered import gathered
 from foundation.training.train import Batch, Objective
 
 if TYPE_CHECKING:

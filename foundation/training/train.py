@@ -43,20 +43,20 @@ from foundation.models.meta import empty_caches
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor
 from foundation.training.allowed import check_together
-from foundation.training.dealing import Dealing
-from foundation.training.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
-from foundation.training.engine import Engine
 from foundation.training.finite import MOST_REPEATED, Gradients, blamed, not_finite
-from foundation.training.gathered import NO_ROW
 from foundation.training.grad_cache import GradCache
 from foundation.training.history import History
 from foundation.training.kept_zeros import ZeroMasks
 from foundation.training.lora import adapted
 from foundation.training.optimizers import moments_of, optimizer_of
-from foundation.training.pipeline import Pipeline, pipelined
 from foundation.training.precision import autocast_dtype, dtype_for
+from foundation.training.processes.dealing import Dealing
+from foundation.training.processes.division import Division, divided, generator_state, in_model, set_generator_state, sharers_of
+from foundation.training.processes.engine import Engine
+from foundation.training.processes.gathered import NO_ROW
+from foundation.training.processes.pipeline import Pipeline, pipelined
+from foundation.training.processes.row_draws import row_draws
 from foundation.training.recompute import recomputed
-from foundation.training.row_draws import row_draws
 from foundation.training.rows import Rows
 from foundation.training.schedule import learning_rate, steps_in
 from foundation.training.settings import TrainingSettings

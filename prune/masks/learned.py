@@ -26,7 +26,7 @@ from foundation.core.errors import InputError
 from foundation.machine.device import computing_device
 from foundation.machine.parallel import Team
 from foundation.training.distillation.settings import DistillationSettings
-from foundation.training.layer_share import LayerShare
+from foundation.training.processes.layer_share import LayerShare
 from foundation.training.schedule import steps_in
 from foundation.training.settings import Passes
 from foundation.training.train import Objective

@@ -24,9 +24,10 @@ slopes in bfloat16, 2 with the slopes of pact, which are int8, 5 in float32.
 
 A smoothing vector (`foundation.schemes.int8`) divides x and multiplies W before they are rounded.
 
-A layer that several processes share has a part of the outputs (columns) or of the inputs (rows), see `foundation.training.layer_share`. The
-integers of rows are summed before they are rescaled, so that y has the bits that one process computes. Of what is whole, each process has
-a part of the gradient: dx and ds_x of columns, ds_x and ds_w of rows are summed. I is the number of all inputs.
+A layer that several processes share has a part of the outputs (columns) or of the inputs (rows), see
+`foundation.training.processes.layer_share`. The integers of rows are summed before they are rescaled, so that y has the bits that one
+process computes. Of what is whole, each process has a part of the gradient: dx and ds_x of columns, ds_x and ds_w of rows are summed. I is
+the number of all inputs.
 
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
@@ -42,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from foundation.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, Int8Linear, LayerScales, int8_matmul, quantize
-from foundation.training.layer_share import LayerShare, local
+from foundation.training.processes.layer_share import LayerShare, local
 from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
 
@@ -166,7 +167,7 @@ class QatLinear(QatLayer, nn.Linear):
         return linear
 
     def axes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the axis of outputs, and the axis of inputs, of the tensors that have one; see `foundation.training.layer_share`."""
+        """Returns the axes of outputs and of inputs of tensors that have one; see `foundation.training.processes.layer_share`."""
         of_outputs = {"bias": 0, "weight_scale.start": 0, "weight_scale.change": 0}
         if not parametrize.is_parametrized(self, "weight"):
             return {"weight": 0, **of_outputs}, {"weight": 1, "smooth": 0}

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from foundation.core.errors import InputError, nearest
-from foundation.training.layer_share import LayerShare, local
 from foundation.training.lora import Lora
+from foundation.training.processes.layer_share import LayerShare, local
 from foundation.training.state import seeded
 from quantize.training.linear import QatLinear
 from quantize.training.straight_through import Scale

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from foundation.schemes.int8 import LayerScales, check_finite, levels
 from foundation.schemes.scales import SMALLEST_SCALE
-from foundation.training.layer_share import LayerShare
+from foundation.training.processes.layer_share import LayerShare
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from foundation.training.distillation.assembly import Loaded, StudentInputs, ass
 from foundation.training.distillation.plan import LossPlan
 from foundation.training.distillation.settings import DistillationSettings
 from foundation.training.distillation.teacher import inputs_of, tokens_of
-from foundation.training.division import divided
 from foundation.training.losses.answer_loss import AnswerLoss
 from foundation.training.losses.distillation.presets import preset_of
 from foundation.training.losses.table import losses_of
+from foundation.training.processes.division import divided
 from foundation.training.rows import Rows
 from foundation.training.teacher_logits import teacher_logits
 from foundation.training.train import Batch

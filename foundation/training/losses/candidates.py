@@ -6,8 +6,8 @@
     pointwise    each candidate for itself                       `foundation.training.losses.pointwise`
 
 All candidates of a query get its loss, so that the mean over rows weighs queries by their candidates. Only candidates with the same number
-are compared (`foundation.labels.candidates`), and these are never parted (`foundation.training.dealing`): micro-batches and processes
-change nothing.
+are compared (`foundation.labels.candidates`), and these are never parted (`foundation.training.processes.dealing`): micro-batches and
+processes change nothing.
 """
 
 from __future__ import annotations

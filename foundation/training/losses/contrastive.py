@@ -11,8 +11,8 @@ and bias b:
 
 A model with a bias is a SigLIP. In the papers every text belongs to one image alone, y is the identity, and these are their losses; where
 several images of a batch are of one class, they are no negatives of each other (UniCL, https://arxiv.org/abs/2204.03610, section 3.2).
-s is at most 100, as in CLIP. Several processes gather the vectors of a batch (`foundation.training.gathered`); each computes the losses of
-its own rows, images against all texts and texts against all images.
+s is at most 100, as in CLIP. Several processes gather the vectors of a batch (`foundation.training.processes.gathered`); each computes the
+losses of its own rows, images against all texts and texts against all images.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ leaving such candidates out keeps every batch as long as it was, and works where
 All texts of a group get the loss of the group, its fillers too, so that the mean over texts is the mean over groups; texts whose group has
 no anchor or no positive get 0. Fillers are no candidates.
 
-Several processes gather the texts of a batch (`foundation.training.gathered`); each computes the losses of its own groups.
+Several processes gather the texts of a batch (`foundation.training.processes.gathered`); each computes the losses of its own groups.
 """
 
 from __future__ import annotations

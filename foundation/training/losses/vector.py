@@ -13,7 +13,7 @@ With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P
 
 Both texts of a pair get the loss of the pair, so that the mean over texts is the mean over pairs; a text whose partner is not in the batch
 gets 0. Second texts of pairs with a low score are candidates of `ranking` and `triplet` too, but never right. Several processes gather what
-these two compare (`foundation.training.gathered`).
+these two compare (`foundation.training.processes.gathered`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from foundation.labels.text_groups import Groups
 from foundation.labels.vectors import Pairs
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import PairLoss
-from foundation.training.gathered import gathered
 from foundation.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
 from foundation.training.losses.margin_mse import margin_mse
 from foundation.training.losses.text_groups import MARGIN, SCALE, group_loss
 from foundation.training.precision import in_float32
+from foundation.training.processes.gathered import gathered
 
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""

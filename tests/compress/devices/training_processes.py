@@ -21,11 +21,11 @@ from foundation.models.layers.own_answers import answering
 from foundation.models.library import with_class
 from foundation.models.size import inputs_of
 from foundation.training.choices import Optimizer
-from foundation.training.division import divided, sharers_of
-from foundation.training.engine import Engine
 from foundation.training.losses.table import losses_of
 from foundation.training.optimizers import optimizer_of
-from foundation.training.pipeline import pipelined
+from foundation.training.processes.division import divided, sharers_of
+from foundation.training.processes.engine import Engine
+from foundation.training.processes.pipeline import pipelined
 from foundation.training.train import Batch
 from tests.training_memory import KINDS, Alive
 

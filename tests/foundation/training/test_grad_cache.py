@@ -20,9 +20,9 @@ from foundation.labels import text_groups, vectors
 from foundation.labels.form import Labels
 from foundation.machine.parallel import ALONE
 from foundation.training.choices import PairLoss
-from foundation.training.engine import Engine
 from foundation.training.grad_cache import GradCache
 from foundation.training.losses.table import losses_of
+from foundation.training.processes.engine import Engine
 from foundation.training.supervised import Supervised, supervised
 from foundation.training.train import Batch
 

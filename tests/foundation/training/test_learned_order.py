@@ -27,9 +27,9 @@ from foundation.machine.parallel import Team
 from foundation.models.checkpoint import load
 from foundation.stage.context import Context
 from foundation.training.choices import OrderLoss
-from foundation.training.dealing import Dealing
 from foundation.training.finetune import Finetune
 from foundation.training.losses.table import loss_names
+from foundation.training.processes.dealing import Dealing
 from foundation.training.rows import Rows
 from foundation.training.supervised import supervised
 from foundation.training.train import Batch

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from foundation.machine.parallel import Team, joined
 from foundation.machine.sharding import full
 from foundation.schemes.int8 import LayerScales, levels, weight_scale
-from foundation.training.layer_share import LayerShare
 from foundation.training.lora import Lora
+from foundation.training.processes.layer_share import LayerShare
 from quantize.choices import Learned
 from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.qat import insert

@@ -8,8 +8,8 @@
 
 Works with different widths, and for regression as well as classification. The loss compares the rows of a batch with each other, so a batch
 cannot be split into micro-batches; a batch of a single row, such as the last one of an epoch, contributes nothing. The gradient of a
-distance of 0 is defined as 0. Several processes gather the vectors of a batch (`foundation.training.gathered`): each compares its own rows
-with all, and the mean distance is taken over the whole batch.
+distance of 0 is defined as 0. Several processes gather the vectors of a batch (`foundation.training.processes.gathered`): each compares its
+own rows with all, and the mean distance is taken over the whole batch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Relational(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `distance` and `angle`, omitting terms of weight 0."""
-        from foundation.training.gathered import gathered
+        from foundation.training.processes.gathered import gathered
 
         student_bD, teacher_bE, team = self._vectors(inputs.student), self._vectors(inputs.teacher), inputs.setting.team
         if team.data_size == 1:

@@ -6,7 +6,7 @@
 It says nothing of where the vectors point, only of the angles between them, so that the vectors of student and teacher may have different
 widths, and an index of the teacher's vectors is of no use to the student. The paper compares activations of layers and divides each row of
 the matrix by its length; cosines are what is searched with. A batch of a single text contributes nothing. Several processes gather the
-vectors of a batch (`foundation.training.gathered`).
+vectors of a batch (`foundation.training.processes.gathered`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Similarity(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `similarity`."""
-        from foundation.training.gathered import gathered
+        from foundation.training.processes.gathered import gathered
 
         student_bD, teacher_bE, team = inputs.student.logits, inputs.teacher.logits, inputs.setting.team
         if team.data_size == 1:

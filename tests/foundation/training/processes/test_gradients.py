@@ -16,9 +16,9 @@ from foundation.core.target import Parallel, Target
 from foundation.machine.parallel import Team
 from foundation.stage.context import Context
 from foundation.training.finetune import Finetune
-from foundation.training.gradients import whole_steps
+from foundation.training.processes.gradients import whole_steps
 from tests.foundation import tiny_gpt
-from tests.foundation.training.gradient_processes import RANK, SIZE, STEPS, WAYS, together, whole
+from tests.foundation.training.processes.gradient_processes import RANK, SIZE, STEPS, WAYS, together, whole
 from tests.ranks import in_ranks
 from tests.told import Told
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foundation.core.target import Gradients, Parallel
 from foundation.machine.parallel import Team, joined
-from foundation.training.engine import Engine
+from foundation.training.processes.engine import Engine
 
 SIZE, ROWS, STEPS, RANK = 24, 64, 60, 2
 WAYS: tuple[Gradients, ...] = ("float32", "fp16", "powersgd")

@@ -5,7 +5,7 @@
     micro-batch  micro_batch_size of these rows, or as many runs as fit
 
 A run is never cut, so that a loss that compares the rows of a run is the same however a batch is divided. Losses that compare those of
-different runs gather them from all processes (`foundation.training.gathered`).
+different runs gather them from all processes (`foundation.training.processes.gathered`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.machine.parallel import ALONE, Team
-from foundation.training.dealing import Dealing
+from foundation.training.processes.dealing import Dealing
 from foundation.training.rows import plan_epoch
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=20)

@@ -15,13 +15,13 @@ from foundation.core.runs import equal
 from foundation.labels import text_groups
 from foundation.machine.parallel import ALONE, Team, joined
 from foundation.machine.sharding import full, shard
-from foundation.training.dealing import Dealing
 from foundation.training.distillation.capture import Captured
-from foundation.training.engine import Engine
-from foundation.training.gathered import NO_ROW
 from foundation.training.grad_cache import GradCache
 from foundation.training.losses.distillation.loss import LossInputs, Setting, Shape
 from foundation.training.losses.distillation.relational import Relational
+from foundation.training.processes.dealing import Dealing
+from foundation.training.processes.engine import Engine
+from foundation.training.processes.gathered import NO_ROW
 from foundation.training.supervised import supervised
 from foundation.training.train import Batch
 

@@ -4,7 +4,7 @@
     fsdp2   `fully_shard` reduces and scatters the gradients of a block while backward computes the gradients of the next one; what it does
             not shard (parameters of the objective, scalars) is reduced by `DistributedDataParallel`
     tensor  between processes that share each layer there is nothing to sum: they have the same rows, hence the same gradients of what is
-            whole. Between groups of them it is as with fsdp2, for both strategies (`foundation.training.division`).
+            whole. Between groups of them it is as with fsdp2, for both strategies (`foundation.training.processes.division`).
 
 `DistributedDataParallel` expects one forward of one module before each backward. A distillation runs its student more than once, trains
 projections along with it and leaves some parts unused. So we wrap not the model but the step: a module whose forward is the whole
@@ -15,7 +15,7 @@ ran. The model itself stays unwrapped: losses, captures and evaluation use it as
                         which parts are used. A parameter without a gradient in all processes keeps none: the optimizer skips it, as in one
                         process. The buckets are then never rebuilt, so a resumed training adds in the same order: bit-equal.
     sum, not mean       losses are already divided by the rows of the whole batch; the hook `summed` replaces the division, and so do those
-                        that compress (`foundation.training.gradients`)
+                        that compress (`foundation.training.processes.gradients`)
     frozen parts        (LoRA, teachers) have no hooks
     context             processes that share tokens sum gradients like those that share rows: each takes its part of the loss
     micro-batches       accumulate without communication (`no_sync`, `set_requires_gradient_sync`) until the last one of a step. With fsdp2
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from foundation.core.target import Parallel
 from foundation.machine.parallel import Team
 from foundation.machine.sharding import is_sharded
-from foundation.training.gradients import hook_of
+from foundation.training.processes.gradients import hook_of
 
 Objective = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
@@ -79,7 +79,8 @@ class Engine:
         whole = [parameter for parameter in trained.parameters() if parameter.requires_grad and not is_sharded(parameter)]
         self.step = WholeStep(objective, model, whole)
         self.sharded: Any = model if hasattr(model, "set_requires_gradient_sync") else None  # after `fully_shard`
-        several = team.data_size * team.context > 1 and team.pipeline == 1 and whole  # of a pipeline: `foundation.training.pipeline`
+        # `foundation.training.processes.pipeline` sums the gradients of a pipeline
+        several = team.data_size * team.context > 1 and team.pipeline == 1 and whole
         self.reduced = _reduced(self.step, team.gradient_group(), parallel or Parallel(), num_steps) if several else None
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from foundation.machine.parallel import Team, joined
 from foundation.machine.sharding import full, shard
-from foundation.training import engine as module
 from foundation.training.choices import Optimizer
-from foundation.training.engine import Engine
 from foundation.training.optimizers import optimizer_of
+from foundation.training.processes import engine as module
+from foundation.training.processes.engine import Engine
 
 ROWS, PARTS = 8, 2
 """Rows of a step; micro-batches of each process."""

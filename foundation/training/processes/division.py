@@ -1,8 +1,8 @@
 """How a model is divided among the processes of a training, and put together again.
 
     tensor > 1   neighbouring processes share each layer (`foundation.models.architecture.split`), by `parallelize_module` of
-                 torch.distributed.tensor.parallel or by itself (`foundation.training.layer_share`): weights become DTensors of the mesh
-                 dimension `tensor`
+                 torch.distributed.tensor.parallel or by itself (`foundation.training.processes.layer_share`): weights become DTensors of
+                 the mesh dimension `tensor`
     fsdp2        `fully_shard` then shards every weight, or every share of one, over the mesh dimension `data`
     ddp          nothing more in one group of processes. Between several, `fully_shard` on a mesh [data, 1] replicates: it sums gradients
                  over data and knows DTensors.
@@ -39,7 +39,7 @@ from foundation.models.architecture.shapes import set_counts
 from foundation.models.architecture.split import Split, split_of
 from foundation.models.forward import uses_of_weights
 from foundation.models.layers.token_shares import Group
-from foundation.training.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
+from foundation.training.processes.layer_share import LayerShare, SharesItself, owner_of, plain, shared_axes, styles_of
 from foundation.training.state import Entry, Gathers, by_bytes
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foundation.machine.parallel import ALONE
-from tests.foundation.training.engine_processes import ROWS, setting, together, weights_after
+from tests.foundation.training.processes.engine_processes import ROWS, setting, together, weights_after
 from tests.ranks import in_ranks
 
 pytestmark = pytest.mark.whole

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.foundation.training import compared_processes
+from tests.foundation.training.processes import compared_processes
 from tests.ranks import in_ranks
 
 pytestmark = pytest.mark.whole

@@ -44,8 +44,8 @@ from foundation.machine.parallel import Team, as_bytes, copy_from
 from foundation.models.architecture.blocks import block_of
 from foundation.models.architecture.stages import Stages, run_stage, stages_of
 from foundation.models.forward import without_cache
-from foundation.training.division import in_model
-from foundation.training.engine import Objective
+from foundation.training.processes.division import in_model
+from foundation.training.processes.engine import Objective
 from foundation.training.rows import Rows
 from foundation.training.state import Entry, Gathers, by_bytes
 

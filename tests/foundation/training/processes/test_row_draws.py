@@ -13,8 +13,8 @@ import transformers
 from torch import Tensor, nn
 
 from foundation.machine.parallel import Team
-from foundation.training.dealing import Dealing
-from foundation.training.row_draws import RowDraws
+from foundation.training.processes.dealing import Dealing
+from foundation.training.processes.row_draws import RowDraws
 
 TEXT = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "num_labels": 3}
 GPT = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24, "num_labels": 3, "pad_token_id": 0}

@@ -17,7 +17,7 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Parallel
 from foundation.machine.parallel import Team
-from foundation.training.pipeline import Pipeline, _names_of_each, pipelined
+from foundation.training.processes.pipeline import Pipeline, _names_of_each, pipelined
 
 IMAGES = {
     "config": {
