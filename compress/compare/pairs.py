@@ -45,8 +45,8 @@ class Model:
 
 
 def pairs(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    """Returns what the primary metric of each run differs by from that of each earlier one: of what they serve, and of what has the same
-    name and backend in the first run.
+    """Returns the difference of the primary metric between each run and each earlier one: of the served models, and of the models with the
+    same name and backend in the first run.
 
     Returns:
         One map for each pair, see `Pair`. A pair of runs whose rows or metrics are not the same has one entry, with the

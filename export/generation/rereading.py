@@ -2,8 +2,8 @@
 
 LongRoPE turns keys by its short factors up to `original_max_position_embeddings` tokens, and by its long ones behind. An answer that
 crosses this length has keys of the first kind in its cache. `generate` of Phi 3 drops the cache there and reads the whole text again; for
-other models it continues with both kinds. Engines that answer do the same (`foundation.standalone.stretches`), so that their tokens are
-those of Transformers.
+other models it continues with both kinds. Engines that answer do the same (`foundation.standalone.stretches`), so that they give the
+tokens of Transformers.
 
 Left out: searches with beams.
 """

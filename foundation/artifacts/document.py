@@ -1,4 +1,4 @@
-"""What a document of a run is made of: `report.json` and its like, each described by one model.
+"""Documents of a run, such as `report.json`: each is described by one model.
 
 A field of a model has its type and, below it, its meaning. From these come the reading (attributes), the writing (`written`), the JSON
 schema and the rows of the reference page (`sections`). Keys of a document are only ever added:
@@ -22,7 +22,7 @@ from foundation.artifacts.artifact import DamagedArtifact, read_json
 from foundation.core.shown import reason
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
-"""A number that is written as it came: 1 stays 1."""
+"""A number that keeps its type: 1 is written as 1, and not as 1.0."""
 Figures = dict[str, Any]
 """Figures of a stage, which its docstring explains."""
 Name = Annotated[str, "NAME"]
@@ -43,12 +43,12 @@ class Document(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
         rules = _rules(cls)
-        kept = {key: rules[key].cleaned(value) if key in rules else value for key, value in given.items()}
-        return {key: value for key, value in kept.items() if value is not None or key not in rules or rules[key].nullable}
+        entries = {key: rules[key].cleaned(entry) if key in rules else entry for key, entry in value.items()}
+        return {key: entry for key, entry in entries.items() if entry is not None or key not in rules or rules[key].nullable}
 
     def written(self) -> dict[str, Any]:
         """Returns the document as it is written: plain data, with the keys that were set, in the order of the fields."""
@@ -92,13 +92,13 @@ class _Rule(NamedTuple):
 @cache
 def _rules(model: type[Document]) -> dict[str, _Rule]:
     """Returns the rule of each key."""
-    found = {}
+    rules = {}
     for name, field in model.model_fields.items():
         kind = _bare(field.annotation)
         arguments = get_args(kind)
         item = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments and get_origin(kind) is tuple else Any
-        found[field.alias or name] = _Rule(_is_nullable(field.annotation), _is_nullable(item) or item is Any)
-    return found
+        rules[field.alias or name] = _Rule(_is_nullable(field.annotation), _is_nullable(item) or item is Any)
+    return rules
 
 
 def _is_nullable(kind: Any) -> bool:
@@ -148,7 +148,7 @@ def _sections(model: type[Document], path: str, seen: dict[type[Document], str])
         whole = f"{path}.{place}" if path else place
         if isinstance(kind, type) and issubclass(kind, Document):
             if kind in seen:
-                meaning += f" Keys: those of `{seen[kind]}`."
+                meaning += f" Same keys as `{seen[kind]}`."
             else:
                 seen[kind] = whole
                 below.append((kind, whole))

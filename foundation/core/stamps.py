@@ -12,7 +12,7 @@ SETTLED_NS = 50_000_000
 
 
 def stamps(files: Iterable[Path]) -> Stamps:
-    """Returns name, inode, size and times of files; with them in its key, a cache of contents never answers with those of a changed file.
+    """Returns name, inode, size and times of files; a cache that has them in its key never returns the contents of a changed file.
 
     A file that changed a moment ago could change once more at the same time of the clock. The result is then unlike all others, so that the
     file is read again until its time has settled, as Git does with its index.
@@ -20,15 +20,15 @@ def stamps(files: Iterable[Path]) -> Stamps:
     Args:
         files: The files; those that do not exist are left out.
     """
-    found: list[tuple[str | int, ...]] = []
+    entries: list[tuple[str | int, ...]] = []
     newest = 0
     for file in files:
         try:
-            known = file.stat()
+            status = file.stat()
         except (OSError, ValueError):  # whoever opens the file reports it
             continue
-        found.append((file.name, known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns))
-        newest = max(newest, known.st_ctime_ns)
+        entries.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        newest = max(newest, status.st_ctime_ns)
     if time.time_ns() - newest < SETTLED_NS:
-        found.append((time.perf_counter_ns(),))
-    return tuple(found)
+        entries.append((time.perf_counter_ns(),))
+    return tuple(entries)

@@ -75,7 +75,7 @@ class Answer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no classes")
 
     def read(self, array: Array, task: Facts) -> Labels:
-        """Returns labels of a file as those of a task.
+        """Returns the labels of a task from the array of a file.
 
         Args:
             array: `[n, ...]`, as `Labels.array` was written.

@@ -282,7 +282,7 @@ class Spans(Labels):
         yield none
 
     def unit(self, reference: Array) -> float:
-        """The standard deviation of the kept logits of the reference: those of two heads differ by orders of magnitude."""
+        """The standard deviation of the kept logits of the reference: two heads differ by orders of magnitude."""
         return deviation(reference)
 
 
@@ -347,8 +347,8 @@ class SpanAnswer(Answer):
         return tied
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
-        """The mean over start and end of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than that of
-        all tokens."""
+        """The mean over start and end of KL(p || p'), in nats, where tokens that are not kept of both count as one. Over all tokens it
+        would never be less."""
         ours, theirs = sides_of(reference), sides_of(logits)
         same = _same(ours, theirs)
         log_p, log_q = ours.logits.astype(np.float64) - ours.total[..., None], theirs.logits.astype(np.float64) - theirs.total[..., None]

@@ -35,5 +35,5 @@ def answer_of(task: Task) -> Answer:
 
 
 def read_labels(array: Array, task: Task) -> Labels:
-    """Returns labels of a file, `[n, ...]`, as those of a task."""
+    """Returns the labels of a task from the array `[n, ...]` of a file."""
     return answer_of(task).read(array, TASKS[task])

@@ -107,7 +107,7 @@ class Groups(VectorLabels):
         """The cosines of the anchor with every negative and with the positive of every whole group, float64 `[t, k + 1]`, and the column of
         the right one, int64 `[t]`.
 
-        The largest one is the answer; the positive stands last, so that of equal ones the first is the wrong one. Fillers have -2.
+        The largest one is the answer; the positive stands last: where two are equal, the first is the wrong one. Fillers have -2.
         """
         anchors, positives, *negatives = self.judged
         columns = [np.where(self.array[rows, 2] < 0, NO_COSINE, cosines(answers[anchors], answers[rows])) for rows in negatives]
@@ -115,7 +115,7 @@ class Groups(VectorLabels):
         return found, np.full(len(found), found.shape[1] - 1)
 
     def choices(self, answers: Array) -> tuple[Array, Array] | None:
-        """The nearest column, and that of the positive."""
+        """The nearest column, and the column of the positive."""
         found, true = self.values(answers)
         return found.argmax(axis=1), true
 

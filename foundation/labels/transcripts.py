@@ -180,7 +180,7 @@ class Transcripts(Labels):
         return Transcripts(made)
 
     def unit(self, reference: Array) -> float:
-        """The standard deviation of the kept logits of the reference: those of two heads differ by orders of magnitude."""
+        """The standard deviation of the kept logits of the reference: two heads differ by orders of magnitude."""
         return deviation(reference)
 
 
@@ -212,8 +212,8 @@ class TranscriptAnswer(Answer):
         return np.asarray((~_real(reference) | (logits[..., 0] - other <= limit)).all(axis=1))
 
     def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
-        """The mean over the frames of KL(p || p'), in nats, where tokens that are not kept of both count as one: never more than that of
-        all tokens."""
+        """The mean over the frames of KL(p || p'), in nats, where tokens that are not kept of both count as one. Over all tokens it
+        would never be less."""
         same, real = _same(reference, logits), _real(reference)
         log_p, log_q = (of[..., Part.LOGITS].astype(np.float64) - of[..., Part.TOTAL, None] for of in (reference, logits))
         shared_p, shared_q = same.any(axis=3), same.any(axis=2)
@@ -242,5 +242,5 @@ def deviation(reference: Array) -> float:
 
 
 def _same(ours: Array, theirs: Array) -> Array:
-    """Returns which kept tokens are the same, bool `[n, F, K, K]`, the first K those of `ours`."""
+    """Returns which kept tokens are the same, bool `[n, F, K, K]`; the first K belong to `ours`."""
     return np.asarray((ours[..., Part.IDS, None] == theirs[..., None, Part.IDS]) & (ours[..., Part.IDS, None] != NO_TOKEN))

@@ -48,7 +48,7 @@ def labels_of(sides: Array, classes: Array, pairs: Array | None = None) -> Image
 
 
 def read_by(modality: str, rows: Sequence[Any]) -> list[int]:
-    """Returns the numbers of the rows that a model reads: of images and texts those of its modality, else all."""
+    """Returns the numbers of the rows that a model reads: the rows of its modality where there are images and texts, else all."""
     if modality == "image":
         return [number for number, row in enumerate(rows) if isinstance(row, bytes)]
     return [number for number, row in enumerate(rows) if not isinstance(row, bytes)] if modality == "text" else list(range(len(rows)))
@@ -89,7 +89,7 @@ class ImagesAndTexts(VectorLabels):
         return found, np.searchsorted(classes, self.array[self.judged, 1].astype(np.int64))
 
     def choices(self, answers: Array) -> tuple[Array, Array] | None:
-        """The column of the nearest class, and that of the image's own."""
+        """The column of the nearest class, and the column of the image's own."""
         found, true = self.values(answers)
         return found.argmax(axis=1), true
 

@@ -83,7 +83,7 @@ def load_predictions(path: Path, task: Task) -> tuple[Array, Labels]:
 
 
 def load_logits(path: Path) -> Array:
-    """Returns the logits of a file written by `save_predictions`, float32 `[n, ...]`; errors are those of `load_predictions`."""
+    """Returns the logits of a file written by `save_predictions`, float32 `[n, ...]`; raises what `load_predictions` raises."""
     return _tensors(path)["logits"]
 
 

@@ -12,8 +12,8 @@ with configurations of the float model that it was made of, so that int8 is serv
 
 The time is relative, so no shape outweighs another. All figures come from one latency step, in which the engines took turns, and ratios
 are formed within turns (`foundation.measure.turns`). With noise in the times every configuration near the fastest one is the fastest now
-and then. `CLOSE` is wider than that noise, so that size and simplicity choose among them, which no noise changes. The metric is that of the
-evaluation split; a configuration is chosen by it only where it decides whether `goals.max_drop` is met.
+and then. `CLOSE` is wider than that noise, so that size and simplicity choose among them, which no noise changes. The metric is measured
+on the evaluation split. A configuration is chosen by it only where it decides whether `goals.max_drop` is met.
 
 Not here: other numbers of threads than the target's, and engines that answer prompts (`foundation.measure.fastest_answers`).
 """

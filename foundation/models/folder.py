@@ -1,4 +1,4 @@
-"""A checkpoint as what its files say. Importing this file loads no torch; `foundation.models.checkpoint` loads the weights."""
+"""A checkpoint, read from its files. Importing this file loads no torch; `foundation.models.checkpoint` loads the weights."""
 
 from __future__ import annotations
 
@@ -82,9 +82,10 @@ class Checkpoint:
             InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
                 are not supported.
         """
+        from foundation.models.files import state_of
         from foundation.models.inputs.preprocessor import preprocessor
 
-        return preprocessor(self.folder, task, max_length, target, stride, aggregate)
+        return preprocessor(self.folder, task, max_length, target, (stride, aggregate), state_of(self.folder))
 
 
 @lru_cache(maxsize=8)

@@ -113,7 +113,7 @@ class Context:
         """Returns how the rows of a checkpoint are prepared.
 
         Raises:
-            InputError: See `foundation.models.inputs.preprocessor.preprocessor`.
+            InputError: See `foundation.models.folder.Checkpoint.preprocessor`.
         """
         from foundation.models.folder import Checkpoint
 

@@ -1,7 +1,7 @@
 """A convolution in quantization-aware training: the layer next to `quantize.training.linear.QatLinear`.
 
-The forward pass convolves integer codes exactly and rescales once (`foundation.schemes.int8_convolution`). The backward pass is that of
-`quantize.training.linear` with the two products of a linear layer replaced by the gradients of a convolution: with x^ = s_x q_x,
+The forward pass convolves integer codes exactly and rescales once (`foundation.schemes.int8_convolution`). The backward pass is the
+one of `quantize.training.linear`, with the gradients of a convolution for the two products of a linear layer: with x^ = s_x q_x,
 W^ = s_w q_w and g the gradient of y
 
     dx = 1[inside] * (gradient of the convolution of x with W^, at g)

@@ -22,7 +22,6 @@ from foundation.core.target import Target
 from foundation.core.tasks import TASKS, Task
 from foundation.labels.table import answer_of
 from foundation.models.config import most_tokens, read_config
-from foundation.models.files import state_of
 from foundation.models.heads.embedding import EMBEDDING_KEY
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
@@ -46,26 +45,18 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
-def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, stride: int = 0, aggregate: str = "") -> Preprocessor:
-    """Returns the preprocessor of a checkpoint; it is shared by all callers until a file of the folder changes.
+@lru_cache(maxsize=16)
+def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, windows: tuple[int, str], state: Stamps) -> Preprocessor:
+    """Returns the result of `foundation.models.folder.Checkpoint.preprocessor`, which all callers share until `state` changes.
 
     Args:
         checkpoint: A Transformers folder with config.json, and tokenizer.json or preprocessor_config.json.
         task: The task of the model.
-        max_length: Maximum tokens, or samples of a waveform, per row; unused for images and spectrograms.
+        max_length: Maximum tokens, or samples of a waveform, per row.
         target: Provides the sequence lengths to pad to.
-        stride: Tokens that two windows of a long context or text share; unused where texts are truncated.
-        aggregate: How window logits are pooled: mean or max; empty where texts are truncated.
-
-    Raises:
-        InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
-            are not supported.
+        windows: `stride` and `aggregate`.
+        state: The files of the folder (`foundation.models.files.state_of`).
     """
-    return _preprocessor(checkpoint, task, max_length, target, (stride, aggregate), state_of(checkpoint))
-
-
-@lru_cache(maxsize=16)
-def _preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, windows: tuple[int, str], state: Stamps) -> Preprocessor:
     del state  # part of the cache's key
     (stride, aggregate), config = windows, stock_type(_read_json(checkpoint / "config.json"))
     try:

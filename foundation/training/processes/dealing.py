@@ -4,7 +4,7 @@
     process      every P-th row of a batch, or every P-th run
     micro-batch  micro_batch_size of these rows, or as many runs as fit
 
-A run is never cut, so that a loss that compares the rows of a run is the same however a batch is divided. Losses that compare those of
+A run is never cut, so that a loss that compares the rows of a run is the same however a batch is divided. Losses that compare rows of
 different runs gather them from all processes (`foundation.training.processes.gathered`).
 """
 

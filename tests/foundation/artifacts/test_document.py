@@ -83,7 +83,7 @@ def test_the_reference_lists_each_map_once_with_names_that_vary() -> None:
                 Key("schema", "integer", "Version."),
                 Key("name", "text", "Name."),
                 Key("parts[]", "map", "Parts."),
-                Key("named.BACKEND", "map", "Parts by backend. Keys: those of `parts[]`."),
+                Key("named.BACKEND", "map", "Parts by backend. Same keys as `parts[]`."),
                 Key("figures", "map", "Figures of a stage."),
             ),
         ),

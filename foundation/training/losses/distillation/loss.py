@@ -142,7 +142,7 @@ class Loss(Config):
     """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether the loss compares the rows of a batch with each other, so that micro-batches would change it. Where it needs vectors alone,
-    those of several micro-batches are compared (`foundation.training.grad_cache`)."""
+    the vectors of several micro-batches are compared (`foundation.training.grad_cache`)."""
     GATHERS: ClassVar[bool] = False
     """Whether a loss that compares rows gathers the rows of all processes; others need a single process."""
     NEEDS_NEGATIVES: ClassVar[bool] = False
