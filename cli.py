@@ -266,7 +266,6 @@ def generate(
     """Let a language model of a run answer prompts, token by token."""
 
     def work() -> None:
-        from compress.commands.generate import Wanted
         from compress.commands.generate import generate as answer
 
         prompts = iter(prompt) if prompt else (line.rstrip("\n") for line in sys.stdin if line.strip())
@@ -274,7 +273,7 @@ def generate(
         def note(line: str) -> None:
             typer.echo(line, err=True)
 
-        answer(folder, prompts, decoding.decoding(), Wanted(**vars(wanted)), write=_write, note=note)
+        answer(folder, prompts, decoding.decoding(), wanted, write=_write, note=note)
 
     finish(work, verbose)
 

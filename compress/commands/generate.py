@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.commands.options import AnswerOptions
 from compress.report import evaluations
 from compress.run.opened import opened
 from export.generation.questions import asked
@@ -35,7 +36,7 @@ from foundation.core.decoding import Answer, Decoding
 from foundation.core.engines import ENGINES, REFERENCE
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
-from foundation.core.speculation import DRAFT_TOKENS, PROPOSED_MODE, Speculation, per_step
+from foundation.core.speculation import PROPOSED_MODE, Speculation, per_step
 from foundation.core.target import Target
 from foundation.core.tasks import TASKS, tasks_with
 from foundation.measure.engine_process import EngineProcess
@@ -50,26 +51,6 @@ GAP = 4
 """Columns between two answers."""
 BETWEEN = "\n---\n"
 """Stands between the answers of one search."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the user asked to answer."""
-
-    variant: str | None = None
-    """A variant, with its precision or without: `quantize-int8`, `quantize`. None: the last one."""
-    engine: str | None = None
-    """The engine. None: the first of the run that answers prompts, else torch."""
-    compare: str | None = None
-    """A second variant, or an engine, whose answers are shown next to the first."""
-    chat: bool = True
-    """Whether to use the chat template of the tokenizer, if it has one."""
-    draft: str | None = None
-    """A smaller model that proposes tokens: a variant, or the folder of another run."""
-    draft_tokens: int = DRAFT_TOKENS
-    """Tokens that it proposes at once."""
-    prompt_lookup: int | None = None
-    """Tokens that are looked up in the text at once; None: none."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +187,7 @@ def generate(
     folder: Path,
     prompts: Iterator[str],
     decoding: Decoding,
-    wanted: Wanted,
+    wanted: AnswerOptions,
     *,
     write: Write,
     note: Write,
@@ -320,7 +301,7 @@ def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
     return chosen(known, name, first.engine if built else None, "--compare")
 
 
-def proposed_to(first: Choice, known: Sequence[Choice], wanted: Wanted, decoding: Decoding) -> Choice:
+def proposed_to(first: Choice, known: Sequence[Choice], wanted: AnswerOptions, decoding: Decoding) -> Choice:
     """Returns the choice with its draft model or prompt lookup, if one was requested.
 
     Raises:

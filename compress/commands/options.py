@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from foundation.core.speculation import DRAFT_TOKENS
 from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What answers in `generate`; the fields of `compress.commands.generate.Wanted`."""
+    """What answers in `generate`: a variant in an engine, and what proposes tokens to it."""
 
     variant: Annotated[
         str | None, typer.Option("--variant", metavar="ID", help="What answers, such as quantize or quantize-int8; default: the last.")
@@ -85,7 +86,7 @@ class AnswerOptions:
     draft: Annotated[
         str | None, typer.Option("--draft", metavar="ID", help="A smaller variant, or the folder of a run, that proposes tokens.")
     ] = None
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="Tokens that the draft proposes at once.")] = 4
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="Tokens that the draft proposes at once.")] = DRAFT_TOKENS
     prompt_lookup: Annotated[
         int | None, typer.Option("--prompt-lookup", metavar="N", help="Propose what followed the last tokens before, N at once.")
     ] = None
