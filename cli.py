@@ -15,9 +15,7 @@ from compress.commands import launch
 from compress.commands.exit_status import finish
 from compress.commands.options import AnswerOptions, DecodingOptions, LoadOptions, RowOptions, with_options
 from foundation.core.errors import InputError
-from foundation.core.named import one_of
 from foundation.core.shown import pasted
-from foundation.core.tasks import TASKS
 from foundation.machine.parallel import is_launched, joined
 from foundation.machine.waits import bounded_spin
 from triton_repo.ports import FIXED
@@ -64,7 +62,7 @@ def main(
 
 @app.command()
 def init(
-    task: Annotated[str | None, typer.Option("--task", help=f"{one_of(list(TASKS))}.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="What the model is for: a line of `compress list tasks`.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Copy a shipped recipe instead.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:

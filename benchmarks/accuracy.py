@@ -34,8 +34,9 @@ from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec
 from foundation.artifacts.run_folder import open_run
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS as KINDS
 from foundation.data.splits import Data
+from foundation.labels.tasks import TASKS as KINDS
+from foundation.labels.value import Numbers
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_logits
 from foundation.measure.metrics import Metric, metrics
@@ -218,7 +219,7 @@ def mean_metric(kind: str, logits: Any, truth: Any) -> float:
 
 def agreement(kind: str, stacked: dict[str, Any], name: str) -> float:
     """Returns the share of rows answered as fp32 does; for regression the Pearson correlation with its answers."""
-    if KINDS[kind].answer == "value":
+    if KINDS[kind].answer.FORM is Numbers:
         pairs = [(stacked[name][:, seed, 0], stacked[FLOAT][:, seed, 0]) for seed in range(stacked[name].shape[1])]
         return float(np.mean([np.corrcoef(ours, theirs)[0, 1] for ours, theirs in pairs]))
     return float(np.mean(stacked[name].argmax(axis=2) == stacked[FLOAT].argmax(axis=2)))

@@ -39,7 +39,7 @@ from compress.report.intervals import paired_bootstrap
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS as KINDS
+from foundation.labels.tasks import TASKS as KINDS
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import Metric

@@ -40,8 +40,8 @@ from foundation.artifacts.graph import Graph
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.engines import ENGINES
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import Task
 from foundation.data.splits import Split
+from foundation.labels.tasks import Task
 from foundation.machine.environment import fingerprint
 from foundation.measure.engine_process import EngineProcess, Job, write_rows
 from foundation.measure.generation import TOKENS, Reads, Workload, measure_generation

@@ -32,7 +32,6 @@ from foundation.artifacts.run_folder import Run, open_run
 from foundation.artifacts.store import share
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure
@@ -62,7 +61,7 @@ def main() -> None:
     rows = measure(list(specs.values()), shapes(recipe.model.task, recipe.target), progress)
     document = {
         "environment": fingerprint(),
-        "metric": TASKS[recipe.model.task].metric,
+        "metric": recipe.model.facts.metric,
         "seconds": found.contents["seconds"],
         "recommended": (found.contents["recommended"] or {}).get("name"),
         "accuracy": evaluate(specs, recipe, data),
@@ -115,7 +114,7 @@ def references(found: Run, recipe: Recipe, data: Data, out: Path, nncf: bool) ->
 
 def evaluate(specs: Mapping[str, EngineSpec], recipe: Recipe, data: Data) -> dict[str, dict[str, Any]]:
     """Returns the primary metric of every engine over the whole evaluation split, with its 95 % interval, and the loss against torch."""
-    metric = METRICS[TASKS[recipe.model.task].metric]
+    metric = METRICS[recipe.model.facts.metric]
     logits = {name: answers_of_engine(spec, data) for name, spec in specs.items()}
     labels = data.evaluation.labels
     return {

@@ -41,7 +41,6 @@ from export.engines.spec import EngineSpec
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Data
 from foundation.machine.environment import fingerprint
 from foundation.measure.latency import measure
@@ -79,7 +78,7 @@ def main() -> None:
     rows = measure(list(specs.values()), SHAPES, progress)
     answers = {name: answers_of_engine(spec, data) for name, spec in specs.items()}
     latency = [{"name": list(specs)[row.pop("job")], **row} for row in rows]
-    metric = METRICS[TASKS[recipe.model.task].metric]
+    metric = METRICS[recipe.model.facts.metric]
     document = {
         "environment": fingerprint(),
         "minutes": arguments.minutes,

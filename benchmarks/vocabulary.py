@@ -23,8 +23,7 @@ from compress.reading.load import load_data
 from compress.recipe import Recipe, read
 from foundation.artifacts.run_folder import Run, open_run
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS
 from foundation.machine.environment import fingerprint
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import predict
@@ -88,7 +87,7 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     found = []
     for name, where in kinds.items():
         old, new = (answers[where] for answers in logits)
-        changed, _ = answer_of(task).differences(old, new)
+        changed, _ = TASKS[task].answer.differences(old, new)
         figures = {key: metrics(task, answers, truth[where])[TASKS[task].metric] for key, answers in (("before", old), ("after", new))}
         largest = float(np.abs(old - new).max(initial=0.0))
         found.append({"name": name, "n": int(where.sum()), "changed": int(changed.sum()), "largest": largest, **figures})

@@ -22,7 +22,6 @@ from compress.report.intervals import paired_bootstrap
 from foundation.artifacts.run_folder import open_run
 from foundation.core.progress import ConsoleProgress
 from foundation.labels.next_token import perplexity
-from foundation.labels.table import answer_of
 from foundation.machine.environment import fingerprint
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import Metric
@@ -64,7 +63,7 @@ def main() -> None:
             answers[variant], labels = load_predictions(finished.predictions(variant), recipe.model.task)
         before, after = (perplexity(answers[variant], labels.array) for variant in ("finetune", "quantize"))
         low, high = paired_bootstrap(Metric(perplexity), answers["quantize"], answers["finetune"], labels.array, resamples=1000)
-        changed, moved = answer_of(recipe.model.task).differences(answers["finetune"], answers["quantize"])
+        changed, moved = recipe.model.facts.answer.differences(answers["finetune"], answers["quantize"])
         figures = {"perplexity": after, "increase": after - before, "low": low, "high": high}
         rows.append({"name": name, **figures, "agreement": 1 - float(changed.mean()), "moved": float(moved.mean()), "n": len(changed)})
     document = {"environment": fingerprint(), "rows": rows}

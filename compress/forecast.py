@@ -30,7 +30,7 @@ from compress.run.steps import plan_steps
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact, DamagedArtifact
 from foundation.core.errors import InputError
-from foundation.core.tasks import num_classes
+from foundation.labels.tasks import num_classes
 from foundation.models.importing import check_model
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.size import Counts, count

@@ -27,9 +27,9 @@ from foundation.core.named import one_of
 from foundation.core.shown import reason, shown
 from foundation.core.step_names import BASELINE, INPUT, is_reserved
 from foundation.core.target import Parallel, Target
-from foundation.core.tasks import TASKS, tasks_with
 from foundation.core.yaml_file import parse_yaml
 from foundation.data.config import DataConfig
+from foundation.labels.tasks import tasks_with
 from foundation.models.config import ModelConfig
 from foundation.models.inputs.tokenizer import TrainTokenizer
 from foundation.stage.stage import Stage, input_named, is_model, lines, teachers_named
@@ -374,7 +374,7 @@ def _check_order(recipe: Recipe) -> list[str]:
     if Export not in kinds:
         served = dict.fromkeys(stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository")
         problems += [f"stages: {name} given without export; put `- export: {{}}` before it" for name in served]
-    task = TASKS[recipe.model.task]
+    task = recipe.model.facts
     servers = served_on("cpu", generates=task.generates, encoder_decoder=task.encoder_decoder)
     if TritonRepo in kinds and recipe.target.device == "cpu" and not set(servers) & set(recipe.target.engines):
         given = ", ".join(recipe.target.engines)
@@ -391,7 +391,7 @@ def _check_order(recipe: Recipe) -> list[str]:
 def _check_generating(recipe: Recipe) -> list[str]:
     """Returns the settings that an engine that answers prompts cannot have."""
     engine = next((name for name in recipe.target.engines if ENGINES[name].generates), None)
-    row = TASKS[recipe.model.task]
+    row = recipe.model.facts
     problems = []
     if recipe.goals.max_bleu_drop is not None and not row.encoder_decoder:
         tasks = tasks_with(lambda other: other.encoder_decoder)
@@ -451,7 +451,7 @@ def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str
 
 def _check_task(recipe: Recipe) -> list[str]:
     """Returns the settings of a recipe that do not fit its task."""
-    problems, row = [], TASKS[recipe.model.task]
+    problems, row = [], recipe.model.facts
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.is_trained or not row.reads_text):
         rows = {"image": "images need none", "audio": "sounds need none"}
         reason = "a trained model keeps its tokenizer" if recipe.model.is_trained else rows[row.modality]
@@ -473,7 +473,7 @@ def _check_task(recipe: Recipe) -> list[str]:
 
 def _check_vllm(recipe: Recipe) -> list[str]:
     """Returns why a repository for vLLM cannot be written: it serves quantized decoders."""
-    row, problems = TASKS[recipe.model.task], []
+    row, problems = recipe.model.facts, []
     for stage in recipe.stages:
         if not isinstance(stage, TritonRepo) or stage.vllm is None:
             continue

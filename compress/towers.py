@@ -12,7 +12,7 @@ from typing import Any
 from foundation.core.engines import REFERENCE, served_on
 from foundation.core.named import one_of
 from foundation.core.target import Target
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 
 ONE_STACK = ("distill", "prune", "sparsify")
 SEARCHED = "search: given; its candidates are models of one tower: leave it out"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from distill.settings import DistillSettings
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task, num_classes, tasks_with
+from foundation.labels.tasks import TASKS, Task, num_classes, tasks_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,17 +111,17 @@ class Distill(DistillSettings):
         from foundation.training.allowed import check_training
         from foundation.training.supervised import check_labelled
 
-        if TASKS[context.task].per_token and self.student.path is not None:
+        if context.facts.answer.PER_TOKEN and self.student.path is not None:
             given = f"{self.key}.student.path: {self.student.path} given"
             raise InputError(f"{given}; {context.task} keeps the tokens of the incoming model")
-        if self.sequences is not None and not TASKS[context.task].generates:
+        if self.sequences is not None and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
-        if self.sequences is not None and "prompt" in self.sequences.model_fields_set and TASKS[context.task].encoder_decoder:
+        if self.sequences is not None and "prompt" in self.sequences.model_fields_set and context.facts.encoder_decoder:
             raise InputError(
                 f"{self.key}.sequences.prompt: {self.sequences.prompt:g} given; the sources of {context.task} are given whole: leave it out"
             )
-        if self.on_policy is not None and not TASKS[context.task].generates:
+        if self.on_policy is not None and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
         if self.on_policy is not None and context.team.runs_together:
@@ -132,7 +132,7 @@ class Distill(DistillSettings):
             raise InputError(f"{given}, whose stages read the rows before they are masked; give pipeline: 1, or remove augment")
         if context.data.train.together > 1:
             self._check_parted(context.task)
-        if TASKS[context.task].embeds:
+        if context.facts.embeds:
             self._check_vectors(context.task)
         self._check_rows(context)
         self._check_answers()
@@ -140,7 +140,7 @@ class Distill(DistillSettings):
         check_student(self.student, context, num_labels, f"{self.key}.student")
         after = self.config_after(config)
         check_training(self, after, context, self.key)
-        if TASKS[context.task].modality == "text":
+        if context.facts.modality == "text":
             check_length(after, context.max_length)
         if not self.resolved().losses:
             check_labelled(context.task, context.data, self.key)
@@ -164,7 +164,7 @@ class Distill(DistillSettings):
     def _check_rows(self, context: Context) -> None:
         """Raises if extra rows do not fit the data of the run."""
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
-        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].per_token):
+        if given and (context.facts.modality != "text" or context.facts.answer.PER_TOKEN):
             raise InputError(f"{self.key}.{given[0]}: given; {context.task} does not support it: remove {given[0]}")
         pairs = isinstance(context.data.train.rows[0], tuple)
         if self.extra_text is not None and (self.extra_text.text_pair is not None) != pairs:
@@ -256,8 +256,7 @@ class Distill(DistillSettings):
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
         )
         history = train(student, objective.to(device), training)
-        if TASKS[context.task].finds_spans:
-            fit_null_threshold(student, prepared, judged)
+        fit_null_threshold(student, prepared, judged)
         if team.is_first:
             note = f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"
             save(student.cpu(), source, out, note)
@@ -275,7 +274,7 @@ class Distill(DistillSettings):
 
     def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, Any]:
         """Returns the figures of `run`."""
-        metric = TASKS[steps.context.task].metric + (" against the teacher" if steps.selects_by_agreement else "")
+        metric = steps.context.facts.metric + (" against the teacher" if steps.selects_by_agreement else "")
         return {
             "losses": history.losses,
             "selection": {"metric": metric, "values": history.selection, "best_step": history.best_step},

@@ -21,7 +21,6 @@ from torch import nn
 from distill.on_policy import Sampling
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.measure.predictions import compared
 from foundation.models.checkpoint import load
@@ -84,7 +83,7 @@ class Steps:
 
         True if the baseline was trained outside this run, possibly on these rows. Never for text generation, whose labels are the text.
         """
-        return not trained_here(self.context) and not TASKS[self.context.task].generates
+        return not trained_here(self.context) and not self.context.facts.generates
 
     def selection_context(self, teachers: Sequence[nn.Module], teacher_preprocessors: Sequence[Preprocessor]) -> Context:
         """Returns the context with the teachers' predictions in place of the labels of the selection split.

@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from distill.choices import Student
 from distill.width import narrow, with_widths
 from foundation.core.errors import InputError, nearest
-from foundation.core.tasks import TASKS, Task
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import Task
 from foundation.models.adapters import model_folder
 from foundation.models.architecture.attention import probe
 from foundation.models.architecture.blocks import block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
@@ -236,13 +235,13 @@ def check_student(student: Student, context: Context, num_labels: int | None, ke
 
 def _has_head(student: Student, found: Any, context: Context, num_labels: int | None) -> bool:
     """Whether a checkpoint brings a head that `head: keep` would take: one for this task and these labels."""
-    if not found.architectures or not answer_of(context.task).FROM_HEAD:
+    if not found.architectures or not context.facts.answer.FROM_HEAD:
         return False
     try:
         check_task(ModelConfig(path=student.path, task=context.task, head="keep"), found, num_labels)
     except InputError:
         return False
-    return not TASKS[context.task].classifies or own_names(found) in (None, context.data.labels)
+    return not context.facts.answer.classifies or own_names(found) in (None, context.data.labels)
 
 
 def _model_of(student: Student, task: Task) -> ModelConfig:

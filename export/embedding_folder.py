@@ -33,7 +33,7 @@ from foundation.artifacts.artifact import write_json
 from foundation.artifacts.graph import Graph
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.embedding import EMBEDDING_KEY, MODULES, POOLING, PROMPTS, THEIR_NAMES, TRANSFORMER, width_of
 

@@ -39,7 +39,6 @@ from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
-from foundation.core.tasks import TASKS
 from foundation.models.folder import Checkpoint
 from foundation.models.library import model_class
 from foundation.stage.stage import Stage
@@ -120,7 +119,7 @@ class Export(Stage):
             check_division(config, self.tensor_parallel, self._key("tensor_parallel"), self.expert_parallel)
         if self.generation.questions is not None:
             read_questions(self.generation.questions)
-            if not TASKS[context.task].generates or config.is_encoder_decoder:
+            if not context.facts.generates or config.is_encoder_decoder:
                 raise InputError(f"{KEY}: given for {context.task}; a decoder that answers is asked questions: leave it out")
 
     def _check_precision(self, context: Context) -> None:
@@ -164,7 +163,7 @@ class Export(Stage):
         reuse = self._reuse(context, out, answers)
         for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
-            exporter = TowersExporter if TASKS[context.task].two_towers else Exporter
+            exporter = TowersExporter if context.facts.two_towers else Exporter
             make = partial(_made, exporter, build, context, out, self.float_precision, answers, agreement, graphs)
             entries.append(reuse.entry(build, make))
         entries = with_proposals(entries, self.generation, context, out)
@@ -263,7 +262,7 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
     from export.generation.kept import missing_keys
 
     cached = [engine for engine in context.target.engines if ENGINES[engine].generates == "decoder"]
-    if not cached or not TASKS[context.task].generates or config.is_encoder_decoder:
+    if not cached or not context.facts.generates or config.is_encoder_decoder:
         return
     missing = missing_keys(config, model_class(config, context.task))
     if missing is not None:

@@ -22,8 +22,8 @@ from export.parity.rows import gate_rows
 from foundation.artifacts.graph import Graph
 from foundation.core.arrays import Array
 from foundation.core.engines import ENGINES, REFERENCE, EngineName
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
+from foundation.labels.tasks import TASKS
 from foundation.measure.engine_process import EngineProcess
 from foundation.measure.tokens import load_answers
 from foundation.schemes.table import is_static_int8, of_precision

@@ -25,8 +25,7 @@ import numpy as np
 
 from export.choices import FloatPrecision
 from foundation.core.arrays import Array
-from foundation.core.tasks import TASKS, Task
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.closeness import bound_of, floor_of
 from foundation.measure.closeness import distance as divergence
 from foundation.stage.context import Context
@@ -72,8 +71,9 @@ def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPre
 
 def distance(task: Task, reference: Array, answers: Array) -> float:
     """Returns D; the arguments are as for `judge`."""
-    if TASKS[task].generates:
-        return float(np.mean(answer_of(task).differences(reference, answers)[1] ** 2))
+    facts = TASKS[task]
+    if facts.generates:
+        return float(np.mean(facts.answer.differences(reference, answers)[1] ** 2))
     return divergence(task, reference, answers)
 
 

@@ -25,7 +25,6 @@ from export.builds import Build, Request, has_half_graphs
 from foundation.artifacts.artifact import DamagedArtifact, digest, load, read_json, seal, verify, write_json, writing
 from foundation.artifacts.store import holding
 from foundation.core.arrays import Array
-from foundation.core.tasks import TASKS
 from foundation.stage.context import Context
 
 ENTRY, ANSWERS = "entry.json", "answers"
@@ -93,7 +92,7 @@ class Reuse:
         return self.context.shared / f"build-{key[:16]}"
 
     def _is_reusable(self, build: Build) -> bool:
-        facts, context = TASKS[self.context.task], self.context
+        facts, context = self.context.facts, self.context
         plain = not (build.is_quantized or facts.generates or facts.two_towers or has_half_graphs(context))
         return context.shared is not None and context.target.device == "cpu" and plain
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from foundation.artifacts.artifact import Artifact, writing
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.origin import Origin
 from prune.settings import PruneSettings
@@ -80,11 +79,11 @@ class Prune(PruneSettings):
         from prune.methods import is_learned
         from prune.recovery import check_recovery
 
-        key, facts = self.key, TASKS[context.task]
-        if "vocabulary" in self.granularity and (facts.modality != "text" or facts.per_token):
-            told = "labels belong to tokens" if facts.tags or facts.finds_spans else f"the rows of {context.task} are token ids"
+        key, facts = self.key, context.facts
+        if "vocabulary" in self.granularity and (facts.modality != "text" or facts.answer.PER_TOKEN):
+            told = f"the rows of {context.task} are token ids" if facts.generates else "labels belong to tokens"
             tokens = f"{told} of the incoming model, on which all variants are compared"
-            reason = tokens if facts.per_token and facts.modality == "text" else f"{context.task} has no text to tokenize"
+            reason = tokens if facts.answer.PER_TOKEN and facts.modality == "text" else f"{context.task} has no text to tokenize"
             raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.machine.device import computing_device
 from foundation.models.architecture.blocks import between_blocks, blocks_of
 from foundation.models.architecture.origin import Origin, same_shape
@@ -164,7 +163,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
         model.to(device)
     student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task, team=context.team, labels=context.data.train.labels)
-    finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
+    finetuned_elsewhere = not trained_here(context) and context.facts.needs_labels
     with attention_as_before(model):
         if settings.distill or finetuned_elsewhere:
             teacher = on_devices(load(folder), context, teacher_key(job.key))

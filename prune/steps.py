@@ -20,7 +20,6 @@ from typing import Any
 from torch import nn
 
 from foundation.artifacts.artifact import write_json, writing
-from foundation.core.tasks import TASKS
 from foundation.machine.device import computing_device
 from foundation.measure.closeness import Trial
 from foundation.models.architecture.origin import Origin
@@ -213,7 +212,7 @@ class Steps:
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
         if "sensitivity" not in figures:
-            whole = {} if trial.labels is None else {"metric": TASKS[context.task].metric, "whole": trial.metric_before()}
+            whole = {} if trial.labels is None else {"metric": context.facts.metric, "whole": trial.metric_before()}
             figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
         figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.component): entry for entry in found}

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.core.arrays import Array
-from foundation.core.tasks import TASKS, Task
 from foundation.labels.form import Labels
 from foundation.labels.next_token import labels_of
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.judged import Judged, judged_of
 from foundation.measure.metrics import Metric, primary
 from foundation.measure.predictions import compared
@@ -55,7 +54,7 @@ class Budget:
         """Runs the float model on the selection rows, or on calibration rows without their labels if there is no selection split."""
         split = context.data.selection
         rows, labels = (split.rows, split.labels if trained_here(context) else None) if len(split) else (list(calibration), None)
-        if TASKS[context.task].generates:
+        if context.facts.generates:
             blocks: Any = rows
             labels = labels_of(blocks, context.max_length - 1)
         return cls(checkpoint, rows, labels, context, _predict(model, checkpoint, rows, context))
@@ -68,7 +67,7 @@ class Budget:
             return f"relative increase of {judged.name} on {len(self.rows)} selection blocks"
         if self.labels is not None:
             return f"{judged.name} lost on {len(self.rows)} selection rows"
-        return answer_of(self.context.task).DISAGREEMENT.format(n=len(self.rows))
+        return self.context.facts.answer.DISAGREEMENT.format(n=len(self.rows))
 
     def loss(self, model: nn.Module) -> float:
         """Returns the loss of the model in its current state against the float model."""
@@ -87,7 +86,7 @@ def loss(task: Task, reference: Array, logits: Array, labels: Labels | None, jud
     if labels is not None:
         metric = primary(task) if judged is None else judged
         return metric.drop(metric.of(*labels.values(reference)), metric.of(*labels.values(logits)))
-    return answer_of(task).disagreement(reference, logits)
+    return TASKS[task].answer.disagreement(reference, logits)
 
 
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:

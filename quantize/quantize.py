@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, tasks_with
 from foundation.data.splits import Data
+from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.architecture.origin import same_shape
 from foundation.schemes.table import SCHEMES
@@ -75,7 +75,7 @@ class Quantize(QuantizeSettings):
         from quantize.streaming import check_streamed
         from quantize.training.qat import key_of
 
-        if self.embeddings and not TASKS[context.task].generates:
+        if self.embeddings and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
         if self.stream is True:

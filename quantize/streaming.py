@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from foundation.artifacts.shards import ShardWriter
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, tasks_with
+from foundation.labels.tasks import tasks_with
 from foundation.machine.process import freed_memory_returned
 from foundation.models.files import TEXT_FILES, copy_files
 from foundation.models.folder import Checkpoint
@@ -65,7 +65,7 @@ def check_streamed(stage: QuantizeSettings, config: PreTrainedConfig, context: C
         InputError: It cannot.
     """
     key = f"stages.{stage.title}.stream: true"
-    if not TASKS[context.task].generates:
+    if not context.facts.generates:
         streamed = tasks_with(lambda row: row.generates)
         raise InputError(f"{key}: only language models (task {streamed}) can be streamed; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
@@ -78,7 +78,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
 
     It is too large for memory, or so deep that rounding by moments, which in memory runs the whole model for each layer, takes far longer.
     """
-    if not TASKS[context.task].generates:
+    if not context.facts.generates:
         return False
     large, config = is_large(Checkpoint(checkpoint)), Checkpoint(checkpoint).config
     deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP

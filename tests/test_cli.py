@@ -122,7 +122,7 @@ def test_serving_text_from_an_engine_that_does_not_generate_is_refused_in_one_li
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
     from compress.recipe import read
-    from foundation.core.tasks import TASKS
+    from foundation.labels.tasks import TASKS
 
     for task in TASKS:
         path = tmp_path / f"{task}.yaml"

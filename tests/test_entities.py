@@ -19,8 +19,8 @@ from compress.recipe import check, read
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS
 from foundation.labels import tags
+from foundation.labels.tasks import TASKS
 from foundation.measure.answers import load_logits, load_predictions
 from foundation.models.folder import Checkpoint
 from foundation.standalone.preprocess import Preprocessor

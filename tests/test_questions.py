@@ -20,8 +20,8 @@ from compress.report.evaluations import read_golden
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS
 from foundation.labels import spans
+from foundation.labels.tasks import TASKS
 from foundation.measure.answers import load_logits, load_predictions
 from foundation.models.config import set_labels
 from foundation.models.folder import Checkpoint

@@ -15,7 +15,12 @@ from compress.pipeline import run
 from compress.recipe import Recipe, read
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS
+from foundation.labels.candidates import Candidates
+from foundation.labels.next_token import Tokens
+from foundation.labels.relevance import Judged
+from foundation.labels.spans import Spans
+from foundation.labels.tags import Tags
+from foundation.labels.vectors import Pairs
 from foundation.measure.metrics import METRICS
 from tests import entities, questions, tiny_captions, tiny_collection, tiny_embedding, tiny_sounds, tiny_towers, without_clocks
 from tests.export import sentiment
@@ -78,7 +83,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{stage.id or stage.NAME}.{change}" for stage in recipe.stages for change in one_step(stage)]
     settings += shrunk(recipe, tmp_path)
-    facts = TASKS[recipe.model.task]
+    facts = recipe.model.facts
     engine = engine_of(recipe)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -86,7 +91,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [variant["id"] for variant in report["variants"]][-len(checkpoints) :] == checkpoints
     cells = report["variants"][-1]["accuracy"]
     cell = cells[engine]
-    assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else TEST)
+    assert cell["n"] == (cells["torch"]["n"] if facts.generates else TEST)
     assert cell["n"] >= TEST
     assert cell["low"] <= cell["value"] <= cell["high"]
     assert report["metric"] == {
@@ -107,21 +112,21 @@ def shrunk(recipe: Recipe, folder: Path) -> list[str]:
     """Writes rows for a recipe, and a tiny model; returns the settings that make the recipe take them, and run on any CPU."""
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{stage.id}.augment=null" for stage in recipe.stages if getattr(stage, "augment", None)]  # no mask token
-    generates = TASKS[recipe.model.task].generates
+    generates = recipe.model.facts.generates
     settings += [f"stages.{name}.generation.prompts=4" for name, stage in stages.items() if stage == "export" and generates]
     settings += [f"target={{device: cpu, engines: [{engine_of(recipe)}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
-    facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "tags": entity_settings, "span": question_settings, "vector": embedding_settings}
-    by_answer |= {"value": reranking_settings} if facts.searches else {}
+    facts = recipe.model.facts
+    by_form = {Tokens: generation_settings, Tags: entity_settings, Spans: question_settings, Candidates: reranking_settings}
+    by_form |= dict.fromkeys((Pairs, Judged), embedding_settings)
     by_modality = {"image": tower_settings if facts.two_towers else image_settings, "audio": audio_settings}
-    write = by_modality[facts.modality] if facts.modality in by_modality else by_answer.get(facts.answer, text_settings)
+    write = by_modality[facts.modality] if facts.modality in by_modality else by_form.get(facts.answer.form, text_settings)
     return settings + write(recipe, folder)
 
 
 def text_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes sentences with random labels under the column names of the recipe, and names a tiny model with a word vocabulary."""
     columns, random = recipe.data.columns.model_dump(exclude_none=True), np.random.default_rng(0)
-    facts = TASKS[recipe.model.task]
+    facts = recipe.model.facts
     (folder / "data").mkdir()
     for split, count in {"train": TRAIN, "test": TEST}.items():
         with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
@@ -166,7 +171,7 @@ def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes pairs of sentences with scores, or queries and documents, and names a tiny model of sentence-transformers."""
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
     model = [f"model.path={tiny_embedding.folder(folder / 'source', layers)}", "data.max_length=16"]
-    if TASKS[recipe.model.task].searches:
+    if recipe.model.facts.searches:
         return [*model, f"data.path={tiny_collection.folder(folder / 'data', train=30)}"]
     columns = recipe.data.columns.model_dump(exclude_none=True)
     data = tiny_embedding.pairs(folder / "data", TRAIN, TEST, names=(columns["text"], columns["text_pair"], columns["label"]))
@@ -217,7 +222,7 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes images of three colours, a folder for each class, or digits with captions, and draws a tiny model with two towers."""
-    write = tiny_captions.folder if TASKS[recipe.model.task].captioned else tiny_towers.folder
+    write = tiny_captions.folder if recipe.model.facts.captioned else tiny_towers.folder
     data = write(folder / "data", train=TRAIN, test=TEST)
     own = [f"data.max_length={tiny_towers.LENGTH}"]
     if recipe.model.path is None:
@@ -226,7 +231,7 @@ def tower_settings(recipe: Recipe, folder: Path) -> list[str]:
     else:
         model = json.dumps({"path": str(tiny_towers.checkpoint(folder / "model"))})
     told = ['data.prompts=["a photo of a {}", "something {}"]', "data.columns={image: null, label: null}"]
-    told = [] if TASKS[recipe.model.task].captioned else told
+    told = [] if recipe.model.facts.captioned else told
     return [f"model={model}", *own, *told, f"data.path={data}", "target.sequence_lengths=[8]"]
 
 

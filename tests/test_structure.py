@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foundation.core.engines import ENGINES
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.schemes.table import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]

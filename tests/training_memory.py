@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, LlamaConfig, ViTConfig
 
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 KINDS: dict[str, tuple[Task, Any]] = {

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foundation.measure.answers import kept
+from foundation.measure.answers import compressed
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.response import LOGITS, RESPONSES, VECTOR, placed
 from foundation.standalone.windows import Window, asked, parted
@@ -64,11 +64,13 @@ class Answers:
         return cls(whole.pop(raw), whole, rows)
 
     def kept(self, prepared: Preprocessor) -> NDArray[np.float32]:
-        """Returns the part of what the engine computed that is kept as predictions (`foundation.measure.answers.kept`)."""
+        """Returns the part of what the engine computed that is kept as predictions (`foundation.measure.answers.compressed`)."""
         if not prepared.finds_spans:
-            return kept(prepared, self.rows, self.logits)
+            return compressed(prepared, self.rows, self.logits)
         windows = [row for row in self.rows if isinstance(row, Window)]
-        return kept(prepared, windows, parted(asked(prepared, [(row.question, row.context) for row in windows]), windows, self.logits))
+        return compressed(
+            prepared, windows, parted(asked(prepared, [(row.question, row.context) for row in windows]), windows, self.logits)
+        )
 
     def contradiction(self, prepared: Preprocessor) -> str | None:
         """Returns in one line the first output that does not follow from the logits; None if there is none."""

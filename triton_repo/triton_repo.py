@@ -32,11 +32,10 @@ from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
 from foundation.artifacts.triton import Results
 from foundation.core.engines import ENGINES, served_on
 from foundation.core.errors import InputError
-from foundation.core.facts import Facts
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.labels.facts import Facts
 from foundation.labels.form import Labels
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.measure.answers import load_logits, save_predictions
 from foundation.measure.fastest import Measured, Ranked, competes, fastest
 from foundation.measure.fastest_answers import engines_that_answer
@@ -141,7 +140,7 @@ class TritonRepo(Stage):
             InputError: They answer with vectors, tags or spans, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
-        task = TASKS[context.task]
+        task = context.facts
         if context.aggregate and (there or context.target.device == "cuda"):
             raise InputError(f"data.windows: given; a repository for GPUs truncates: serve on the cpu, or leave out {self.id or self.NAME}")
         if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
@@ -163,13 +162,13 @@ class TritonRepo(Stage):
 
         plans = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
         chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
-        if TASKS[context.task].generates and context.target.device == "cpu" and context.exported is not None:
+        if context.facts.generates and context.target.device == "cpu" and context.exported is not None:
             engines = self._engines(context.exported.path, context)
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
             return {**plans, **({"chosen": chosen} if chosen else {})} or None
         limits = [[limit.batch, limit.sequence] for limit in context.goals.max_latency_ms]
-        streams = {"streams": self._streams()} if TASKS[context.task].generates else {"limits": limits} if limits else {}
+        streams = {"streams": self._streams()} if context.facts.generates else {"limits": limits} if limits else {}
         return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -213,11 +212,11 @@ class TritonRepo(Stage):
         from triton_repo.layout import served_models, write_repository
         from triton_repo.tuning.tuning import tune_served
 
-        if TASKS[context.task].generates:
+        if context.facts.generates:
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
-        if TASKS[context.task].tags and self.aggregation != STRATEGIES[0]:
+        if context.facts.tags and self.aggregation != STRATEGIES[0]:
             models = [replace(model, response=f"{model.prepared.response}-{self.aggregation}") for model in models]
         name = next((model.name for model in models if chosen is not None and model.is_the(chosen)), None)
         one = next((model for model in models if model.name == name), models[-1])
@@ -355,7 +354,7 @@ class TritonRepo(Stage):
 
         document = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))
         divided = document.get("divided")
-        if divided is None or TASKS[context.task].generates:
+        if divided is None or context.facts.generates:
             return None
         told = write_divided_repository(
             folder,
@@ -436,7 +435,7 @@ class TritonRepo(Stage):
         figures, count = metrics(context.task, logits, split.labels), split.labels.count()
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
-            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
+            f"  {model.name} in Triton: {context.facts.metric} {figures[context.facts.metric]:.4f} (n={count}), "
             f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": count, "predictions": predictions, **compared, **memory, "latency": latency, **limits}
@@ -472,7 +471,7 @@ def compare(model: Any, task: Task, answers: Any, labels: Labels) -> dict[str, A
     compared = compare_predictions(task, expected, logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
-        changed = answer_of(task).differences(expected, logits)[0]
+        changed = TASKS[task].answer.differences(expected, logits)[0]
         other = np.flatnonzero(changed)[: len(logits) if len(changed) == len(logits) else 0]  # words have no row
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
@@ -485,7 +484,7 @@ def _unmeasured(reason: str | None) -> dict[str, Any]:
 def _agreement(compared: Mapping[str, Any], task: Task) -> str:
     if compared["disagreements"] is None:
         return "not compared with the engine"
-    return f"{compared['disagreements']} answers differ from the engine, max |d{answer_of(task).DIFFERS}| {compared['max_abs']:.4f}"
+    return f"{compared['disagreements']} answers differ from the engine, max |d{TASKS[task].answer.DIFFERS}| {compared['max_abs']:.4f}"
 
 
 def _summary(results: Results) -> dict[str, Any]:

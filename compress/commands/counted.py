@@ -14,7 +14,6 @@ from compress.run.buckets import measured_at
 from compress.run.inputs import num_truncated
 from compress.run.prepare import noted, prepare
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS
 from foundation.models.inputs.tokenizer import resolve_tokenizer
 from foundation.models.own_shape import tokens_of
 from foundation.models.size import count
@@ -51,7 +50,7 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))
-    data, task = context.data, TASKS[context.task]
+    data, task = context.data, context.facts
     unit = f"blocks of {context.max_length} tokens" if task.generates else "rows"
     above = [
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
@@ -100,7 +99,7 @@ def _tokens(entry: PlannedStep, planned: Sequence[PlannedStep]) -> Iterator[str]
 def _by_length(planned: list[PlannedStep], context: Context) -> list[str]:
     """Returns what a row of each length costs in the last variant, and the share of attention; nothing for rows that are no texts."""
     variants = [entry for entry in planned if entry.made_by]
-    if TASKS[context.task].modality != "text" or TASKS[context.task].generates or not variants:
+    if context.facts.modality != "text" or context.facts.generates or not variants:
         return []
     target, longest = context.target, context.max_length
     lengths = target.lengths if target.buckets != "auto" else [length for length in measured_at(longest) if length >= SHORTEST]

@@ -16,7 +16,6 @@ from compress.run.prepare import checked_with
 from distill.distill import Distill
 from export.export import Export
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.machine.parallel import Team
 from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
@@ -53,7 +52,7 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
     lines.append(f"serving: {_asked(_load(recipe, context, streams), context)}")
     exported = next((entry for entry in planned if isinstance(entry.step, Export)), None)
     last = [entry for entry in planned if entry.made_by and entry is not exported][-1]
-    model = Model(last.config, _precision(last.made_by), TASKS[context.task].generates)
+    model = Model(last.config, _precision(last.made_by), context.facts.generates)
     found = plan(model, _load(recipe, context, streams), given)
     lines.append(f"  {last.step.id} in {model.precision}: {found.division or 'does not fit'}")
     return [*lines, *(f"  {reason}" for reason in found.reasons)]
@@ -160,13 +159,13 @@ def _precision(stages: Sequence[Stage]) -> Precision:
 
 def _load(recipe: Recipe, context: Context, streams: int | None) -> Load:
     limits = [goal.value for goal in recipe.goals.max_latency_ms]
-    many = streams or (8 if TASKS[context.task].generates else max(recipe.target.batch_sizes))
+    many = streams or (8 if context.facts.generates else max(recipe.target.batch_sizes))
     return Load(many, context.max_length, min(limits, default=None))
 
 
 def _asked(load: Load, context: Context) -> str:
     limit = "" if load.latency_ms is None else f", at most {load.latency_ms:g} ms"
-    if TASKS[context.task].generates:
+    if context.facts.generates:
         return f"{load.streams} answers at once of {load.length} tokens each, prompts included{limit}"
     return f"batches of {load.streams} rows of {load.length} tokens{limit}"
 

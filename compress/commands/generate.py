@@ -38,7 +38,7 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.named import one_of
 from foundation.core.speculation import PROPOSED_MODE, Speculation, per_step
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, tasks_with
+from foundation.labels.tasks import TASKS, tasks_with
 from foundation.measure.engine_process import EngineProcess
 from foundation.models.config import most_tokens
 from foundation.models.folder import Checkpoint

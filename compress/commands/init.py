@@ -10,7 +10,7 @@ from foundation.core.engines import served_on
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import pasted
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.measure.metrics import primary
 
 HEAD = """\

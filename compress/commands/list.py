@@ -15,7 +15,7 @@ from compress.recipe import STAGES, Recipe, schema
 from foundation.core.engines import ENGINES
 from foundation.core.errors import InputError, nearest
 from foundation.core.named import Named
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.training.settings import TrainingSettings
 
 

@@ -157,7 +157,7 @@ def evaluation_split(folder: Path) -> Split:
     from compress.reading.load import load_data
     from compress.recipe import check
     from compress.run.opened import opened
-    from foundation.core.tasks import TASKS
+    from foundation.labels.tasks import TASKS
     from foundation.models.config import label_names
 
     recipe = check(opened(folder).recipe)

@@ -23,9 +23,8 @@ from compress.run.opened import opened
 from foundation.artifacts.artifact import read_json
 from foundation.artifacts.chain import GOLDEN
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
 from foundation.labels.form import Labels
-from foundation.labels.table import read_labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.labels.zero_shot import read_by
 from foundation.measure.answers import load_predictions
 from foundation.standalone.preprocess import Row
@@ -105,7 +104,7 @@ def _opened(folder: Path) -> _New:
         task = read_json(folder / deployment.MANIFEST).get(deployment.TASK)
         if task not in TASKS:
             raise InputError(f"{folder / deployment.MANIFEST}: task: {task!r}, which this version does not know; deploy the run again")
-        labels = read_labels(deployment.golden_labels(folder), task)
+        labels = TASKS[task].answer.read(deployment.golden_labels(folder))
     else:
         run = opened(folder)
         repository, task = deployment.repository_of(folder), run.recipe["model"]["task"]

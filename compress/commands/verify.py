@@ -24,8 +24,8 @@ from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_ch
 from foundation.artifacts.run_folder import Run, blaming_damage, locked
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.core.tasks import Task
 from foundation.labels.form import Labels
+from foundation.labels.tasks import Task
 from foundation.labels.zero_shot import read_by
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.answers import load_predictions

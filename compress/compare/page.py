@@ -20,7 +20,7 @@ from compress.report.page import state_of, template
 from compress.report.sections import accuracy
 from compress.report.view import View, plain
 from foundation.artifacts.figures import Accuracy, Drop
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 
 COLOURS = 8
 """Runs beyond these share colours; every point is labelled with the letter of its run."""

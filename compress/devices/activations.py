@@ -20,7 +20,7 @@ from torch import nn
 from compress.devices.alive import Alive
 from foundation.core.errors import InputError
 from foundation.core.target import Checkpointing
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.context import share_context
 from foundation.models.architecture.sequence import share_tokens
 from foundation.models.architecture.shapes import auto_class, on_meta

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from compress.devices.activations import Changes, Counted, Step, kept_in_stages, numel, phases_of_backward, rows_of, without_memory
 from compress.devices.given import Devices, Link
 from foundation.core.target import Checkpointing, Parallel, Schedule
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.machine.parallel import Strategy
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.stages import stages_of

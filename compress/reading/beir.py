@@ -21,11 +21,11 @@ from compress.reading.sources import row_of
 from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.shown import shown
-from foundation.core.tasks import Task
 from foundation.data.compressed import Limit
 from foundation.data.config import Columns, DataConfig, Prompts
 from foundation.data.tables import Table, read_table
 from foundation.labels.relevance import MOST_TEXTS
+from foundation.labels.tasks import Task
 
 FIRST = 50
 """Candidates of a query that are read, where the recipe does not say."""

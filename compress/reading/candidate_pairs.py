@@ -26,11 +26,11 @@ from compress.reading.beir import CANDIDATES, FIRST, Collection, read_candidates
 from compress.reading.judged_texts import opening
 from compress.reading.wrong_candidates import WrongCandidates
 from foundation.core.errors import InputError
-from foundation.core.tasks import SCORE, Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, hold_out, selection_rows
 from foundation.labels import candidates
-from foundation.labels.value import Numbers
+from foundation.labels.tasks import Task
+from foundation.labels.value import SCORE, Numbers
 from foundation.standalone.preprocess import Row
 
 WRONG = 7

@@ -19,10 +19,10 @@ from compress.reading.prompted_images import MOST_PAIRS
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
 from foundation.core.shown import is_unicode, shown
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels import captions, zero_shot
+from foundation.labels.tasks import Task
 from foundation.labels.value import Numbers
 from foundation.standalone.preprocess import Row
 

@@ -29,11 +29,11 @@ from compress.reading.beir import CANDIDATES, FIRST, Collection, Judgements, rea
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
 from foundation.core.spread import spread
-from foundation.core.tasks import SCORE, Task
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, hold_out, selection_rows
 from foundation.labels import relevance, text_groups
-from foundation.labels.value import Numbers
+from foundation.labels.tasks import Task
+from foundation.labels.value import SCORE, Numbers
 from foundation.labels.vectors import Pairs
 from foundation.models.files import find
 from foundation.models.heads.embedding import search_prompts

@@ -28,7 +28,7 @@ import numpy as np
 from compress.reading.same_name import NONE, SameName, by_place, listed, merged, order_of
 from foundation.core.errors import InputError, nearest
 from foundation.core.shown import shown
-from foundation.core.tasks import tasks_with
+from foundation.labels.tasks import tasks_with
 
 UNLABELLED = "-1"
 SHOWN_PROBLEMS = 3

@@ -29,13 +29,13 @@ from compress.reading.text_pairs import load_pairs
 from compress.reading.transcripts import load_transcripts
 from compress.reading.windowed import in_windows
 from foundation.core.errors import InputError
-from foundation.core.facts import Facts
-from foundation.core.tasks import SCORE, TASKS, Task, tasks_with
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels.classes import ClassIds
+from foundation.labels.facts import Facts
 from foundation.labels.form import Labels
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task, tasks_with
+from foundation.labels.value import SCORE
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, train_bpe
 
@@ -64,58 +64,60 @@ def load_data(
     Raises:
         InputError: Files or labels are wrong; the error lists all problems, one line each.
     """
-    if TASKS[task].generates:
+    facts = TASKS[task]
+    if facts.generates:
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
-        return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
+        return (load_pairs if facts.encoder_decoder else load_blocks)(config, task, tokenizer, log)
     _check_prompts(config, task)
     _check_keys(config, task)
-    if TASKS[task].finds_spans:
+    if facts.finds_spans:
         return load_questions(config, task, tokenizer, log)
-    if TASKS[task].transcribes:
+    if facts.transcribes:
         return load_transcripts(config, task, label_names, log)
-    if TASKS[task].tags:
+    if facts.tags:
         return load_tagged(config, task, label_names, tokenizer, log)
-    if TASKS[task].searches:
+    if facts.searches:
         model = tokenizer if isinstance(tokenizer, str) else None
-        data = load_candidates(config, task, log) if TASKS[task].reranks else load_judged(config, task, log, model)
-    elif TASKS[task].captioned:
+        data = load_candidates(config, task, log) if facts.reranks else load_judged(config, task, log, model)
+    elif facts.captioned:
         data = load_captioned(config, task, log)
-    elif TASKS[task].needs_pairs:
+    elif facts.needs_pairs:
         data = load_texts(config, task, log)
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data if config.windows is None else in_windows(data, config, tokenizer, log)
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
-    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True, starts=not TASKS[task].two_towers))
+    data = replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True, starts=not facts.two_towers))
     return data if config.windows is None else in_windows(data, config, None, log)
 
 
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
+    facts = TASKS[task]
     sources = read_sources(config, task, log)
     unlabelled = labels.drop_unlabelled(sources, log)
-    names, origin, predicts_values = SCORE, "data", not TASKS[task].named_classes
+    names, origin, predicts_values = SCORE, "data", not facts.named_classes
     every = [source for found in sources.values() for source in found]
-    vectors = TASKS[task].multi_label and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
+    vectors = facts.multi_label and label_sets.are_vectors(every, len(label_names) if label_names else None, config.multi_hot)
     if not predicts_values:
-        found = partial(label_sets.set_names, vectors=vectors) if TASKS[task].multi_label else labels.class_names
+        found = partial(label_sets.set_names, vectors=vectors) if facts.multi_label else labels.class_names
         names, origin = (label_names, "the model") if label_names else (found(sources["train"]), "the train split")
-    ids = partial(label_sets.set_ids, vectors=vectors) if TASKS[task].multi_label else labels.class_ids
+    ids = partial(label_sets.set_ids, vectors=vectors) if facts.multi_label else labels.class_ids
     numbered = label_names is not None or bool(labels.own_names(sources["train"]))
     convert = labels.values if predicts_values else partial(ids, names=names, origin=origin, numbered=numbered)
     if vectors:
         log(f"data: labels are vectors with 0 or 1 for each of {len(names)} labels: {listed(names)}")
     elif not predicts_values and (pairs := labels.matched_by_place(every, names)):
         log(f"data: the classes of the data have other names than {origin}, and are matched by their place: {pairs}")
-    form = answer_of(task).FORM if not TASKS[task].two_towers else ClassIds
+    form = facts.answer.form if not facts.two_towers else ClassIds
     splits = _label(sources, lambda found: form(convert(found)))
     if not unlabelled:
         with_test(splits, config.path, log)
     data = divide(
         splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log, config.keep_evaluation_rows
     )
-    if not TASKS[task].two_towers:
+    if not facts.two_towers:
         return data
     templates = config.prompts if isinstance(config.prompts, tuple) else TEMPLATES
     return with_prompts(data, templates, f"data.path {config.path}", log)
@@ -123,6 +125,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
 
 def _check_keys(config: DataConfig, task: Task) -> None:
     """Raises an `InputError` if a key is given that the task does not read."""
+    facts = TASKS[task]
     readers: dict[str, Callable[[Facts], bool]] = {
         "candidates": lambda row: row.reranks,
         "negatives": lambda row: row.reads_negatives,
@@ -130,19 +133,20 @@ def _check_keys(config: DataConfig, task: Task) -> None:
         "multi_hot": lambda row: row.multi_label,
         "windows": lambda row: row.reads_windows,
     }
-    if config.keep_evaluation_rows and TASKS[task].searches:
+    if config.keep_evaluation_rows and facts.searches:
         raise InputError(f"data.keep_evaluation_rows: true given for {task}, whose evaluation queries are never trained on: leave it out")
     for key, reads in readers.items():
         given = getattr(config, key)
-        if given is not None and not reads(TASKS[task]):
+        if given is not None and not reads(facts):
             value = f"{str(given).lower()} " if isinstance(given, int) else ""
             raise InputError(f"data.{key}: {value}given for {task}; it is for {tasks_with(reads)}: leave it out")
 
 
 def _check_prompts(config: DataConfig, task: Task) -> None:
     """Raises an `InputError` if prompts are given in a form that the task does not read."""
-    given, searches = config.prompts, TASKS[task].searches
-    told = TASKS[task].two_towers and TASKS[task].named_classes
+    facts = TASKS[task]
+    given, searches = config.prompts, facts.searches
+    told = facts.two_towers and facts.named_classes
     if given is None:
         return
     if not searches and not told:

@@ -19,10 +19,10 @@ from compress.reading.sources import read_sources
 from compress.reading.squad import Gold
 from foundation.core.errors import InputError
 from foundation.core.files import local
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, hold_out
 from foundation.labels.spans import NO_ANSWER, labels_of
+from foundation.labels.tasks import Task
 from foundation.labels.value import Numbers
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe

@@ -27,11 +27,11 @@ import numpy as np
 from compress.reading import labels
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
-from foundation.core.tasks import SCORE, TASKS, Task, tasks_with
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels import text_groups, vectors
-from foundation.labels.value import Numbers
+from foundation.labels.tasks import TASKS, Task, tasks_with
+from foundation.labels.value import SCORE, Numbers
 from foundation.standalone.preprocess import Row
 
 Kind = Literal["pairs with scores", "pairs without scores", "triplets"]

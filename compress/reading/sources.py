@@ -25,11 +25,11 @@ from compress.reading.squad import is_json, question_of, read_squad
 from foundation.core.errors import InputError, nearest
 from foundation.core.files import local, read_plain
 from foundation.core.shown import is_unicode, reason, shown
-from foundation.core.tasks import TASKS, Task, tasks_with
 from foundation.data import tables
 from foundation.data.compressed import Limit
 from foundation.data.config import Columns, DataConfig, FileConfig
 from foundation.data.tables import Cells, Column, Table
+from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.standalone.preprocess import Row
 
 DIGITS = "sklearn:digits"
@@ -176,15 +176,16 @@ def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Pat
 
 def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images and sounds train.tar or train/."""
+    facts = TASKS[task]
     found: dict[str, list[Path]] = {}
-    endings = (*ENDINGS, *tables.TABLES) if TASKS[task].tags else tables.TABLES
+    endings = (*ENDINGS, *tables.TABLES) if facts.tags else tables.TABLES
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
-        files_too = TASKS[task].modality in KINDS and (path.is_dir() or is_archive(path))
+        files_too = facts.modality in KINDS and (path.is_dir() or is_archive(path))
         if match and (files_too or (path.is_file() and tables.suffix(path) in endings)):
             found.setdefault(SPLITS[match[1]], []).append(path)
     alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
-    if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
+    if not found and not facts.needs_labels and len(alone) == 1:  # its last part becomes the test split
         return {"train": alone}
     problems = [
         f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
@@ -192,9 +193,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        allowed = " ".join((*endings, *ARCHIVES) if TASKS[task].modality in KINDS else dict.fromkeys(endings))
+        allowed = " ".join((*endings, *ARCHIVES) if facts.modality in KINDS else dict.fromkeys(endings))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality in KINDS else ""
+        folders = ", or a folder train/CLASS/FILE" if facts.modality in KINDS else ""
         problems.append(f"{folder}: no train split, only {names}; train.* ({allowed}, also .gz){folders} is allowed, or give data.files")
     if problems:
         raise InputError(*problems)
@@ -202,26 +203,27 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
 
 
 def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, split: str) -> Source:
+    facts = TASKS[task]
     given = entry.columns.over(config.columns)
     columns = given.wanted(task)
-    if TASKS[task].encoder_decoder and (aligned := aligned_files(path, columns)):
+    if facts.encoder_decoder and (aligned := aligned_files(path, columns)):
         return _read_rows(str(path), read_aligned(aligned, _limit(config)), task, path.parent, "line")
     if not path.exists():
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
     if path.is_dir() or is_archive(path):
         return _one_split(_read_files(path, config, task), path, split)
-    if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
+    if not facts.needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
     table = _table(path, columns, entry, config)
-    if TASKS[task].needs_pairs:
+    if facts.needs_pairs:
         named = scored_or_not(given, task, split, partial(tables.column_names, table))
         return _read_texts(str(path), tables.read_table(replace(table, columns=tuple(named.values()))), named, table.unit)
-    if TASKS[task].finds_spans and is_json(path):
+    if facts.finds_spans and is_json(path):
         return _read_rows(str(path), read_squad(table), task, path.parent, "question")
-    if TASKS[task].tags and is_conll(path):
+    if facts.tags and is_conll(path):
         return _read_rows(str(path), read_conll(table), task, path.parent, "line")
-    names = label_names_of(table, columns[-1]) if TASKS[task].classifies else ()
+    names = label_names_of(table, columns[-1]) if facts.answer.classifies else ()
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit, names)
 
 
@@ -311,12 +313,13 @@ def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sourc
 
 
 def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
+    facts = TASKS[task]
     named = config.columns.named(task)
     columns = list(named.values())
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
         raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
-    unnamed = [str(named["label"])] if TASKS[task].needs_pairs and "label" in named and config.columns.label is None else []
+    unnamed = [str(named["label"])] if facts.needs_pairs and "label" in named and config.columns.label is None else []
     elsewhere = _without_margins(named, "test")
     margins = [str(column) for key, column in _without_margins(named, "train").items() if key not in elsewhere]
     found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log, [*unnamed, *margins])
@@ -325,7 +328,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
         if name not in SPLITS:
             log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
             continue
-        if TASKS[task].needs_pairs:
+        if facts.needs_pairs:
             absent = [column for column in margins if column not in features and SPLITS[name] == "train"]
             if absent:
                 raise InputError(tables.missing_column(f"data.path {config.path} split {name}", absent[0], features))
@@ -334,7 +337,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
             sources.setdefault(SPLITS[name], []).append(pairs)
             continue
         where = f"{config.path} split {name}"
-        names = names_in(features.to_dict()[columns[-1]], where) if TASKS[task].classifies else ()
+        names = names_in(features.to_dict()[columns[-1]], where) if facts.answer.classifies else ()
         source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
         sources.setdefault(SPLITS[name], []).append(source)
     if "train" not in sources:
@@ -346,18 +349,19 @@ def _read_rows(
     name: str, cells: Iterator[tuple[int, Cells]], task: Task, folder: Path, unit: str, label_names: tuple[str, ...] = ()
 ) -> Source:
     """Converts the cells of a table to rows of the task."""
+    facts = TASKS[task]
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
-        if TASKS[task].tags:
+        if facts.tags:
             words, tags, *document = found
             source.documents.extend(document)
             source.add(*sentence_of(words, tags, label_names, f"{name} {unit} {number}"), number)
             continue
-        if TASKS[task].finds_spans:
+        if facts.finds_spans:
             source.add(*question_of(found, f"{name} {unit} {number}"), number)
             continue
-        contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
-        row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")
+        contents, label = (found[:-1], found[-1]) if facts.needs_labels else (found, None)
+        row = row_of(contents, facts.modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)
     if not source.rows:
         raise InputError(f"{name}: no rows; at least one is needed")
@@ -461,8 +465,9 @@ def _check_file(data: bytes, kind: FileKind, place: str) -> None:
 
 def _check_task(name: str, task: Task, modality: str | None = None) -> str:
     """Returns the modality of a task; raises an `InputError` if its rows are no files, or not of this modality."""
-    given = TASKS[task].modality
-    if TASKS[task].captioned:
+    facts = TASKS[task]
+    given = facts.modality
+    if facts.captioned:
         raise InputError(f"data.path: {name}: images of classes, and images of {task} have captions; a table with both columns is allowed")
     if given not in KINDS or modality not in (None, given):
         allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)) and not row.captioned)

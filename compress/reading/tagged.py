@@ -20,10 +20,10 @@ from compress.reading.same_name import NONE, SameName, listed
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels.tags import NO_PIECE, OUTSIDE, first_pieces, kinds_of, labels_of, tags_of
+from foundation.labels.tasks import Task
 from foundation.models.config import NO_TOKENIZER
 from foundation.models.inputs.tokenizer import TrainTokenizer, load_tokenizer, train_bpe
 

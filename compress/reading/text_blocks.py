@@ -23,10 +23,10 @@ import numpy as np
 
 from compress.reading.sources import Sources, read_sources
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
 from foundation.data.config import Columns, DataConfig
 from foundation.data.splits import Data, Split, divide
 from foundation.labels.next_token import Block, labels_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
 
 TEST_SHARE = 0.1
@@ -106,13 +106,14 @@ def read_texts(config: DataConfig, task: Task, log: Log) -> Sources:
     Raises:
         InputError: The files cannot be read, or columns are given that the task does not read.
     """
+    facts = TASKS[task]
     files = [] if config.files is None else [*config.files.train, *config.files.test, *config.files.validation]
     columns = {"data.columns": config.columns, **{f"data.files: {entry.file}: columns": entry.columns for entry in files}}
     problems = [
-        f"{key}.{name}: {getattr(given, name)!r} given; {task} reads only {' and '.join(TASKS[task].columns)}: leave it out"
+        f"{key}.{name}: {getattr(given, name)!r} given; {task} reads only {' and '.join(facts.columns)}: leave it out"
         for key, given in columns.items()
         for name in Columns.model_fields
-        if name not in TASKS[task].columns and getattr(given, name) is not None
+        if name not in facts.columns and getattr(given, name) is not None
     ]
     if problems:
         raise InputError(*problems)

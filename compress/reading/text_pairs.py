@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 
 from compress.reading.text_blocks import read_texts
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, hold_out
 from foundation.labels.next_token import Block, labels_of
+from foundation.labels.tasks import Task
 from foundation.models.inputs.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, target_engine, train_bpe
 from foundation.standalone.preprocess import TokenPair
 

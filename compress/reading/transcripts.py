@@ -17,9 +17,9 @@ from typing import Any
 from compress.reading.sources import Source, read_sources
 from foundation.core.errors import InputError
 from foundation.core.shown import shown
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
+from foundation.labels.tasks import Task
 from foundation.labels.transcripts import labels_of
 from foundation.models.heads.transcriber import vocabulary_of_texts
 from foundation.standalone.response import DELIMITER

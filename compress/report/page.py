@@ -32,7 +32,7 @@ from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
 from compress.report.sections.tuned import tuned
 from compress.report.view import View, plain
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 
 SERVED = "served"
 """Row of a table that is of what is served, whichever variant that is."""

@@ -32,8 +32,8 @@ from foundation.core.errors import InputError
 from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
-from foundation.core.tasks import Task
 from foundation.labels import vectors
+from foundation.labels.tasks import Task
 from foundation.labels.vectors import VectorLabels
 from foundation.measure.chance import chance
 from foundation.measure.metrics import Metric

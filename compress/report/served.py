@@ -20,7 +20,7 @@ from foundation.artifacts.triton import TritonModel
 from foundation.core.goals import Goals
 from foundation.core.step_names import EVALUATION
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
 from foundation.measure.fastest import NAMES, Measured, Ranked, competes, fastest
 from foundation.measure.fastest_answers import engines_that_answer

@@ -17,9 +17,7 @@ from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from export.builds import computes_bf16, ends, floating_of, has_half_graphs
 from foundation.core.engines import ENGINES
-from foundation.core.tasks import TASKS, Task
-from foundation.labels import transcripts
-from foundation.labels.spans import Part
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.forward import linears, uses_of_weights
 from foundation.models.heads.embedding import width_of
@@ -120,25 +118,18 @@ def weight_bytes(variant: Variant, context: Context) -> int:
 
 def _sizes(config: PreTrainedConfig, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters, table_parameters = _parameters(config, context.task, quantizer)
-    labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
-    if TASKS[context.task].embeds:
-        numbers = width_of_towers(config) if TASKS[context.task].two_towers else width_of(config)
-    if TASKS[context.task].finds_spans:
-        numbers = Part.WORDS.stop
-    if TASKS[context.task].tags:
-        numbers *= context.max_length
-    if TASKS[context.task].transcribes:
-        numbers = transcripts.Part.WIDTH * frames_of(config, context.max_length)
+    labels, facts, outputs = context.data.evaluation.labels, context.facts, max(1, len(context.data.labels))
+    if facts.embeds:
+        outputs = width_of_towers(config) if facts.two_towers else width_of(config)
+    numbers = facts.answer.numbers(outputs, frames_of(config, context.max_length) if facts.transcribes else context.max_length)
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
         table_parameters=table_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
-        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size
-        if TASKS[context.task].reads_text
-        else 0,
+        tokenizer_bytes=TOKENIZER_BYTES_PER_TOKEN * getattr(config, "text_config", config).vocab_size if facts.reads_text else 0,
         prediction_bytes=labels.array.size * (8 + 4)
-        if TASKS[context.task].generates
+        if facts.generates
         else 4 * numbers * len(labels) + max(8 * len(labels), labels.array.nbytes),
     )
 
@@ -192,7 +183,7 @@ def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
 
 def _halves_tables(context: Context) -> bool:
     """Whether networks are written whose tables of embeddings are in bf16."""
-    return TASKS[context.task].reads_text and not TASKS[context.task].generates and computes_bf16(context)
+    return context.facts.reads_text and not context.facts.generates and computes_bf16(context)
 
 
 def _served_bytes(precision: str, sizes: Sizes) -> int:

@@ -14,8 +14,8 @@ from compress.run.warm_start import check_intact
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
 from foundation.core.engines import ENGINES, REFERENCE
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, Task
 from foundation.data.groups import groups_of_values
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import save_predictions
 from foundation.measure.fastest import competing
 from foundation.measure.metrics import METRICS, metrics
@@ -95,7 +95,7 @@ class Evaluate(Stage):
         save_predictions(out / PREDICTIONS, logits, split.labels, groups_of_values(split))
         figures = metrics(context.task, logits, split.labels)
         count_judged = split.labels.count()
-        name = TASKS[context.task].metric
+        name = context.facts.metric
         context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         if figures[name] == 0 and METRICS[name].higher_is_better and not parent.metrics.get("new_weights", True):
             context.progress.warn(
@@ -226,8 +226,9 @@ def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
     """Returns the target shapes (batch, sequence) from small to large; the sequence is None for rows of one size, such as images."""
-    lengths: list[int | None] = [*sorted(target.sequence_lengths)] if target.has_lengths(task) else [None]
-    if TASKS[task].two_towers:
+    facts = TASKS[task]
+    lengths: list[int | None] = [*sorted(target.sequence_lengths)] if facts.has_lengths(target.sequence_lengths) else [None]
+    if facts.two_towers:
         lengths = [None, *lengths]  # images have no length
     return [(batch, length) for batch in sorted(target.batch_sizes) for length in lengths]
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from compress.run.split_sizes import lengths
 from foundation.artifacts.artifact import digest
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.data.splits import content_key
 from foundation.models.config import ModelConfig, label_names, set_labels
 from foundation.models.files import find, state_of
@@ -52,7 +51,7 @@ def check_inputs(
     """
     source = None if config.path is None else find(config.path, "model.path", weights=False)
     notes, _ = _once(config, source, checked, tokenizer, context)
-    return (*notes, *(noted(source) if source is not None and TASKS[config.task].generates else ()))
+    return (*notes, *(noted(source) if source is not None and config.facts.generates else ()))
 
 
 def num_truncated(
@@ -76,7 +75,7 @@ def num_truncated(
 
 def _cuts_texts(config: ModelConfig, context: Context) -> bool:
     """Whether rows are texts of one model that are cut at data.max_length: no blocks, no windows, no images next to them."""
-    task = TASKS[config.task]
+    task = config.facts
     return task.reads_text and not (task.generates or task.finds_spans or task.two_towers or context.stride)
 
 
@@ -155,7 +154,7 @@ def _checked(
     if problems:
         raise InputError(*problems)
     (prepared,) = made
-    for row in context.data.evaluation.rows[:1] if TASKS[config.task].reads_text else ():
+    for row in context.data.evaluation.rows[:1] if config.facts.reads_text else ():
         try:
             prepared.encode([row], 0)
         except ValueError as error:
@@ -179,7 +178,7 @@ def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> N
         Checkpoint(folder).preprocessor(context.task, context.max_length, context.target, context.stride, context.aggregate)
     except InputError as error:
         problems += error.problems
-    row = TASKS[context.task]
+    row = context.facts
     if row.modality == "text" and not row.generates and configured_pad(config) is None:
         problems.append(f"{folder / 'config.json'}: no pad_token_id, which batches of texts need; set it to the id of the padding token")
     if problems:

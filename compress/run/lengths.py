@@ -15,7 +15,6 @@ from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
 from foundation.core.files import local
 from foundation.core.goals import LatencyGoal
-from foundation.core.tasks import TASKS
 from foundation.models.adapters import model_folder
 from foundation.models.config import build_config
 from foundation.models.folder import Checkpoint
@@ -44,9 +43,9 @@ def in_samples(recipe: Recipe) -> Recipe:
 
 def _of_task(recipe: Recipe) -> Recipe:
     seconds = recipe.data.max_seconds
-    if TASKS[recipe.model.task].two_towers and seconds is None:
+    if recipe.model.facts.two_towers and seconds is None:
         return _of_towers(recipe)
-    if TASKS[recipe.model.task].modality != "audio":
+    if recipe.model.facts.modality != "audio":
         if seconds is not None:
             raise InputError(f"data.max_seconds: {seconds:g} given for {recipe.model.task}; it is for sounds: leave it out")
         return recipe
@@ -89,7 +88,7 @@ def _unserved(limit: LatencyGoal, recipe: Recipe) -> str | None:
     if limit.at == "engine":
         return None
     servers = [stage for stage in recipe.stages if isinstance(stage, TritonRepo) and stage.serve]
-    if TASKS[recipe.model.task].generates:
+    if recipe.model.facts.generates:
         return f"at: server given; answers of {recipe.model.task} are streamed token by token: leave it out"
     if not servers or recipe.target.device != "cpu":
         return (
@@ -101,16 +100,14 @@ def _unserved(limit: LatencyGoal, recipe: Recipe) -> str | None:
 
 def _unmeasurable(sequence: int | None, recipe: Recipe) -> str | None:
     """Returns why the latency at a length cannot be measured; None where it can."""
+    facts = recipe.model.facts
     task, longest, target = recipe.model.task, recipe.data.max_length, recipe.target
-    if not target.has_lengths(task):
+    if not facts.has_lengths(target.sequence_lengths):
         return None if sequence is None else f"sequence: {sequence} given; rows of {task} have one size: leave it out"
     if sequence is None:
-        return (
-            None
-            if TASKS[task].two_towers
-            else f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
-        )
-    if TASKS[task].modality != "text":  # whose models read few lengths
+        missing = f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
+        return None if facts.two_towers else missing
+    if facts.modality != "text":  # whose models read few lengths
         allowed = ", ".join(map(str, sorted(target.sequence_lengths)))
         more = "or add it to target.sequence_lengths"
         return (

@@ -21,8 +21,8 @@ from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import BASELINE, INPUT
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, num_classes
 from foundation.data.splits import Data, Judge
+from foundation.labels.tasks import num_classes
 from foundation.machine import environment
 from foundation.machine.parallel import ALONE, Team
 from foundation.measure.judged import judged_of, problem_with
@@ -60,7 +60,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
         task=recipe.model.task,
         data=data,
         max_length=recipe.data.max_length,
-        stride=recipe.data.shared_tokens if TASKS[recipe.model.task].finds_spans or recipe.data.windows is not None else 0,
+        stride=recipe.data.shared_tokens if recipe.model.facts.finds_spans or recipe.data.windows is not None else 0,
         aggregate="" if recipe.data.windows is None else recipe.data.windows.aggregate,
         target=recipe.target,
         seed=recipe.seed,
@@ -151,8 +151,8 @@ def _check_machine(recipe: Recipe) -> None:
     Raises:
         InputError: It is not so, which would be found after all training.
     """
-    task = recipe.model.task
-    if recipe.target.buckets is not None and (TASKS[task].modality != "text" or TASKS[task].generates):
+    task, facts = recipe.model.task, recipe.model.facts
+    if recipe.target.buckets is not None and (facts.modality != "text" or facts.generates):
         raise InputError(f"target.buckets: given for the task {task}; it is for texts with classes or values: leave it out")
     if any(isinstance(stage, Export) or getattr(stage, "measure", None) == "latency" for stage in recipe.stages):
         problems = absent(recipe.target)

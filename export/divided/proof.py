@@ -11,8 +11,8 @@ import numpy as np
 from export.divided.rank import load
 from export.divided.ranks import Meeting
 from export.parity.parity import ParityError
-from foundation.core.tasks import Task
 from foundation.data.splits import Split
+from foundation.labels.tasks import Task
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.predictions import predict
 from foundation.models.checkpoint import load as load_whole

@@ -36,7 +36,7 @@ from foundation.core.decoding import Decoding
 from foundation.core.engines import ENGINES
 from foundation.machine.process import peak_memory_bytes
 from foundation.machine.waits import ThreadWaits
-from foundation.measure.answers import kept
+from foundation.measure.answers import compressed
 from foundation.measure.engine_process import read_rows
 from foundation.measure.samples import CLEAN, enough
 from foundation.standalone.preprocess import Preprocessor
@@ -69,7 +69,7 @@ class Worker:
         rows = read_rows(Path(request["rows"]))
         logits: np.ndarray | None = None
         for indices, found in self._logits(rows, request["batch_size"]):
-            answer = kept(self.preprocessor, [rows[index] for index in indices], found)
+            answer = compressed(self.preprocessor, [rows[index] for index in indices], found)
             logits = np.zeros((len(rows), *answer.shape[1:]), np.float32) if logits is None else logits
             logits[indices] = answer
         if logits is None:

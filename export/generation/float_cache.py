@@ -18,7 +18,6 @@ from typing import Any
 from export.engines.spec import EngineSpec
 from export.generation.agreement import Agreement
 from export.generation.prompts import Tokens
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.measure.answers import load_predictions, save_predictions
 from foundation.measure.engine_process import EngineProcess
@@ -66,7 +65,7 @@ class FloatCache:
             The entry, with `metrics`, `predictions` and `tokens` as `float_cache` of its `generation`.
         """
         compared = compare_tokens(self.tokens, tokens)
-        figures, metric = metrics(context.task, *load_predictions(self.predictions, context.task)), TASKS[context.task].metric
+        figures, metric = metrics(context.task, *load_predictions(self.predictions, context.task)), context.facts.metric
         context.progress.log(
             f"      cache in {entry['cache_precision']}: {metric} {entry['metrics'][metric]:.4f}, in {entry['float_precision']} "
             f"{figures[metric]:.4f}; {100 * compared['equal_share']:.1f} % of the tokens are the same"

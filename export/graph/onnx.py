@@ -48,7 +48,7 @@ from export.graph.grids import put_on_grids
 from export.graph.nodes import prune_initializers
 from export.graph.unread_tokens import drop_unread_tokens
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT

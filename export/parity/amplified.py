@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from export.parity.own_rounding import ALPHA, tail
 from foundation.core.arrays import Array
-from foundation.core.tasks import Task
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 
 NOISE = 1e-6
 """Standard deviation of the relative error; what float32 sums of a thousand terms differ by from one order to another."""
@@ -68,5 +67,5 @@ def further_in_more_rows(task: Task, floating: Array, torch_answers: Array, engi
 
 def _distances(task: Task, floating: Array, answers: Array) -> tuple[Array, Array]:
     """Returns for each row how many predictions are others, and the mean difference of the nll: [n] each."""
-    rows = [answer_of(task).differences(floating[row : row + 1], answers[row : row + 1]) for row in range(len(floating))]
+    rows = [TASKS[task].answer.differences(floating[row : row + 1], answers[row : row + 1]) for row in range(len(floating))]
     return np.array([changed.sum() for changed, _ in rows]), np.array([moved.mean() for _, moved in rows])

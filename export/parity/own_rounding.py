@@ -33,9 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.arrays import Array
-from foundation.core.tasks import Task
 from foundation.labels.form import Labels
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.agreement import compare_predictions
 from foundation.models.folder import Checkpoint
 from foundation.schemes.checkpoint import load_quantization
@@ -168,7 +167,7 @@ def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array,
         labels: Labels of the rows.
     """
     own, found = (compare_predictions(task, floating, answers, labels) for answers in (torch, engine))
-    other_own, other = (answer_of(task).differences(floating, answers)[0] for answers in (torch, engine))
+    other_own, other = (TASKS[task].answer.differences(floating, answers)[0] for answers in (torch, engine))
     lost, won = int((other & ~other_own).sum()), int((other_own & ~other).sum())
     if found["passed"] or (tail(lost, lost + won) >= ALPHA and found["median_abs"] <= NEAR * own["median_abs"]):
         return None

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from foundation.core.config import Config
 from foundation.core.engines import DEFAULT_ENGINES, EngineName
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
 from foundation.machine.environment import physical_cores
 from foundation.machine.parallel import Strategy, Team
 
@@ -55,11 +54,6 @@ class Target(Config):
     def lengths(self) -> tuple[int, ...]:
         """Lengths that rows are padded to, besides data.max_length; the lengths of `auto` once they are chosen."""
         return self.buckets if isinstance(self.buckets, tuple) else self.sequence_lengths
-
-    def has_lengths(self, task: Task) -> bool:
-        """Whether rows of a task have lengths: texts have, images have not, sounds have those that their model reads as waveforms."""
-        modality = TASKS[task].modality
-        return TASKS[task].reads_text or (modality == "audio" and bool(self.sequence_lengths))
 
     @property
     def num_threads(self) -> int:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from foundation.core.config import Config
-from foundation.core.tasks import TASKS, Task
 from foundation.data.tables import Column, Quoting
+from foundation.labels.tasks import TASKS, Task
 
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
 
@@ -76,7 +76,8 @@ class Columns(Config):
 
         Of several negatives the keys are `negative`, `negative 2`, `negative 3`, ..., and of their margins alike.
         """
-        given, facts = {name: getattr(self, name) for name in TASKS[task].columns}, TASKS[task]
+        facts = TASKS[task]
+        given = {name: getattr(self, name) for name in facts.columns}
         left_out = {"margin", *(() if facts.needs_pairs else ("text_pair",)), *(() if facts.needs_negatives else ("negative",))}
         if given.get("negative") is not None:
             left_out.add("label")

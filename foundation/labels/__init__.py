@@ -1,1 +1,1 @@
-"""What labels can be and what a model answers: one class for each form, in one file each answer. The table is `table.py`."""
+"""What labels can be and what a model answers: one class for each form, in one file each answer."""

@@ -1,22 +1,21 @@
 """What sets one kind of answer apart from the others, as far as arrays are concerned.
 
-    class GradeAnswer(Answer): ...   beside the class of its labels (`foundation.labels.form`), with a row in `foundation.labels.table`,
-                                     and its losses in `foundation.training.losses`
+    class GradeAnswer(Answer): ...   in the file of its labels (`foundation.labels.form`), with losses in `foundation.training.losses`
 
-Other code asks the answer of a task (`foundation.labels.table.answer_of`) and never which kind it is.
+Other code asks the answer of a task (`foundation.labels.facts.Facts.answer`) and never which kind it is.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from foundation.core.arrays import Array
-from foundation.core.facts import Facts
 from foundation.labels.form import Figure, Labels
+from foundation.standalone.preprocess import Preprocessor
 
 LOGIT_BYTES = 2**26
 """Logits of this size are brought to float64 at once."""
@@ -26,13 +25,19 @@ class Answer(ABC):
     """One kind of answer."""
 
     FORM: ClassVar[type[Labels]]
-    """The form of its labels."""
+    """The form of its labels, where the task names no other."""
     FIGURES: ClassVar[Mapping[str, Figure]] = {}
     """Metrics that are computed in another way than for other answers, by name."""
     FROM_HEAD: ClassVar[bool] = True
     """Whether a head on top of the model makes it, which may be new and has one output for each label."""
     PROBABILITIES: ClassVar[bool] = True
     """Whether it is chosen by probabilities, so that label smoothing and divergences of probabilities mean something."""
+    PER_TOKEN: ClassVar[bool] = False
+    """Whether there are logits for every token of a row, or every frame of a sound."""
+    JUDGES_CLASSES: ClassVar[bool] = False
+    """Whether every class has a recall and a precision over rows."""
+    POOLS_WINDOWS: ClassVar[bool] = False
+    """Whether the logits of the windows of a long text can become one answer."""
     LABELS: ClassVar[tuple[str, ...] | None] = None
     """Names of the outputs; None where the data or the model name them."""
     RESPONSE: ClassVar[str] = "label"
@@ -43,6 +48,38 @@ class Answer(ABC):
     """What `distances` are, for reports: kl, mse or squared_distance."""
     DISAGREEMENT: ClassVar[str] = "share of {n} selection rows answered differently"
     """What `disagreement` is, in words, of n rows."""
+
+    def __init__(self, form: type[Labels] | None = None) -> None:
+        """Makes the answer of a task.
+
+        Args:
+            form: The form of its labels; None: `FORM`.
+        """
+        self.form = self.FORM if form is None else form
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there is an output for each label, whose names the data or the model know; of transcripts these are characters."""
+        return self.LABELS is None
+
+    def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+        """Returns the part of the logits of a batch that predictions hold, float32 `[b, ...]`; by default all.
+
+        Args:
+            preprocessor: Prepares the rows.
+            rows: The rows of the batch.
+            logits: float32 `[b, ...]`.
+        """
+        return logits
+
+    def numbers(self, outputs: int, positions: int) -> int:
+        """Returns how many numbers a prediction holds.
+
+        Args:
+            outputs: Outputs of the model: labels, or the width of a vector.
+            positions: Tokens, or frames, of the longest row.
+        """
+        return outputs
 
     @abstractmethod
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
@@ -74,14 +111,9 @@ class Answer(ABC):
         """Returns which values are predicted as a class and which have it, bool `[m]`, of what `Labels.values` returned."""
         raise NotImplementedError(f"{type(self).__name__} has no classes")
 
-    def read(self, array: Array, task: Facts) -> Labels:
-        """Returns the labels of a task from the array of a file.
-
-        Args:
-            array: `[n, ...]`, as `Labels.array` was written.
-            task: What sets the task apart.
-        """
-        return self.FORM(array)
+    def read(self, array: Array) -> Labels:
+        """Returns labels from the array of a file, `[n, ...]`, as `Labels.array` was written."""
+        return self.form(array)
 
     def normalizer(self, reference: Array) -> float:
         """Divisor that makes a distance relative; 1 if it has a unit."""

@@ -42,6 +42,8 @@ class ClassAnswer(Answer):
     """The label with the largest logit; of equal ones the first."""
 
     FORM: ClassVar[type[Labels]] = ClassIds
+    JUDGES_CLASSES: ClassVar[bool] = True
+    POOLS_WINDOWS: ClassVar[bool] = True
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Other labels; differences of the logits."""

@@ -98,6 +98,8 @@ class SetAnswer(Answer):
     """The set of labels whose logits are above 0."""
 
     FORM: ClassVar[type[Labels]] = LabelSets
+    JUDGES_CLASSES: ClassVar[bool] = True
+    POOLS_WINDOWS: ClassVar[bool] = True
     RESPONSE: ClassVar[str] = "labels"
     DISAGREEMENT: ClassVar[str] = "1 - micro F1 against the labels that the float model finds on {n} selection rows"
 

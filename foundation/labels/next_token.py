@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from foundation.core.arrays import Array
 from foundation.labels.answer import Answer, divergences
 from foundation.labels.form import Figure, Labels
-from foundation.standalone.preprocess import TokenPair
+from foundation.standalone.preprocess import Preprocessor, TokenPair
 
 IGNORED = -100
 """Label of a position without a target; torch's cross entropy ignores it by default."""
@@ -147,9 +147,14 @@ class TokenAnswer(Answer):
 
     FORM: ClassVar[type[Labels]] = Tokens
     FROM_HEAD: ClassVar[bool] = False
+    PER_TOKEN: ClassVar[bool] = True
     LABELS: ClassVar[tuple[str, ...] | None] = ()
     DIFFERS: ClassVar[str] = "nll"
     FIGURES: ClassVar[Mapping[str, Figure]] = {"accuracy": accuracy}
+
+    def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+        """Negative log-likelihood and choice of each token, `[b, T, 2]`."""
+        return answers_of(rows, logits, preprocessor.max_length - 1)
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Other tokens; differences of the nll of the true ones."""

@@ -30,7 +30,7 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from foundation.labels.form import Labels, first_rows, zeros_beside
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import LONGEST, N_BEST, best_spans
 from foundation.standalone.tolerance import MEDIAN_LIMIT
-from foundation.standalone.windows import Read, Window, of_each
+from foundation.standalone.windows import Read, of_each
 
 Words = tuple[tuple[int, int], ...]
 """The words of an answer; () where there is none."""
@@ -161,18 +161,6 @@ def kept_of(logits: Array, window: Read, context: str, threshold: float | None) 
         own[2 : 2 + N_BEST], own[2 + N_BEST :] = NO_PLACE, 0
         own[2 : 2 + len(best)], own[2 + N_BEST : 2 + N_BEST + len(best)] = window.first - window.begin + best, ours[best]
     made[Part.WORDS] = _stored(context[place[0] : place[1]])
-    return made
-
-
-def kept_of_windows(preprocessor: Preprocessor, rows: Sequence[Window], logits: Array) -> Array:
-    """Returns the compressed logits of a batch of windows, float32 `[b, 168]`, from logits float32 `[b, L, 2]`."""
-    made = np.zeros((len(rows), Part.WORDS.stop), np.float32)
-    for kept, row, tokens, values in zip(made, rows, of_each(preprocessor.tokenizer, rows), logits, strict=True):
-        read = Read(0, tokens.first, tokens.characters[row.start : row.stop], tokens.others + len(row))
-        if not np.isfinite(values[: read.length]).all():  # whoever gathers the batches says so
-            kept[:] = np.nan
-            continue
-        kept[:] = kept_of(values, read, row.context, preprocessor.null_threshold)
     return made
 
 
@@ -317,9 +305,25 @@ class SpanAnswer(Answer):
     """The best span of a window, or none."""
 
     FORM: ClassVar[type[Labels]] = Spans
+    PER_TOKEN: ClassVar[bool] = True
     LABELS: ClassVar[tuple[str, ...] | None] = ("start", "end")
     RESPONSE: ClassVar[str] = "span"
     DISAGREEMENT: ClassVar[str] = "1 - F1 against the answers of the float model on {n} windows of selection"
+
+    def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+        """The best tokens of both sides and the words of the best span, `[b, 168]`."""
+        made = np.zeros((len(rows), Part.WORDS.stop), np.float32)
+        for kept, row, tokens, values in zip(made, rows, of_each(preprocessor.tokenizer, rows), logits, strict=True):
+            read = Read(0, tokens.first, tokens.characters[row.start : row.stop], tokens.others + len(row))
+            if not np.isfinite(values[: read.length]).all():  # whoever gathers the batches says so
+                kept[:] = np.nan
+                continue
+            kept[:] = kept_of(values, read, row.context, preprocessor.null_threshold)
+        return made
+
+    def numbers(self, outputs: int, positions: int) -> int:
+        """The same for every window."""
+        return Part.WORDS.stop
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Windows with another answer; differences of the logits of the first token and of those that are kept of both.

@@ -31,6 +31,7 @@ from foundation.core.arrays import Array
 from foundation.labels.answer import Answer, divergences
 from foundation.labels.form import Labels, zeros_beside
 from foundation.standalone import response
+from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import parts_of
 
 Span = tuple[int, int, str]
@@ -217,8 +218,17 @@ class TagAnswer(Answer):
     """The tag with the largest logit, of each word."""
 
     FORM: ClassVar[type[Labels]] = Tags
+    PER_TOKEN: ClassVar[bool] = True
     RESPONSE: ClassVar[str] = "entities"
     DISAGREEMENT: ClassVar[str] = "share of the words of {n} selection rows with another tag"
+
+    def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+        """Logits of the first token of each word, and zeros past the last word, `[b, L, C]`."""
+        return of_words(logits, first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
+
+    def numbers(self, outputs: int, positions: int) -> int:
+        """The outputs at each position."""
+        return outputs * positions
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Words with another tag; differences of their logits."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -104,33 +104,6 @@ def texts_of(answers: Array) -> list[str]:
     return ["".join(chr(code) for code in row if code > NOTHING).strip() for row in codes.tolist()]
 
 
-def kept_of_frames(prepared: Preprocessor, rows: Sequence[bytes], logits: Array) -> Array:
-    """Returns the compressed logits of a batch, float32 `[b, F, 10]`, F the frames of the longest sounds.
-
-    Args:
-        prepared: The preprocessor.
-        rows: The encoded sounds.
-        logits: Float32 `[b, frames, V]`.
-    """
-    blank = prepared.labels.index(BLANK)
-    codes = np.array([code_of(prepared.labels, token) for token in range(len(prepared.labels))])
-    made = np.zeros((len(rows), prepared.positions(prepared.max_length), Part.WIDTH), np.float32)
-    made[..., Part.CHARACTER], made[..., Part.IDS] = ABSENT, NO_TOKEN
-    for own, frames, whole in zip(made, prepared.sounds.frames(rows), logits, strict=True):
-        values = whole[:frames]
-        if not np.isfinite(values).all():  # whoever gathers the batches says so
-            own[:] = np.nan
-            continue
-        best = np.argsort(-values, axis=1, kind="stable")[:, :K]
-        known = best.shape[1]
-        highest = values.max(axis=1, keepdims=True)
-        of = own[:frames]
-        of[:, Part.CHARACTER] = np.where(emitted(best[:, 0], blank), codes[best[:, 0]], NOTHING)
-        of[:, Part.TOTAL] = highest[:, 0] + np.log(np.exp(values - highest).sum(axis=1))
-        of[:, Part.IDS][:, :known], of[:, Part.LOGITS][:, :known] = best, np.take_along_axis(values, best, axis=1)
-    return made
-
-
 def errors(true: Sequence[str], predicted: Sequence[str]) -> Array:
     """Returns of each pair of texts the wrong words and the words, the wrong characters and the characters, float64 `[n, 4]`."""
     from jiwer import process_characters, process_words
@@ -188,8 +161,33 @@ class TranscriptAnswer(Answer):
     """The text that is read greedily."""
 
     FORM: ClassVar[type[Labels]] = Transcripts
+    PER_TOKEN: ClassVar[bool] = True
     RESPONSE: ClassVar[str] = "transcript"
     DISAGREEMENT: ClassVar[str] = "word error rate against the texts of the float model on {n} selection rows"
+
+    def compressed(self, preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+        """The character, the sum of exponentials and the largest logits of each frame, `[b, F, 10]`, F the frames of the longest sounds."""
+        blank = preprocessor.labels.index(BLANK)
+        codes = np.array([code_of(preprocessor.labels, token) for token in range(len(preprocessor.labels))])
+        made = np.zeros((len(rows), preprocessor.positions(preprocessor.max_length), Part.WIDTH), np.float32)
+        made[..., Part.CHARACTER], made[..., Part.IDS] = ABSENT, NO_TOKEN
+        for own, frames, whole in zip(made, preprocessor.sounds.frames(rows), logits, strict=True):
+            values = whole[:frames]
+            if not np.isfinite(values).all():  # whoever gathers the batches says so
+                own[:] = np.nan
+                continue
+            best = np.argsort(-values, axis=1, kind="stable")[:, :K]
+            known = best.shape[1]
+            highest = values.max(axis=1, keepdims=True)
+            of = own[:frames]
+            of[:, Part.CHARACTER] = np.where(emitted(best[:, 0], blank), codes[best[:, 0]], NOTHING)
+            of[:, Part.TOTAL] = highest[:, 0] + np.log(np.exp(values - highest).sum(axis=1))
+            of[:, Part.IDS][:, :known], of[:, Part.LOGITS][:, :known] = best, np.take_along_axis(values, best, axis=1)
+        return made
+
+    def numbers(self, outputs: int, positions: int) -> int:
+        """The same for every frame."""
+        return Part.WIDTH * positions
 
     def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
         """Sounds with another text; differences of the logits that are kept of both.

@@ -9,11 +9,11 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.correlation import pearson
-from foundation.core.facts import Facts
-from foundation.core.tasks import SCORE
 from foundation.labels.answer import Answer
-from foundation.labels.candidates import Candidates
 from foundation.labels.form import Labels
+
+SCORE: tuple[str, ...] = ("score",)
+"""The one "label" of a number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,3 @@ class ValueAnswer(Answer):
     def normalizer(self, reference: Array) -> float:
         """The variance of the reference."""
         return float(np.var(reference.astype(np.float64)))
-
-    def read(self, array: Array, task: Facts) -> Labels:
-        """Of a task that orders candidates, theirs."""
-        return Candidates(array) if task.reranks else Numbers(array)

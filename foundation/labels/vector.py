@@ -9,16 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from foundation.core.arrays import Array
-from foundation.core.facts import Facts
-from foundation.core.tasks import VECTOR
 from foundation.labels import vectors
 from foundation.labels.answer import Answer
-from foundation.labels.captions import Captions
 from foundation.labels.form import Labels
-from foundation.labels.relevance import Judged
 from foundation.labels.text_groups import WIDTH, Groups
 from foundation.labels.vectors import Pairs
-from foundation.labels.zero_shot import ImagesAndTexts
 
 
 class VectorAnswer(Answer):
@@ -27,7 +22,7 @@ class VectorAnswer(Answer):
     FORM: ClassVar[type[Labels]] = Pairs
     FROM_HEAD: ClassVar[bool] = False
     PROBABILITIES: ClassVar[bool] = False
-    LABELS: ClassVar[tuple[str, ...] | None] = VECTOR
+    LABELS: ClassVar[tuple[str, ...] | None] = ("vector",)
     RESPONSE: ClassVar[str] = "vector"
     DIFFERS: ClassVar[str] = "vector"
     DISTANCE: ClassVar[str] = "squared_distance"
@@ -46,10 +41,6 @@ class VectorAnswer(Answer):
         """1 - Pearson of the cosines of all pairs of rows."""
         return 1.0 - vectors.agreement(reference, answers)
 
-    def read(self, array: Array, task: Facts) -> Labels:
-        """By what the task compares; of texts that form pairs or groups by the columns that a file has."""
-        if task.two_towers:
-            return Captions(array) if task.captioned else ImagesAndTexts(array)
-        if task.searches:
-            return Judged(array)
-        return Groups(array) if array.shape[1] >= WIDTH else Pairs(array)
+    def read(self, array: Array) -> Labels:
+        """Texts that are compared form groups instead of pairs where a file has the columns of groups."""
+        return Groups(array) if self.form is Pairs and array.shape[1] >= WIDTH else self.form(array)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from foundation.core.arrays import Array
-from foundation.core.tasks import Task
 from foundation.labels.form import Labels
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.standalone.tolerance import judge
 
 
@@ -25,7 +24,7 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Lab
     Returns:
         `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit`, `nll` or `vector`.
     """
-    answer = answer_of(task)
+    answer = TASKS[task].answer
     changed, distance = answer.differences(reference, logits)
     return {**judge(changed, distance / labels.unit(reference)), "differs": answer.DIFFERS}
 

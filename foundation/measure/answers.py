@@ -1,4 +1,4 @@
-"""Predictions as arrays: which part of the logits is kept, and how batches are merged, checked and stored. Uses only numpy."""
+"""Predictions as arrays: which part of the logits they hold, and how batches are merged, checked and stored. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.files import check_plain
-from foundation.core.tasks import Task
-from foundation.labels import next_token, spans, tags, transcripts
 from foundation.labels.form import Labels
-from foundation.labels.table import read_labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.standalone.preprocess import Preprocessor
 
 
@@ -38,19 +36,9 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
     return whole
 
 
-def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
-    """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`; where
-    words are tagged the logits of their first tokens, in the order of the words, and zeros behind the last one `[b, L, C]`; of windows of
-    contexts `[b, 168]` (`foundation.labels.spans`); of the frames of sounds `[b, F, 10]` (`foundation.labels.transcripts`)."""
-    if preprocessor.generates:
-        return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
-    if preprocessor.finds_spans:
-        return spans.kept_of_windows(preprocessor, rows, logits)
-    if preprocessor.transcribes:
-        return transcripts.kept_of_frames(preprocessor, rows, logits)
-    if preprocessor.per_token:
-        return tags.of_words(logits, tags.first_pieces(preprocessor.tokenizer, rows), preprocessor.max_length)
-    return logits
+def compressed(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+    """Returns what predictions hold of the logits of a batch (`foundation.labels.answer.Answer.compressed`), float32 `[b, ...]`."""
+    return TASKS[preprocessor.task].answer.compressed(preprocessor, rows, logits)
 
 
 def not_finite(answers: Array) -> Array:
@@ -79,7 +67,7 @@ def load_predictions(path: Path, task: Task) -> tuple[Array, Labels]:
         InputError: It is not a plain file.
     """
     tensors = _tensors(path)
-    return tensors["logits"], read_labels(tensors["labels"], task)
+    return tensors["logits"], TASKS[task].answer.read(tensors["labels"])
 
 
 def load_logits(path: Path) -> Array:

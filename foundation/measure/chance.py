@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from foundation.core.arrays import Array
-from foundation.core.tasks import TASKS, Task
 from foundation.labels.form import Labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.metrics import Metric, primary
 
 ORDERS = 5

@@ -48,12 +48,11 @@ from foundation.core.arrays import Array
 from foundation.core.errors import InputError
 from foundation.core.resampling import Groups, each_alone, student
 from foundation.core.spread import spread
-from foundation.core.tasks import TASKS, Task
 from foundation.data.groups import groups_of_rows, groups_of_split
 from foundation.labels.answer import LOGIT_BYTES
 from foundation.labels.form import Labels
-from foundation.labels.table import answer_of
-from foundation.measure.answers import gathered, kept, not_finite
+from foundation.labels.tasks import TASKS, Task
+from foundation.measure.answers import compressed, gathered, not_finite
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import finely, logits_of
 from foundation.stage.context import Context
@@ -99,7 +98,7 @@ class Trial:
     rows: Sequence[Row]
     context: Context
     answers: Array
-    """Predictions of the original model (`foundation.measure.answers.kept`): logits float32 [n, C], or [n, T, 2] for generation."""
+    """Predictions of the original model (`foundation.measure.answers.compressed`): logits float32 [n, C], or [n, T, 2] for generation."""
     read: Array | None = None
     """For generation, what the head of the original model read, float32 [n, L, D]; else None."""
     labels: Labels | None = None
@@ -119,10 +118,10 @@ class Trial:
             context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
         chosen = list(range(len(rows)))
-        generates, prepared = TASKS[context.task].generates, finely(context.preprocessor(checkpoint))
+        generates, prepared = context.facts.generates, finely(context.preprocessor(checkpoint))
         if generates:
             longest, config = max(len(row) for row in rows), cast("Any", model.config)
-            if TASKS[context.task].encoder_decoder:  # pairs are of all lengths: all are padded to the longest
+            if context.facts.encoder_decoder:  # pairs are of all lengths: all are padded to the longest
                 prepared = replace(prepared, buckets=prepared.buckets[bisect_left(prepared.buckets, longest) :][:1])
             else:
                 chosen = [number for number, row in enumerate(rows) if len(row) == longest]
@@ -132,7 +131,7 @@ class Trial:
         listening: AbstractContextManager[list[Array]] = heard(model) if generates else nullcontext([])
         with listening as read:
             found = [
-                (numbers, kept(prepared, [rows[number] for number in numbers], logits))
+                (numbers, compressed(prepared, [rows[number] for number in numbers], logits))
                 for numbers, logits in _logits(model, prepared, rows)
             ]
         inputs = gathered(((numbers, given) for (numbers, _), given in zip(found, read, strict=True)), len(rows)) if generates else None
@@ -141,7 +140,7 @@ class Trial:
     @property
     def measure(self) -> str:
         """The distance in use: kl, mse, or for vectors squared_distance."""
-        return answer_of(self.context.task).DISTANCE
+        return self.context.facts.answer.DISTANCE
 
     def distances_of(self, forms: Mapping[str, nn.Module]) -> Array:
         """Returns the distance of each row, float64 [n], of the model with some modules replaced, by path; the model is restored."""
@@ -197,12 +196,12 @@ class Trial:
             yield numbers, both[len(numbers) :], both[: len(numbers)][np.argsort(order)]
 
     def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
-        return kept(self.prepared, [self.rows[number] for number in numbers], logits)
+        return compressed(self.prepared, [self.rows[number] for number in numbers], logits)
 
     def _metric(self, answers: Array) -> float:
 
         assert self.labels is not None
-        return metrics(self.context.task, answers, self.labels)[TASKS[self.context.task].metric]
+        return metrics(self.context.task, answers, self.labels)[self.context.facts.metric]
 
     def fewer(self, count: int) -> Self:
         """Returns a trial on at most `count` of the rows, evenly spread."""
@@ -263,7 +262,7 @@ def distances(task: Task, reference: Array, logits: Array, predicted: Array | No
         logits: As for `distance`.
         predicted: For generation, the positions of each row that count, from the first on, int [n]; None: all.
     """
-    return answer_of(task).distances(reference, logits, predicted)
+    return TASKS[task].answer.distances(reference, logits, predicted)
 
 
 def interval(values: Array, groups: Groups | None = None) -> tuple[float, float]:
@@ -306,7 +305,7 @@ def in_words(values: Array, groups: Groups | None = None) -> str:
 
 def floor_of(task: Task, reference: Array) -> float:
     """Returns the distance that a choice may always add, in the unit of `distance` and for the same arguments."""
-    return ADDED_FLOOR * answer_of(task).normalizer(reference)
+    return ADDED_FLOOR * TASKS[task].answer.normalizer(reference)
 
 
 def bound_of(before: float, floor: float) -> float:

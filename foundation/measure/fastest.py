@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from foundation.artifacts.artifact import read_json
 from foundation.core.engines import REFERENCE, served_on
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.judged import Judged, known_metric
 from foundation.measure.turns import log_ratios, quantile, ratio
 

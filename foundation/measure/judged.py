@@ -1,6 +1,6 @@
 """The metric that goals are judged on: the primary one of the task, or the one that `goals.metric` names.
 
-    NAME            another metric of the task (`foundation.core.tasks`), such as f1 or matthews
+    NAME            another metric of the task (`foundation.labels.tasks`), such as f1 or matthews
     KIND:LABEL      a figure of one class, with predictions P and rows T of that class
 
         recall:LABEL     |P and T| / |T|
@@ -22,8 +22,7 @@ import numpy as np
 
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError, nearest
-from foundation.core.tasks import TASKS, Task
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import METRICS, Metric, metric_of
 
@@ -84,9 +83,9 @@ def problem_with(task: Task, asked: str | None) -> str | None:
     if asked is None or asked in row.metrics:
         return None
     kind, separator, label = asked.partition(SEPARATOR)
-    if row.judges_classes and separator and kind in OF_CLASS and label:
+    if row.answer.JUDGES_CLASSES and separator and kind in OF_CLASS and label:
         return None
-    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.judges_classes else []
+    more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.answer.JUDGES_CLASSES else []
     allowed = [*row.metrics, *more]
     return f"goals.metric: {asked!r} given; {', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}"
 
@@ -109,6 +108,6 @@ _OF_ONE = Metric(_unnamed, is_share=True)
 
 def _of_class(task: Task, counts: Counts, number: int, answers: Array, true: Array) -> float:
     """Returns a figure of class `number` of what `Labels.values` returned."""
-    predicted, own = answer_of(task).has_class(answers, true, number)
+    predicted, own = TASKS[task].answer.has_class(answers, true, number)
     numerator, divisor = counts(*(float(np.sum(rows)) for rows in (predicted & own, predicted, own)))
     return numerator / divisor if divisor else 0.0

@@ -1,6 +1,6 @@
 """The table of metrics, and the differences between the predictions of two models.
 
-To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`foundation.core.tasks`). Metrics that
+To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`foundation.labels.tasks`). Metrics that
 one form of labels alone has stand in its class instead (`foundation.labels.form`). The first metric of a task is the primary one, which
 goals refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
@@ -33,12 +33,11 @@ import numpy as np
 from foundation.core import correlation
 from foundation.core.arrays import Array
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
 from foundation.labels import label_sets, next_token, tags, transcripts
 from foundation.labels.captions import Captions
 from foundation.labels.form import Figure, Labels
 from foundation.labels.relevance import Judged
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 
 TOP = 5
 """Classes that `top_5` looks at."""
@@ -91,7 +90,7 @@ def metrics(task: Task, logits: Array, labels: Labels) -> dict[str, float]:
 
 def metric_of(task: Task, name: str) -> Metric:
     """Returns a metric as the answers of a task have it: a row of `METRICS`."""
-    own = answer_of(task).FIGURES.get(name)
+    own = TASKS[task].answer.FIGURES.get(name)
     return METRICS[name] if own is None else replace(METRICS[name], of=own)
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from foundation.core.arrays import Array
 from foundation.core.progress import Progress
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.machine.process import freed_memory_returned
 from foundation.machine.sharding import without_gradients
-from foundation.measure.answers import gathered, kept
+from foundation.measure.answers import compressed, gathered
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
@@ -28,13 +28,14 @@ STEP = 16
 
 
 def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
-    """Returns the predictions for `rows` (see `kept`) in row order; every row is padded to its bucket, as in the engines and the server.
+    """Returns the predictions for `rows` (see `compressed`) in row order; every row is padded to its bucket, as in the engines and the server.
 
     Raises:
         InputError: A prediction is NaN or infinite; the message names the row.
     """
     found = logits_of(model, preprocessor, rows, batch_size, progress)
-    return gathered(((indices, kept(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found), len(rows))
+    answers = ((indices, compressed(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found)
+    return gathered(answers, len(rows))
 
 
 def logits_of(
@@ -99,6 +100,7 @@ def predict_streamed(
                 for batch in batches:
                     batch.hidden.copy_(model.run(index, layer, batch.inputs))
         answers = (
-            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
+            (batch.indices, compressed(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy()))
+            for batch in batches
         )
         return gathered(answers, len(rows))

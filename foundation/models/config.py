@@ -21,9 +21,9 @@ from foundation.core.errors import InputError, nearest
 from foundation.core.files import local
 from foundation.core.shown import shown
 from foundation.core.stamps import Stamps, stamps
-from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.labels.facts import Facts
 from foundation.labels.spans import NO_ANSWER
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.models.adapters import Adapter
 from foundation.models.heads.embedding import EmbeddingConfig
 from foundation.models.inputs.tokenizer import TrainedTokenizer, load_tokenizer
@@ -73,13 +73,18 @@ class ModelConfig(Config):
     """Always false: Python code that comes with a model is never run."""
 
     @property
+    def facts(self) -> Facts:
+        """What sets the task apart."""
+        return TASKS[self.task]
+
+    @property
     def is_trained(self) -> bool:
         """Whether the weights are trained, and not random."""
         return self.config is None
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
-        if self.embedding is not None and (not TASKS[self.task].embeds or TASKS[self.task].two_towers):
+        if self.embedding is not None and (not self.facts.embeds or self.facts.two_towers):
             vectors = tasks_with(lambda row: row.embeds and not row.two_towers)
             raise ValueError(f"embedding: given for {self.task}; it is for {vectors}: leave it out")
         return self
@@ -105,10 +110,10 @@ def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     from foundation.models.adapters import model_folder
     from foundation.models.heads.transcriber import vocabulary_of
 
-    if config.path is None or config.head == "new" or not TASKS[config.task].classifies:
+    if config.path is None or config.head == "new" or not config.facts.answer.classifies:
         return None
     folder = model_folder(config.path, "model.path", config.adapter)
-    if TASKS[config.task].transcribes:
+    if config.facts.transcribes:
         return vocabulary_of(folder, "model.path")
     written = read_json(folder / "config.json", "model.path").get("id2label", {})
     if _is_plain(written):  # the common case: avoids importing Transformers, which takes seconds; the model is checked elsewhere
@@ -190,21 +195,21 @@ def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | N
             f"model.path: {config.path} is a {found.model_type}, which cannot do {config.task}; give a model that can, or change model.task"
         )
     _check_padding(found, config.task, "model.path")
-    if TASKS[config.task].two_towers:
+    if config.facts.two_towers:
         check_towers(found, "model.path")
     if config.head == "new":
         return
-    row = TASKS[config.task]
-    regression = not row.classifies
+    row = config.facts
+    regression = not row.answer.classifies
     remedy = "; give model.head: new (then finetune must be the first stage)" if not row.generates else ""
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
-    if not answer_of(config.task).FROM_HEAD:
+    if not config.facts.answer.FROM_HEAD:
         return
     if found.problem_type not in (None, row.problem_type):
         raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
-    own = answer_of(config.task).LABELS
+    own = config.facts.answer.LABELS
     wanted = num_labels if own is None else len(own)
     outputs = found.vocab_size if row.transcribes else found.num_labels
     if (wanted is not None and outputs != wanted) or (not regression and outputs < 2):
@@ -225,7 +230,7 @@ def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | N
     """
     from foundation.models.heads.embedding import EMBEDDING_KEY, resolved
 
-    if TASKS[config.task].embeds and not TASKS[config.task].two_towers:
+    if config.facts.embeds and not config.facts.two_towers:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
     return found
 
@@ -278,13 +283,13 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     values = {name: value for name, value in raw.items() if name in allowed}
     check_raw(values, _defaults(kind), "model.config")
     values = without_outputs(values)
-    if TASKS[config.task].modality == "text":
+    if config.facts.modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
-    if TASKS[config.task].two_towers:
+    if config.facts.two_towers:
         check_towers(default, "model.config.model_type")
         texts = values.get("text_config") or {}
         values["text_config"] = {**_tokenizer_values(tokenizer, texts, default.text_config), **texts}
-    if TASKS[config.task].encoder_decoder:
+    if config.facts.encoder_decoder:
         values = {**_decoder_values(values), **values}
     try:
         built = AutoConfig.for_model(kind, **values)
@@ -299,7 +304,8 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
 
 def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
     """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
-    if TASKS[task].modality == "text" and not TASKS[task].generates and not takes_padding(config, task):
+    facts = TASKS[task]
+    if facts.modality == "text" and not facts.generates and not takes_padding(config, task):
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
@@ -330,20 +336,20 @@ def set_labels(config: PreTrainedConfig, task: Task, labels: tuple[str, ...]) ->
     """Sets the labels, or the names of the outputs, the problem type and the threshold of no answer of a config, in place."""
     from foundation.models.heads.reader import THRESHOLD_KEY
 
-    row = TASKS[task]
-    if row.embeds:
+    facts = TASKS[task]
+    if facts.embeds:
         return
-    if row.generates:
+    if facts.generates:
         config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return
-    if row.finds_spans:
+    if facts.finds_spans:
         known = getattr(config, THRESHOLD_KEY, None)
         setattr(config, THRESHOLD_KEY, None if NO_ANSWER not in labels else 0.0 if known is None else known)
-    labels = answer_of(task).LABELS or labels
+    labels = facts.answer.LABELS or labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
-    config.problem_type = row.problem_type
-    if row.transcribes:  # the sizes of the head; Transformers calls the blank padding
+    config.problem_type = facts.problem_type
+    if facts.transcribes:  # the sizes of the head; Transformers calls the blank padding
         config.vocab_size, config.pad_token_id = len(labels), labels.index(BLANK) if BLANK in labels else 0
 
 

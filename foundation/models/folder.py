@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foundation.artifacts.safetensors import weight_files
 from foundation.core.stamps import Stamps, stamps
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.config import read_config
 
 if TYPE_CHECKING:

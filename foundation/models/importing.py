@@ -21,7 +21,7 @@ from foundation.artifacts.artifact import digest, file_digest
 from foundation.artifacts.safetensors import FLOATS, check_finite, headers, read_json, weight_files
 from foundation.core.errors import InputError
 from foundation.core.files import local
-from foundation.core.tasks import TASKS, Task, tasks_with
+from foundation.labels.tasks import TASKS, Task, tasks_with
 from foundation.machine.environment import hardware
 from foundation.models.adapters import brought, merged, model_folder
 from foundation.models.architecture.shapes import auto_class, mark
@@ -111,11 +111,11 @@ def check_model(
     if config.preprocessor is not None:
         check_raw(config.preprocessor, {}, "model.preprocessor")
     names = label_names(config)
-    if max_length is not None and TASKS[config.task].reads_text:
+    if max_length is not None and config.facts.reads_text:
         check_length(checked, max_length)
-    if TASKS[config.task].two_towers:
+    if config.facts.two_towers:
         check_towers(checked, "model.path", max_length)
-    if not TASKS[config.task].classifies or (num_labels is not None and names is None):
+    if not config.facts.answer.classifies or (num_labels is not None and names is None):
         set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
     return Checked(checked, names, size)
 
@@ -144,8 +144,8 @@ def import_model(
     Raises:
         InputError: The model cannot be used; the message says why and what to do.
     """
-    task = config.task
-    if TASKS[task].classifies and len(data_labels) < 2:
+    task, facts = config.task, config.facts
+    if facts.answer.classifies and len(data_labels) < 2:
         values = tasks_with(lambda row: row.regression)
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else model_folder(config.path, "model.path", config.adapter, weights=True)
@@ -159,16 +159,16 @@ def import_model(
             model, new = _import_folder(config, source, data_labels, seed)
         built, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
         settle_inputs(config, source, built, tokenizer)
-        if TASKS[task].generates:
+        if facts.generates:
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
         write_files(built, out)
     mark(out)
     save_preprocessing(config, source, built, out, tokenizer, log)
-    for line in noted(source) if source is not None and TASKS[task].generates else ():
+    for line in noted(source) if source is not None and facts.generates else ():
         log(f"  model: {line}")
-    labels = list(label_list(built)) if TASKS[task].classifies else []
+    labels = list(label_list(built)) if facts.answer.classifies else []
     origin = (config.path or "random weights") + (", with its adapter merged" if config.adapter else "")
     _write_card(out, origin, task, labels)
     log(f"  model: {built.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
@@ -177,7 +177,7 @@ def import_model(
 
 def _linked(config: ModelConfig, source: Path | None, out: Path) -> tuple[Any, int] | None:
     """Links the files of a language model that is taken as it is; None for other models (`foundation.models.causal.link_model`)."""
-    row = TASKS[config.task]
+    row = config.facts
     if source is None or not row.generates or row.encoder_decoder or config.head == "new" or config.adapter is not None:
         return None
     return link_model(_checked_config(config, source, 0), source, out)
@@ -187,7 +187,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     """Loads a model folder with the requested head; returns the model and the names of the randomly initialized weights."""
     found = _checked_config(config, source, len(data_labels))
     check_finite(source, "model.path")
-    labels = own_names(found) if config.head == "keep" and TASKS[config.task].classifies else None
+    labels = own_names(found) if config.head == "keep" and config.facts.answer.classifies else None
     if labels is not None and labels != tuple(data_labels):
         raise InputError(
             f"model.path: the model's labels are {preview(labels)}, the data's {preview(data_labels)}; rename them, or give model.head: new"
@@ -267,10 +267,10 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
             "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
-        row = TASKS[config.task]
+        row = config.facts
         remedy = "give a complete model" if row.generates or row.two_towers else "give model.head: new"
         raise InputError(f"model.path: {source} has no trained head ({preview(lost)} missing or with another shape); {remedy}")
-    known = ("text_model.", "vision_model.") if TASKS[config.task].two_towers else f"{prefix}."
+    known = ("text_model.", "vision_model.") if config.facts.two_towers else f"{prefix}."
     layers = {name for name in info["unexpected"] if name.startswith(known) and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
@@ -295,7 +295,7 @@ def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None 
         elif path is not None:
             folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
             parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
-            pooling = pooling_file(folder, path) if name == "path" and TASKS[config.task].embeds and is_local(path) else None
+            pooling = pooling_file(folder, path) if name == "path" and config.facts.embeds and is_local(path) else None
             if pooling is not None and pooling.is_file():
                 parts["pooling"] = file_digest(pooling)
     if isinstance(config.config, str):

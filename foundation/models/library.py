@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foundation.core.shown import reason
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.inputs.images import image_shape
 from foundation.models.inputs.sounds import INPUT, least_samples, spectrogram_shape
@@ -112,18 +112,19 @@ def _countable(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def inputs_of(config: PreTrainedConfig, task: Task, length: int, masked: bool = True) -> dict[str, Tensor]:
     """Returns the inputs of one row; `masked`: with a padding mask, whose values most models read, and which changes no GEMM."""
-    if TASKS[task].modality == "image":
+    facts = TASKS[task]
+    if facts.modality == "image":
         channels, height, width = image_shape(config)
-        texts = {"input_ids": torch.zeros(1, length, dtype=torch.long)} if TASKS[task].two_towers else {}
+        texts = {"input_ids": torch.zeros(1, length, dtype=torch.long)} if facts.two_towers else {}
         return {"pixel_values": torch.zeros(1, channels, height, width), **texts}
-    if TASKS[task].modality == "audio":  # a mask changes no GEMM
+    if facts.modality == "audio":  # a mask changes no GEMM
         return {INPUT: torch.zeros(1, *(spectrogram_shape(config) or (max(length, least_samples(config)),)))}
     ids = torch.zeros(1, length, dtype=torch.long)
-    if TASKS[task].encoder_decoder:
+    if facts.encoder_decoder:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):  # its head reads the state of the end of the text
         ids[:, -1] = config.eos_token_id
-    if not masked and TASKS[task].generates:  # a 4-D additive mask is used unchanged
+    if not masked and facts.generates:  # a 4-D additive mask is used unchanged
         return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
     masked |= config.model_type.startswith("deberta")
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if masked else {"input_ids": ids}

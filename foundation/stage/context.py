@@ -11,8 +11,9 @@ from foundation.artifacts.artifact import Artifact
 from foundation.core.goals import Goals
 from foundation.core.progress import Progress
 from foundation.core.target import Parallel, Target
-from foundation.core.tasks import Task
 from foundation.data.splits import Data
+from foundation.labels.facts import Facts
+from foundation.labels.tasks import TASKS, Task
 from foundation.machine.parallel import ALONE, Team
 from foundation.standalone.preprocess import Preprocessor
 
@@ -118,6 +119,11 @@ class Context:
         from foundation.models.folder import Checkpoint
 
         return Checkpoint(checkpoint).preprocessor(self.task, self.max_length, self.target, self.stride, self.aggregate)
+
+    @property
+    def facts(self) -> Facts:
+        """What sets the task apart."""
+        return TASKS[self.task]
 
     @property
     def teacher(self) -> Artifact | None:

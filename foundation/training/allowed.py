@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.context import check_context
@@ -70,7 +69,7 @@ def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context
     Raises:
         InputError: It cannot.
     """
-    team, parallel, facts = context.team, context.parallel, TASKS[context.task]
+    team, parallel, facts = context.team, context.parallel, context.facts
     given = f"{key}: parallel.pipeline: {team.pipeline} given"
     if facts.embeds or facts.two_towers or context.data.train.together > 1:
         raise InputError(f"{given}; {context.task} compares the rows of a batch, which micro-batches part: give pipeline: 1")

@@ -18,9 +18,8 @@ from pydantic import Field
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, tasks_with
 from foundation.data.splits import Data
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import tasks_with
 from foundation.machine.parallel import Team
 from foundation.stage.stage import Stage
 from foundation.training.choices import OrderLoss, PairLoss
@@ -77,14 +76,15 @@ class Finetune(TrainingSettings, Stage):
         """Checks that the loss fits the task, and the adapters the model."""
         from foundation.training.allowed import check_training
         from foundation.training.supervised import check_labelled, check_loss
+        from foundation.training.thresholds import FITS
 
         key = f"stages.{self.id or self.NAME}"
-        if TASKS[context.task].two_towers:
+        if context.facts.two_towers:
             self._check_two_towers(config, key)
         check_loss(config, context, key, None, self.loss)  # `foundation.training.grad_cache` compares rows of several micro-batches
-        if self.thresholds is not None and not TASKS[context.task].fits_thresholds:
-            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.fits_thresholds)}: leave it out")
-        if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
+        if self.thresholds is not None and context.facts.answer.form not in FITS:
+            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.answer.form in FITS)}: leave it out")
+        if self.label_smoothing and not context.facts.answer.PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
@@ -110,7 +110,7 @@ class Finetune(TrainingSettings, Stage):
         from foundation.models.checkpoint import load, save
         from foundation.training.selection import selection_metric
         from foundation.training.supervised import supervised
-        from foundation.training.thresholds import fit_null_threshold, fit_thresholds
+        from foundation.training.thresholds import FITS
         from foundation.training.train import TrainConfig, Training, train
 
         device = computing_device()
@@ -126,8 +126,8 @@ class Finetune(TrainingSettings, Stage):
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
         history = train(model, supervised(context.task, self.label_smoothing, self.loss, context.team, context.data.train.labels), training)
-        fits = fit_thresholds if TASKS[context.task].multi_label else fit_null_threshold
-        moved = fits(model, prepared, context) if TASKS[context.task].fits_thresholds and self.thresholds is not False else None
+        fit = FITS.get(context.facts.answer.form) if self.thresholds is not False else None
+        moved = None if fit is None else fit(model, prepared, context)
         if context.team.is_first:
             save(
                 model.cpu(),
@@ -137,7 +137,7 @@ class Finetune(TrainingSettings, Stage):
             )
         return {
             "losses": history.losses,
-            "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
+            "selection": {"metric": context.facts.metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": history.autocast,

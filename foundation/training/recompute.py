@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from foundation.core.errors import InputError
 from foundation.core.target import Checkpointing
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import blocks_of, stacks_of, with_layers
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.forward import without_cache

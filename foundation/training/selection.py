@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.measure.metrics import metrics
 from foundation.measure.predictions import compared
@@ -31,7 +30,7 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 
     def value(model: nn.Module) -> float:
         logits = compared(model, prepared, split.rows, EVALUATION_BATCH)
-        return metrics(context.task, logits, split.labels)[TASKS[context.task].metric]
+        return metrics(context.task, logits, split.labels)[context.facts.metric]
 
     return value
 

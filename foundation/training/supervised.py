@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.core.named import one_of
-from foundation.core.tasks import TASKS, Task
 from foundation.data.splits import Data
 from foundation.labels.form import Labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.labels.text_groups import Groups
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.forward import forward
@@ -43,7 +43,8 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
     Raises:
         InputError: The train rows are documents, of which nobody said what they answer.
     """
-    if TASKS[task].searches and TASKS[task].embeds and not isinstance(data.train.labels, Groups):
+    facts = TASKS[task]
+    if facts.searches and facts.embeds and not isinstance(data.train.labels, Groups):
         raise InputError(
             f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
         )
@@ -65,7 +66,7 @@ def check_loss(
     Raises:
         InputError: It does not.
     """
-    facts, labels, names = TASKS[context.task], context.data.train.labels, loss_names(context.task)
+    facts, labels, names = context.facts, context.data.train.labels, loss_names(context.task)
     if loss is not None and loss not in names:
         tasks = [name for name in TASKS if loss in loss_names(name)]
         remedy = f"give {one_of(names)}" if names else "leave it out"

@@ -13,11 +13,14 @@ into config.json (`foundation.models.heads.reader`), and stays with all that is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import nn
 
 from foundation.labels import spans
-from foundation.labels.label_sets import best_thresholds, each_f1
+from foundation.labels.form import Labels
+from foundation.labels.label_sets import LabelSets, best_thresholds, each_f1
 from foundation.measure.predictions import compared
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.stage.context import Context
@@ -70,6 +73,13 @@ def fit_null_threshold(model: nn.Module, prepared: Preprocessor, context: Contex
     setattr(model.config, THRESHOLD_KEY, threshold)
     context.progress.log(f"  threshold of no answer: {threshold:.4f}; F1 {before:.4f} -> {best:.4f}")
     return {THRESHOLD_KEY: threshold}
+
+
+FITS: Mapping[type[Labels], Callable[[nn.Module, Preprocessor, Context], dict[str, float]]] = {
+    LabelSets: fit_thresholds,
+    spans.Spans: fit_null_threshold,
+}
+"""What chooses the thresholds of a form of labels; a form that is not here has none."""
 
 
 def _head(model: nn.Module, outputs: int) -> nn.Linear | None:

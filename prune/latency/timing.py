@@ -157,7 +157,7 @@ def target_shape(context: Context, latency: LatencyTarget | None, key: str) -> S
     Raises:
         InputError: The target does not have that shape.
     """
-    target, fixed = context.target, not context.target.has_lengths(context.task)
+    target, fixed = context.target, not context.facts.has_lengths(context.target.sequence_lengths)
     if latency is None:
         return max(target.batch_sizes), None if fixed else max(target.sequence_lengths, default=context.max_length)
     lengths = [None] if fixed else sorted({*target.sequence_lengths, context.max_length})

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.forward import device_of, forward
 from foundation.training.distillation.distilled import TEMPERATURE
 from foundation.training.losses.table import losses_of

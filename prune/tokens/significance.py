@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.blocks import Arguments, Keywords, between_blocks, blocks_of
 from foundation.models.forward import forward
 from foundation.models.inputs.padding import mask_of

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.blocks import blocks_of, states_of
 from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
 from foundation.models.architecture.shapes import remade, with_sizes
@@ -67,9 +67,10 @@ def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -
     Raises:
         InputError: They may not.
     """
+    facts = TASKS[task]
     config: PreTrainedConfig = model.config
     about = f"{key}.tokens: given"
-    if TASKS[task].per_token or TASKS[task].two_towers:
+    if facts.answer.PER_TOKEN or facts.two_towers:
         raise InputError(f"{about}; {task} needs the states of all tokens: leave it out")
     if len(structure.stacks) > 1:
         raise InputError(f"{about}; the decoder of a {config.model_type} reads all tokens of its encoder: leave it out")

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foundation.core.tasks import TASKS
 from foundation.machine.device import computing_device
 from foundation.measure.closeness import distance, place
 from foundation.measure.predictions import compared
@@ -169,7 +168,7 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
     rows where labels cannot. Without a teacher, and for text generation, it is the primary metric.
     """
     rows = context.data.selection.rows
-    if teacher is None or TASKS[context.task].generates or not rows:
+    if teacher is None or context.facts.generates or not rows:
         return {"select": selection_metric(context, prepared)}
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
 

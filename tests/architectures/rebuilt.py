@@ -13,7 +13,7 @@ from torch import nn
 from distill.choices import Student
 from distill.student import take_layers
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.models.architecture.shapes import remade
 from foundation.models.architecture.structure import Structure
 from foundation.models.checkpoint import load, save

@@ -20,10 +20,10 @@ from export.parity.parity import ParityError
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
 from foundation.labels.next_token import labels_of
+from foundation.labels.tasks import TASKS
 from foundation.models.architecture.axes import size_of
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.checkpoint import load
@@ -74,7 +74,7 @@ def split(architecture: Architecture, number: int, seed: int) -> Split:
     if row.encoder_decoder:
         pairs = [TokenPair(*(random.integers(4, VOCABULARY, length).astype(np.int32) for length in (7, 5))) for _ in range(number)]
         return Split(list(pairs), labels_of(pairs, BLOCK - 1))
-    if row.answer == "tokens":
+    if row.generates:
         rows = [random.integers(0, VOCABULARY, BLOCK).astype(np.int32) for _ in range(number)]
         return Split(list(rows), labels_of(rows, BLOCK - 1))
     labels = ClassIds(random.integers(0, 2, number))
@@ -147,7 +147,7 @@ class Bench:
         Raises:
             InputError: The model cannot be imported.
         """
-        generates = TASKS[architecture.task].answer == "tokens"
+        generates = TASKS[architecture.task].generates
         data = Data(*(split(architecture, number, seed) for seed, number in enumerate((24, 8, 16))), () if generates else ("a", "b"))
         context = Context(architecture.task, data, BLOCK if generates else LENGTH, TARGET, 0, Told(), folder / "scratch")
         context.scratch.mkdir()

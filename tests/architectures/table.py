@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 
 LAYERS, HIDDEN, HEADS, FFN = 3, 32, 4, 64
 LENGTH, VOCABULARY, IMAGE = 16, 64, 32

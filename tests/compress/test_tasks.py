@@ -20,8 +20,11 @@ from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError
 from foundation.core.named import Named
 from foundation.core.progress import ConsoleProgress
-from foundation.core.tasks import TASKS, num_classes
 from foundation.data.config import Columns
+from foundation.labels.classes import ClassIds
+from foundation.labels.next_token import Tokens
+from foundation.labels.tasks import TASKS, num_classes
+from foundation.labels.value import Numbers, ValueAnswer
 from foundation.measure.metrics import METRICS, Metric, primary
 from tests.tiny_recipes import tiny_vit
 
@@ -43,8 +46,8 @@ def test_at_most_three_files_name_a_task() -> None:
     names = re.compile("|".join(map(re.escape, TASKS)))
     files = [ROOT / "cli.py", *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
     naming = [str(path.relative_to(ROOT)) for path in files if any(names.search(text) for text in strings_of(path))]
-    assert "foundation/core/tasks.py" in naming
-    assert len(naming) <= 3, f"ask for a fact of foundation.core.tasks.TASKS instead of a name: {', '.join(naming)}"
+    assert "foundation/labels/tasks.py" in naming
+    assert len(naming) <= 3, f"ask for a fact of foundation.labels.tasks.TASKS instead of a name: {', '.join(naming)}"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -61,14 +64,15 @@ def test_a_row_names_what_exists(task: str) -> None:
 def test_the_facts_of_each_task() -> None:
     single, classes = "single_label_classification", ("accuracy", "f1", "matthews")
     expected = {
-        "text-classification": ("text", "class", classes, True, single, "text-classification"),
-        "text-regression": ("text", "value", ("pearson", "spearman"), True, "regression", "text-classification"),
-        "text-generation": ("text", "tokens", ("perplexity", "accuracy"), False, None, "text-generation"),
-        "image-classification": ("image", "class", ("accuracy",), True, single, "image-classification"),
+        "text-classification": ("text", ClassIds, classes, True, single, "text-classification"),
+        "text-regression": ("text", Numbers, ("pearson", "spearman"), True, "regression", "text-classification"),
+        "text-generation": ("text", Tokens, ("perplexity", "accuracy"), False, None, "text-generation"),
+        "image-classification": ("image", ClassIds, ("accuracy",), True, single, "image-classification"),
     }
     rows = {name: TASKS[name] for name in expected}  # not all of TASKS: who adds a row writes a test of its own
     assert expected == {
-        name: (row.modality, row.answer, row.metrics, row.needs_labels, row.problem_type, row.pipeline_tag) for name, row in rows.items()
+        name: (row.modality, row.answer.form, row.metrics, row.needs_labels, row.problem_type, row.pipeline_tag)
+        for name, row in rows.items()
     }
     assert [num_classes(task, ("a", "b")) for task in expected] == [2, None, None, 2]
 
@@ -115,7 +119,7 @@ def test_what_is_no_text_is_no_name(given: Any) -> None:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     """A task that nobody knows, with a metric of its own: two rows."""
-    row = replace(TASKS["image-classification"], answer="value", problem_type="regression", metrics=("gap", "pearson"))
+    row = replace(TASKS["image-classification"], answer=ValueAnswer(), problem_type="regression", metrics=("gap", "pearson"))
     gap = Metric(lambda values, labels: float(np.mean(np.abs(values[:, 0] - labels))), higher_is_better=False)
     monkeypatch.setitem(TASKS, TOY, row)  # type: ignore[misc]
     monkeypatch.setitem(METRICS, "gap", gap)  # type: ignore[misc]

@@ -15,9 +15,9 @@ from torch import nn
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
-from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
+from foundation.labels.tasks import Task
 from foundation.labels.value import Numbers
 from foundation.models.layers.conv1d import stock_state, with_linears
 from foundation.stage.context import Context

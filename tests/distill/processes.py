@@ -14,10 +14,10 @@ import torch
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Parallel, Target
-from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
 from foundation.labels import candidates
 from foundation.labels.next_token import labels_of
+from foundation.labels.tasks import Task
 from foundation.machine.parallel import ALONE, Team, joined
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage

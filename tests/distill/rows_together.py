@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
 from foundation.labels import text_groups, vectors, zero_shot
+from foundation.labels.tasks import Task
 from foundation.models.config import ModelConfig
 from foundation.models.importing import import_model
 from tests import tiny_embedding, tiny_towers

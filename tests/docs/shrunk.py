@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from compress.recipe import Recipe, read
-from foundation.core.tasks import TASKS
+from foundation.labels.spans import Spans
+from foundation.labels.tags import Tags
 from tests import tiny_sounds, tiny_towers
 from tests.export import sentiment
 from tests.foundation import tiny_gpt
@@ -51,9 +52,9 @@ def shrunk(folder: Path, path: str, given: Sequence[str]) -> list[str]:
 
 def _source(recipe: Recipe, folder: Path) -> list[str]:
     """Returns the settings of a tiny model and tiny data; data that the page made itself stays."""
-    facts, place = TASKS[recipe.model.task], folder / f"tiny-{recipe.name}"
+    facts, place = recipe.model.facts, folder / f"tiny-{recipe.name}"
     local = Path(recipe.data.path).exists()
-    if facts.answer == "tokens":
+    if facts.generates:
         if recipe.model.config["model_type"] == "llama":
             sizes = [f"model.config.{key}={value}" for key, value in LLAMA.items()]
             return [*sizes, "tokenizer.vocab_size=300", "data.max_length=16", "stages.quantize.group_size=32"]
@@ -68,13 +69,13 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         source = [] if finetuned else [f"model.path={tiny_towers.checkpoint(place / 'model')}"]
         found = tower_settings(recipe, place)[0 if finetuned else 2 :]
         return [*source, *(setting for setting in found if not (local and setting.startswith("data.path")))]
-    if facts.answer == "vector":
+    if facts.embeds:
         place.mkdir(exist_ok=True)
         return embedding_settings(recipe, place)
-    by_answer = {"tags": entity_settings, "span": question_settings}
-    if facts.answer in by_answer:
+    by_form = {Tags: entity_settings, Spans: question_settings}
+    if facts.answer.form in by_form:
         place.mkdir(exist_ok=True)
-        return by_answer[facts.answer](recipe, place)
+        return by_form[facts.answer.form](recipe, place)
     if recipe.data.path == "sklearn:digits":
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
     if facts.modality == "audio":

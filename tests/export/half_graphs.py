@@ -24,7 +24,7 @@ from export.graph.qdq import insert_qdq
 from export.graph.ranges import Ranges, measure
 from export.graph.split_products import split_products
 from foundation.artifacts.graph import Graph
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint

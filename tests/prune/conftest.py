@@ -16,9 +16,9 @@ from torch import nn
 
 from foundation.artifacts.artifact import Artifact
 from foundation.core.target import Target
-from foundation.core.tasks import Task
 from foundation.data.splits import Data, Split
 from foundation.labels.classes import ClassIds
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class

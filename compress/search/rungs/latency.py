@@ -30,7 +30,6 @@ from distill.distill import Distill
 from export.engines.registry import engine_module
 from foundation.artifacts.artifact import digest, write_json
 from foundation.core.engines import ENGINES, REFERENCE
-from foundation.core.tasks import TASKS
 from foundation.machine import environment
 from foundation.measure.latency import Shape
 from foundation.models.architecture.shapes import remade
@@ -63,7 +62,7 @@ class UntrainedLatency:
         """It needs shapes that differ and are known before the stages run, and engines to time them in."""
         if not {"latency", "throughput"} & set(setup.search.objectives) and not _limits(setup):
             return "neither an objective nor a goal asks for time"
-        if TASKS[setup.recipe.model.task].generates:
+        if setup.recipe.model.facts.generates:
             return "answers are tokens, which take more than one pass through the model"
         if setup.recipe.target.device != "cpu":
             return "untrained shapes are timed on the CPU alone"

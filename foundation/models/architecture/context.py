@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import (
     Arguments,
     Keywords,

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.machine.sharding import is_sharded
 from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, stacks_of, states_given, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class, on_meta

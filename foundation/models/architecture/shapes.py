@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,11 @@ from torch import nn
 
 from foundation.artifacts.artifact import write_json
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.answer import Answer
+from foundation.labels.spans import SpanAnswer
+from foundation.labels.tasks import TASKS, Task
+from foundation.labels.transcripts import TranscriptAnswer
+from foundation.labels.vector import VectorAnswer
 from foundation.models.architecture.attention import Attention, Attentions, find_attentions, is_layer, out_axis
 from foundation.models.architecture.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
 from foundation.models.architecture.blocks import block_of, blocks_of
@@ -75,6 +79,12 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 """Attribute names of the head counts in attention modules; `root` is the square root of the head dimension, `rotary` a share of it."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
+HEADS: Mapping[type[Answer], Callable[[Any], Any]] = {
+    VectorAnswer: embedding_class,
+    SpanAnswer: reader_class,
+    TranscriptAnswer: transcriber_class,
+}
+"""What builds the model class of an answer whose head is not the stock head."""
 MARKED = "{}, in a shape of its own: load it with compress.api.load_checkpoint(folder)"
 
 
@@ -89,8 +99,8 @@ def auto_class(task: Task, config: PreTrainedConfig | None = None) -> Any:
     row = TASKS[task]
     if row.two_towers:
         return towers_class(model_class(config, task))
-    if row.embeds or row.finds_spans or row.transcribes:
-        made = (embedding_class if row.embeds else reader_class if row.finds_spans else transcriber_class)(model_class(config, task))
+    if (with_head := HEADS.get(type(row.answer))) is not None:
+        made = with_head(model_class(config, task))
         return own_class(made) if getattr(config, SHAPE_KEY, None) else made
     auto = stock_auto(task)
     if config is None or not getattr(config, SHAPE_KEY, None):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.attention import Attention
 from foundation.models.architecture.blocks import stacks_of, with_layers
 from foundation.models.architecture.shapes import COUNTS, auto_class, on_meta, set_counts

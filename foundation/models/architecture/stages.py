@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, states_given, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.forward import without_cache

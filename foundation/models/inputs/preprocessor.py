@@ -19,8 +19,7 @@ from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
 from foundation.core.stamps import Stamps
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, Task
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.config import most_tokens, read_config
 from foundation.models.heads.embedding import EMBEDDING_KEY
 from foundation.models.heads.reader import THRESHOLD_KEY
@@ -57,18 +56,19 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         windows: `stride` and `aggregate`.
         state: The files of the folder (`foundation.models.files.state_of`).
     """
+    facts = TASKS[task]
     del state  # part of the cache's key
     (stride, aggregate), config = windows, stock_type(_read_json(checkpoint / "config.json"))
     try:
-        if TASKS[task].two_towers:
+        if facts.two_towers:
             return _two_towers(checkpoint, task, max_length, target)
-        if TASKS[task].modality == "image":
+        if facts.modality == "image":
             own = config.get("vision_config") or config
             if not isinstance(own, dict):
                 raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
             image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
             return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
-        if TASKS[task].modality == "audio":
+        if facts.modality == "audio":
             return _sound_preprocessor(checkpoint, config, task, max_length, target)
         made = _text_preprocessor(checkpoint, config, task, max_length, target)
         if aggregate:
@@ -94,12 +94,13 @@ def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -
 
 
 def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
-    own, response = read_config(checkpoint, "checkpoint"), answer_of(task).RESPONSE
+    facts = TASKS[task]
+    own, response = read_config(checkpoint, "checkpoint"), facts.answer.RESPONSE
     sound = sound_steps(_read_json(checkpoint / SETTINGS), own, str(checkpoint / SETTINGS))
     masked, labels = sound.pop("return_attention_mask"), _names(checkpoint, config, task)
     if sound["kind"] == "spectrogram":
         return Preprocessor("audio", (INPUT,), labels, task, response=response, sound=sound)
-    if TASKS[task].transcribes:
+    if facts.transcribes:
         sound["strides"] = strides_of(own)
     buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
     if buckets[0] < sound["least"]:
@@ -110,13 +111,14 @@ def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, ma
 
 
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
+    facts = TASKS[task]
     settings = settings_of(checkpoint)
-    tokenizer = tokenizer_file(checkpoint, embeds=TASKS[task].embeds and not TASKS[task].two_towers).tokenizer()
-    generates = TASKS[task].generates  # its rows are ids: nothing is truncated
-    reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
-    embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].embeds else {}
+    tokenizer = tokenizer_file(checkpoint, embeds=facts.embeds and not facts.two_towers).tokenizer()
+    generates = facts.generates  # its rows are ids: nothing is truncated
+    reads_blocks = generates and not facts.encoder_decoder  # which have no padding that is read
+    embedding = config.get(EMBEDDING_KEY) or {} if facts.embeds else {}
     own = read_config(checkpoint, "checkpoint")
-    own = own.text_config if TASKS[task].two_towers else own
+    own = own.text_config if facts.two_towers else own
     problems = [*_unreadable(checkpoint, settings, own, max_length, generates)]
     pad = 0
     if not reads_blocks:
@@ -135,10 +137,10 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         buckets=tuple(sorted({length for length in target.lengths if length < max_length} | {max_length})),
         pad_token_id=pad,
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, checkpoint / "tokenizer_config.json"),
-        decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
+        decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if facts.encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
         dimensions=(embedding.get("dimensions") or config["hidden_size"]) if embedding else 0,
-        response=answer_of(task).RESPONSE,
+        response=facts.answer.RESPONSE,
         tokenizer=tokenizer,
     )
 
@@ -168,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names(checkpoint: Path, config: Mapping[str, object], task: Task) -> tuple[str, ...]:
-    known = answer_of(task).LABELS
+    known = TASKS[task].answer.LABELS
     if known is not None:
         return known
     where = checkpoint / "config.json"
@@ -224,11 +226,12 @@ def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: dict[str, An
         settings: tokenizer_config.json.
         task: The task of the model.
     """
-    if TASKS[task].two_towers:
+    facts = TASKS[task]
+    if facts.two_towers:
         return TEXT_INPUTS[:1]
-    if TASKS[task].encoder_decoder:
+    if facts.encoder_decoder:
         return ENCODER_DECODER_INPUTS
-    if TASKS[task].generates:
+    if facts.generates:
         return TEXT_INPUTS[:1]
     if not task_classes(own, task):
         raise InputError(f"{checkpoint}: model_type {own.model_type!r} has no model for {task} in Transformers")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from foundation.artifacts.artifact import write_json
 from foundation.artifacts.safetensors import read_json
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.config import ModelConfig, label_list
 from foundation.models.files import IMAGE_FILES, TEXT_FILES, check_tokenizer, copy_files, find
 from foundation.models.heads.transcriber import write_vocabulary
@@ -48,14 +48,14 @@ def save_preprocessing(
     Raises:
         InputError: A file is missing, damaged or does not fit the model.
     """
-    if TASKS[config.task].modality == "audio":
+    if config.facts.modality == "audio":
         settings = settings_of(source, built, config.preprocessor)
         sound_steps(settings, built, "model.preprocessor" if source is None else f"model.path: {source / IMAGE_FILES[0]}")
         write_json(out / IMAGE_FILES[0], settings)
-        if TASKS[config.task].transcribes:
+        if config.facts.transcribes:
             write_vocabulary(out, label_list(built))
         return
-    if TASKS[config.task].modality == "image":
+    if config.facts.modality == "image":
         if config.preprocessor is not None:
             write_json(out / IMAGE_FILES[0], config.preprocessor)
         elif source is None:
@@ -63,12 +63,12 @@ def save_preprocessing(
         else:
             read_json(source / IMAGE_FILES[0], "model.path")
             copy_files(source, out, IMAGE_FILES)
-    if not TASKS[config.task].reads_text:
+    if not config.facts.reads_text:
         return
     if isinstance(tokenizer, TrainedTokenizer):
         tokenizer.write(out)
         return
-    if getattr(built, "summary_type", None) == "last" and TASKS[config.task].modality == "text":
+    if getattr(built, "summary_type", None) == "last" and config.facts.modality == "text":
         log(f"  model: a {built.model_type} answers at the last place of a row, and rows are padded on the right: {PADDED_LAST}")
     folder = tokenizer_folder(source, tokenizer)
     _save_tokenizer(folder, out, config.task, built, log)
@@ -86,7 +86,7 @@ def settle_inputs(config: ModelConfig, source: Path | None, built: PreTrainedCon
     Raises:
         InputError: There is no padding token, or texts end with it.
     """
-    row = TASKS[config.task]
+    row = config.facts
     if row.modality == "text" and not row.generates and not isinstance(tokenizer, TrainedTokenizer) and configured_pad(built) is None:
         folder = tokenizer_folder(source, tokenizer)
         settle_padding(built, folder, tokenizer_file(folder).tokenizer())

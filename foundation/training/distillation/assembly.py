@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.data.splits import Split
 from foundation.models.architecture.origin import Origin
 from foundation.stage.context import Context
@@ -125,5 +124,5 @@ def _can_cache_logits(objective: Objective, config: PreTrainedConfig, num_rows: 
     """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
     wanted = [from_teacher for _, from_teacher in objective.wanted]
     only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
-    fits = not TASKS[context.task].per_token and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
+    fits = not context.facts.answer.PER_TOKEN and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
     return only_logits and fits and objective.pair.masking is None

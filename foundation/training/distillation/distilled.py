@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.machine.device import computing_device
 from foundation.machine.sharding import without_gradients
 from foundation.models.architecture.context import check_context
@@ -117,13 +116,13 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         return assembled(plan, distillation.model, [teacher], StudentInputs(split, prepared, len(split)), context, distillation.origin)
     rows = split.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
-    if TASKS[context.task].embeds and prepared.width != theirs.width:
+    if context.facts.embeds and prepared.width != theirs.width:
         given = f"vectors of {theirs.width} numbers, vectors of the student have {prepared.width}"
         raise InputError(f"{key}: the teacher has {given}; give a teacher with vectors of the same width")
-    if TASKS[context.task].per_token and tokens_of(prepared) != tokens_of(theirs):
+    if context.facts.answer.PER_TOKEN and tokens_of(prepared) != tokens_of(theirs):
         raise InputError(f"{key}: the teacher has other tokens than the student, and answers for every one; give one with the same")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
-    logits, cached = None, 0 if TASKS[context.task].per_token else theirs.width
+    logits, cached = None, 0 if context.facts.answer.PER_TOKEN else theirs.width
     if distillation.teacher_id is not None and _fits(len(rows), cached):
         identity = {"teacher": distillation.teacher_id, "rows": split.digest, "max_length": context.max_length}
         inputs = own or Rows.prepare(rows, theirs)

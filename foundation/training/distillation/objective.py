@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.distillation.capture import Captured, Wanted
 from foundation.training.distillation.ensemble import run_teachers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, tasks_with
+from foundation.labels.tasks import tasks_with
 from foundation.training.losses.distillation.loss import Setting, Shape, check_compared, check_processes, check_stacks
 from foundation.training.losses.distillation.presets import Preset
 
@@ -57,7 +57,7 @@ class LossPlan:
         from foundation.training.distillation.objective import check_covered
         from foundation.training.supervised import check_loss
 
-        preset, facts = self.preset, TASKS[context.task]
+        preset, facts = self.preset, context.facts
         self.check_answers(context)
         if preset.hard_weight != 0:
             check_loss(student, context, self.key, parts)
@@ -79,8 +79,8 @@ class LossPlan:
         Raises:
             InputError: A loss needs one answer for each row, or logits of classes.
         """
-        facts, losses = TASKS[context.task], self.preset.losses
-        if facts.per_token and (unfit := [loss.name for loss in losses if loss.ONE_ANSWER]):
+        facts, losses = context.facts, self.preset.losses
+        if facts.answer.PER_TOKEN and (unfit := [loss.name for loss in losses if loss.ONE_ANSWER]):
             needs = f"{unfit[0]} needs one prediction per row, {context.task} has many"
             raise InputError(f"{self._named(unfit[0])} given; {needs}: give soft_target")
         if facts.embeds and (unfit := [loss.name for loss in losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]):

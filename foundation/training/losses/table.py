@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import cast, get_args
 
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.answer import Answer
+from foundation.labels.classes import ClassAnswer
 from foundation.labels.form import Labels
+from foundation.labels.label_sets import SetAnswer
+from foundation.labels.next_token import TokenAnswer
+from foundation.labels.spans import SpanAnswer
+from foundation.labels.tags import TagAnswer
+from foundation.labels.tasks import TASKS, Task
+from foundation.labels.transcripts import TranscriptAnswer
+from foundation.labels.value import ValueAnswer
+from foundation.labels.vector import VectorAnswer
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import OrderLoss, PairLoss
 from foundation.training.losses.answer_loss import AnswerLoss
@@ -29,20 +38,21 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team =
         team: For vectors, the processes that share the rows of a batch.
         labels: For vectors, the labels of all training rows; None where only a teacher is learned from.
     """
-    if TASKS[task].reranks:
+    facts = TASKS[task]
+    if facts.reranks:
         assert loss is None or loss in loss_names(task), (task, loss)
         return CandidateLoss(cast("OrderLoss | None", loss))
-    losses: dict[str, AnswerLoss] = {
-        "class": ClassLoss(),
-        "labels": SetLoss(),
-        "tags": TagLoss(),
-        "transcript": TranscriptLoss(),
-        "span": SpanLoss(),
-        "value": ValueLoss(),
-        "tokens": TokenLoss(),
-        "vector": VectorLoss(labels, cast("PairLoss | None", loss), team),
+    losses: dict[type[Answer], AnswerLoss] = {
+        ClassAnswer: ClassLoss(),
+        SetAnswer: SetLoss(),
+        TagAnswer: TagLoss(),
+        TranscriptAnswer: TranscriptLoss(),
+        SpanAnswer: SpanLoss(),
+        ValueAnswer: ValueLoss(),
+        TokenAnswer: TokenLoss(),
+        VectorAnswer: VectorLoss(labels, cast("PairLoss | None", loss), team),
     }
-    return losses[TASKS[task].answer]
+    return losses[type(facts.answer)]
 
 
 def loss_names(task: Task) -> tuple[str, ...]:

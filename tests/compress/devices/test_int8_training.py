@@ -13,7 +13,7 @@ from torch import nn
 
 from compress.devices.activations import numel
 from compress.devices.trained import Needed, Training, needed
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.library import with_class
 from foundation.models.size import inputs_of

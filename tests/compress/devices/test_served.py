@@ -31,7 +31,7 @@ from compress.devices.served import (
 )
 from compress.devices.weights import Block, Weights, weights_of
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.blocks import block_of, blocks_of
 from foundation.models.architecture.stages import stages_of
 from foundation.models.forward import without_cache

@@ -15,7 +15,7 @@ from compress.devices.activations import Step, numel, phases_of_backward, rows_o
 from compress.devices.given import Devices
 from compress.devices.trained import Needed, Plan, Training, needed, plans, proposal
 from foundation.core.target import Checkpointing
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.library import with_class
 from foundation.models.size import inputs_of

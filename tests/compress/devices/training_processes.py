@@ -14,7 +14,7 @@ import torch
 
 from compress.devices.trained import Training, in_stages, needed
 from foundation.core.target import Parallel
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.machine.parallel import Team, joined
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.layers.own_answers import answering

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from compress.reading.load import load_data
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data
 from foundation.labels.tags import first_pieces
+from foundation.labels.tasks import Task
 from foundation.standalone.preprocess import TokenPair
 from foundation.standalone.windows import Window, paired
 from tests.foundation.models.inputs import test_tokenizer_file as folders

@@ -19,9 +19,9 @@ from PIL import Image
 
 from compress.reading.load import load_data
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
 from foundation.data.config import DataConfig
 from foundation.data.tables import Column, Table, read_table
+from foundation.labels.tasks import Task
 
 ROWS = [("plain", "0"), ('quotes " and , commas', "1"), ("", "0"), ("caf\u00e9 \u2028 \x0b \x85 \U0001f600", "1")]
 

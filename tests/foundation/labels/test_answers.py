@@ -8,52 +8,52 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foundation.core.tasks import TASKS
 from foundation.labels import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
 from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
 from foundation.labels.label_sets import LabelSets
-from foundation.labels.table import ANSWERS, read_labels
+from foundation.labels.tasks import TASKS
 from foundation.labels.value import Numbers
 from foundation.standalone.windows import Read
 from tests.foundation.labels import test_transcripts
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("foundation/labels/", "foundation/training/losses/", "foundation/core/tasks.py")
+ANSWERS = {row.answer.FORM: row.answer for row in TASKS.values()}
 N = 12
 
 
-def predictions(kind: str, seed: int) -> tuple[np.ndarray, Labels]:
+def predictions(form: type[Labels], seed: int) -> tuple[np.ndarray, Labels]:
     """Returns predictions and labels of their form."""
     random = np.random.default_rng(seed)
-    if kind == "tokens":
+    if form is next_token.Tokens:
         ids = random.integers(0, 9, (N, 5))
         return np.stack([random.random((N, 5)), ids], axis=-1).astype(np.float32), next_token.Tokens(np.zeros((N, 5), np.int32))
-    if kind == "tags":
+    if form is tags.Tags:
         names = ("O", "B-A", "I-A", "B-B")
         words = [np.arange(1, 4)] * N
         return random.normal(size=(N, 3, 4)).astype(np.float32), tags.labels_of([["O"] * 3] * N, words, names)
-    if kind == "span":
+    if form is spans.Spans:
         context = "one two three four five six seven eight"
         ends = np.cumsum([len(word) + 1 for word in context.split()]) - 1
         read = Read(0, 4, np.stack([ends - [len(word) for word in context.split()], ends], axis=1), 12)
         kept = [spans.kept_of(random.normal(size=(12, 2)).astype(np.float32), read, context, 0.0) for _ in range(N)]
         return np.stack(kept), spans.labels_of(np.zeros((N, 2), int), range(N), [True] * N, [["one two"]] * N)
-    if kind == "transcript":
+    if form is transcripts.Transcripts:
         names = ("<pad>", "|", "a", "b")
         logits = random.normal(size=(N, 8, 4)).astype(np.float32)
-        kept = transcripts.kept_of_frames(test_transcripts.prepared((16,), labels=names), [test_transcripts.sound(16)] * N, logits)
+        prepared = test_transcripts.prepared((16,), labels=names)
+        kept = transcripts.TranscriptAnswer().compressed(prepared, [test_transcripts.sound(16)] * N, logits)
         return kept, transcripts.labels_of(["a b"] * N, names)
-    made = random.normal(size=(N, {"value": 1}.get(kind, 4))).astype(np.float32)
-    if kind == "labels":
+    made = random.normal(size=(N, 1 if form is Numbers else 4)).astype(np.float32)
+    if form is LabelSets:
         return made, LabelSets(random.random((N, 4)) < 0.5)
-    labels: dict[str, Labels] = {"value": Numbers(np.zeros(N, np.float32)), "vector": vectors.labels_of(np.zeros(N // 2))}
-    return made, labels.get(kind, ClassIds(np.zeros(N, np.int64)))
+    labels: dict[type[Labels], Labels] = {Numbers: Numbers(np.zeros(N, np.float32)), vectors.Pairs: vectors.labels_of(np.zeros(N // 2))}
+    return made, labels.get(form, ClassIds(np.zeros(N, np.int64)))
 
 
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_equal_predictions_do_not_differ_and_others_do(kind: str) -> None:
-    answer, (one, labels), (other, _) = ANSWERS[kind], predictions(kind, 0), predictions(kind, 1)
+@pytest.mark.parametrize("form", ANSWERS)
+def test_equal_predictions_do_not_differ_and_others_do(form: type[Labels]) -> None:
+    answer, (one, labels), (other, _) = ANSWERS[form], predictions(form, 0), predictions(form, 1)
     changed, moved = answer.differences(one, one)
     assert not changed.any()
     assert not moved.any()
@@ -63,21 +63,22 @@ def test_equal_predictions_do_not_differ_and_others_do(kind: str) -> None:
     assert labels.unit(one) > 0
 
 
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_distances_are_0_for_equal_logits_only(kind: str) -> None:
+@pytest.mark.parametrize("form", ANSWERS)
+def test_distances_are_0_for_equal_logits_only(form: type[Labels]) -> None:
     random = np.random.default_rng(0)
-    one, other = (random.normal(size=(N, 3, 7) if kind in ("tokens", "tags") else (N, 1 if kind == "value" else 7)) for _ in range(2))
-    if kind in ("span", "transcript"):
-        one, other = (predictions(kind, seed)[0] for seed in (0, 1))
-    assert ANSWERS[kind].distances(one, one) == pytest.approx(np.zeros(N))
-    assert (ANSWERS[kind].distances(one, other) > 0).all()
+    shape = (N, 3, 7) if form in (next_token.Tokens, tags.Tags) else (N, 1 if form is Numbers else 7)
+    one, other = (random.normal(size=shape) for _ in range(2))
+    if form in (spans.Spans, transcripts.Transcripts):
+        one, other = (predictions(form, seed)[0] for seed in (0, 1))
+    assert ANSWERS[form].distances(one, one) == pytest.approx(np.zeros(N))
+    assert (ANSWERS[form].distances(one, other) > 0).all()
 
 
 @pytest.mark.parametrize("task", [task for task, row in TASKS.items() if not row.searches and not row.generates])
 def test_a_teacher_agrees_with_the_labels_made_of_its_answers(task: str) -> None:
     from foundation.measure.metrics import metrics, primary
 
-    answers, labels = predictions(TASKS[task].answer, 3)
+    answers, labels = predictions(TASKS[task].answer.FORM, 3)
     if TASKS[task].two_towers:
         form = captions if TASKS[task].captioned else zero_shot
         labels = form.labels_of(np.arange(N) % 2, np.arange(N) // 2 % 3)
@@ -85,7 +86,7 @@ def test_a_teacher_agrees_with_the_labels_made_of_its_answers(task: str) -> None
         labels = text_groups.labels_of([(f"{n}", f"{n}+", f"{n}-") for n in range(N // 3)])
         answers = answers[: len(labels)]
     made = labels.pseudo_labels(answers)
-    assert type(made) is type(labels) is type(read_labels(labels.array, task))
+    assert type(made) is type(labels) is type(TASKS[task].answer.read(labels.array))
     assert len(made) == len(labels)
     best = 1.0 if primary(task).higher_is_better else 0.0
     name = "text_to_image_recall@1" if TASKS[task].captioned else TASKS[task].metric  # an image may be the nearest of no caption
@@ -104,17 +105,25 @@ def test_other_code_asks_labels_and_not_the_shape_of_their_array() -> None:
     ]
     assert wrong == []
     known = {"retrieval": relevance.labels_of(1, 2, [(0, 1, 1)]), "reranking": candidates.labels_of([0, 0], [1, 0], [[1, 0]])}
-    assert all(type(read_labels(labels.array, task)) is type(labels) for task, labels in known.items())
+    assert all(type(TASKS[task].answer.read(labels.array)) is type(labels) for task, labels in known.items())
 
 
-def test_other_code_asks_for_facts() -> None:
-    """`TASKS[task].answer` names a row of two tables; what follows from it is asked of the answer, or is a fact of its own."""
+def test_other_code_never_asks_which_answer_it_is() -> None:
+    """What follows from a kind of answer is a method or a constant of its class."""
     wrong = [
         f"{path.relative_to(ROOT)}:{number}"
         for package in ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
         for path in sorted((ROOT / package).rglob("*.py"))
-        if not str(path.relative_to(ROOT)).startswith(ROOMS)
+        if not str(path.relative_to(ROOT)).startswith("foundation/labels/")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r"(TASKS\[[^]]+\]+|\brow|\bfacts|\bother)\.answer\b(?!\()", line)
+        if re.search(r"isinstance\([^)]*answer\b|\.answer\.(form|FORM) (is|==)", line)
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+def test_predictions_hold_as_many_numbers_as_the_forecast_says(form: type[Labels]) -> None:
+    if form is next_token.Tokens:  # the forecast counts their labels
+        return
+    answers, _ = predictions(form, 0)
+    assert answers[0].size == ANSWERS[form].numbers(answers.shape[-1], answers.shape[1] if answers.ndim == 3 else 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from foundation.labels.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS
 from foundation.measure.answers import load_predictions, save_predictions
 from foundation.measure.metrics import metrics
 
@@ -91,10 +91,10 @@ def test_padding_never_counts_as_a_difference() -> None:
     blocks = [np.array([1, 2, 3], np.int32), np.array([1, 2, 3, 4, 5, 6], np.int32)]
     random = np.random.default_rng(0)
     one, other = (answers_of(blocks, random.standard_normal((2, 6, VOCABULARY)).astype(np.float32), WIDTH) for _ in range(2))
-    changed, distance = answer_of("text-generation").differences(one, other)
+    changed, distance = TASKS["text-generation"].answer.differences(one, other)
     assert changed.shape == distance.shape == (2 + 5,)
     assert changed.sum() == (choices(one) != choices(other)).sum()
-    assert answer_of("text-generation").differences(one, one)[0].sum() == 0
+    assert TASKS["text-generation"].answer.differences(one, one)[0].sum() == 0
 
 
 def test_predictions_of_tokens_survive_the_file_in_few_bytes(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ import pytest
 from compress.report.intervals import paired, single
 from foundation.core.errors import InputError
 from foundation.labels import spans
-from foundation.measure.answers import gathered, kept
+from foundation.measure.answers import compressed, gathered
 from foundation.measure.metrics import metrics
 from foundation.standalone.preprocess import Preprocessor
 from foundation.standalone.response import N_BEST
@@ -154,7 +154,7 @@ def test_logits_that_are_no_numbers_are_told_by_the_row() -> None:
     logits = np.zeros((3, 48, 2), np.float32)
     logits[1, 3] = np.nan
     logits[2, 40] = np.nan  # padding, which nobody reads
-    found = kept(prepared, rows, logits)
+    found = compressed(prepared, rows, logits)
     assert np.isfinite(found).all(axis=1).tolist() == [True, False, True]
     with pytest.raises(InputError, match="the logits of 1 of 3 rows are NaN or infinite, the first in row 1"):
         gathered([([0, 1, 2], found)], 3)

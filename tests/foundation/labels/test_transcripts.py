@@ -21,7 +21,7 @@ from foundation.standalone.response import RESPONSES, transcript
 from tests.tiny_sounds import RATE, encoded
 
 LABELS = ("<pad>", "<unk>", "|", "a", "b", "c", "<s>", "\u00e9")
-TASK = "speech-recognition"
+TASK, ANSWER = "speech-recognition", TranscriptAnswer()
 FRAMES = st.lists(st.integers(0, len(LABELS) - 1), max_size=30)
 TEXTS = st.lists(st.text("abc\u00e9", min_size=1, max_size=4), min_size=1, max_size=4).map(" ".join)
 
@@ -87,7 +87,7 @@ def test_a_response_reads_the_frames_that_count() -> None:
 def test_what_is_kept_gives_the_same_text_and_the_largest_logits(best: list[int]) -> None:
     best = best[:16]
     logits = np.pad(logits_of(best), ((0, 16 - len(best)), (0, 0)))[None]
-    kept = transcripts.kept_of_frames(prepared(), [sound(2 * len(best))], logits)
+    kept = ANSWER.compressed(prepared(), [sound(2 * len(best))], logits)
     assert kept.shape == (1, 16, Part.WIDTH)
     assert transcripts.shown(transcripts.texts_of(kept)[0], LABELS) == greedy(best)
     assert (kept[0, len(best) :, Part.CHARACTER] == ABSENT).all()
@@ -117,7 +117,7 @@ def test_the_header_tells_the_samples(seconds: int, rate: int, form: str) -> Non
 def test_figures_are_those_of_jiwer_on_the_texts(pairs: list[tuple[str, list[int]]]) -> None:
     true, best = [text for text, _ in pairs], [frames[:16] or [0] for _, frames in pairs]
     logits = np.stack([np.pad(logits_of(one), ((0, 16 - len(one)), (0, 0))) for one in best])
-    answers = transcripts.kept_of_frames(prepared(), [sound(2 * len(one)) for one in best], logits)
+    answers = ANSWER.compressed(prepared(), [sound(2 * len(one)) for one in best], logits)
     labels = transcripts.labels_of(true, LABELS)
     assert labels.texts == true
     plain = [greedy(one).replace("<unk>", "1").replace("<s>", "2") for one in best]  # tokens of several characters count as one
@@ -129,7 +129,7 @@ def test_characters_that_the_vocabulary_lacks_are_not_learned_and_count_as_wrong
     labels = transcripts.labels_of(["a\u00fcb"], LABELS)
     assert labels.array[0, 1, 1:].tolist() == [3, 1, 4]
     assert transcripts.labels_of(["a\u00fcb"], ("<pad>", "|", "a", "b")).array[0].tolist() == [[3, 97, 252, 98], [0, 2, 3, -1]]
-    answers = transcripts.kept_of_frames(prepared(), [sound(6)], logits_of([3, 1, 4])[None])
+    answers = ANSWER.compressed(prepared(), [sound(6)], logits_of([3, 1, 4])[None])
     assert metrics(TASK, answers, labels) == {"wer": 1.0, "cer": pytest.approx(1 / 3)}
 
 
@@ -141,11 +141,11 @@ def test_without_a_true_word_any_is_wrong() -> None:
 @pytest.mark.parametrize(("less", "changed"), [(0.0, False), (0.9, False), (1.1, True), (50.0, True)])
 def test_a_token_that_is_almost_as_good_is_no_other_text(less: float, changed: bool) -> None:
     before = logits_of([3, 0, 4, 0])
-    spread = np.std(transcripts.kept_of_frames(prepared(), [sound(8)], before[None])[0, :4, Part.LOGITS])
+    spread = np.std(ANSWER.compressed(prepared(), [sound(8)], before[None])[0, :4, Part.LOGITS])
     before[2, 5] = 9 - less * NEAR_TIE * spread
     after = before.copy()
     after[2, 4], after[2, 5] = 8.999, 9.0
-    one, other = (transcripts.kept_of_frames(prepared(), [sound(8)], of[None]) for of in (before, after))
+    one, other = (ANSWER.compressed(prepared(), [sound(8)], of[None]) for of in (before, after))
     assert transcripts.texts_of(one) != transcripts.texts_of(other)
     assert TranscriptAnswer().differences(one, other)[0].tolist() == [changed]
 
@@ -156,7 +156,7 @@ def test_distances_are_those_of_whole_distributions_where_few_tokens_matter() ->
     before[..., :3] = random.normal(size=(3, 8, 3))
     after = before + random.normal(size=before.shape).astype(np.float32) * (before > -20)
     rows = [sound(size) for size in (16, 10, 6)]
-    one, other = (transcripts.kept_of_frames(prepared(), rows, of) for of in (before, after))
+    one, other = (ANSWER.compressed(prepared(), rows, of) for of in (before, after))
     log_p, log_q = (of - np.log(np.exp(of.astype(np.float64)).sum(-1, keepdims=True)) for of in (before, after))
     apart = (np.exp(log_p) * (log_p - log_q)).sum(-1)
     expected = [apart[row, :frames].mean() for row, frames in enumerate((8, 5, 3))]
@@ -166,7 +166,7 @@ def test_distances_are_those_of_whole_distributions_where_few_tokens_matter() ->
 @given(best=FRAMES)
 def test_texts_of_a_model_become_labels_that_it_agrees_with(best: list[int]) -> None:
     best = best[:16] or [0]
-    answers = transcripts.kept_of_frames(prepared(), [sound(2 * len(best))], np.pad(logits_of(best), ((0, 16 - len(best)), (0, 0)))[None])
+    answers = ANSWER.compressed(prepared(), [sound(2 * len(best))], np.pad(logits_of(best), ((0, 16 - len(best)), (0, 0)))[None])
     made = transcripts.labels_of(["ab"], LABELS).pseudo_labels(answers)
     assert made.array[0, 1, 0] == 0
     assert metrics(TASK, answers, made)["wer"] == 0
@@ -175,5 +175,5 @@ def test_texts_of_a_model_become_labels_that_it_agrees_with(best: list[int]) -> 
 
 
 def test_a_nan_stays_one(tmp_path: Path) -> None:
-    kept = transcripts.kept_of_frames(prepared(), [sound(4)], np.full((1, 8, len(LABELS)), np.nan, np.float32))
+    kept = ANSWER.compressed(prepared(), [sound(4)], np.full((1, 8, len(LABELS)), np.nan, np.float32))
     assert np.isnan(kept).all()

@@ -9,7 +9,7 @@ import pytest
 
 from compress.report.intervals import paired, single
 from foundation.labels import vectors
-from foundation.labels.table import answer_of
+from foundation.labels.tasks import TASKS
 from foundation.labels.value import Numbers
 from foundation.measure.metrics import metrics, pearson, spearman
 from tests.tiny_embedding import vectors as drawn
@@ -55,7 +55,7 @@ def test_intervals_draw_whole_pairs() -> None:
 
 def test_the_distance_is_relative_and_far_vectors_are_other_predictions() -> None:
     before, after = np.array([[3.0, 4.0], [0.6, 0.8], [1.0, 0.0]]), np.array([[3.0, 4.0], [0.8, 0.6], [1.0, 0.05]])
-    changed, apart = answer_of(TASK).differences(before, after)
+    changed, apart = TASKS[TASK].answer.differences(before, after)
     assert apart == pytest.approx([0.0, math.sqrt(2 - 2 * 0.96), 0.05])
     assert changed.tolist() == [False, True, False]
 

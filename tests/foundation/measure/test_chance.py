@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from foundation.core.tasks import TASKS, Task
 from foundation.labels import candidates, captions, next_token, relevance, spans, tags, text_groups, transcripts, vectors, zero_shot
 from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
 from foundation.labels.label_sets import LabelSets
+from foundation.labels.tasks import TASKS, Task
 from foundation.labels.value import Numbers
 from foundation.measure.chance import chance, nothing_right
 from foundation.measure.metrics import primary

@@ -12,8 +12,8 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from compress.report import intervals, phrases
 from foundation.core.errors import InputError
 from foundation.core.goals import Goals
-from foundation.core.tasks import TASKS
 from foundation.labels.classes import ClassIds
+from foundation.labels.tasks import TASKS
 from foundation.measure.answers import save_predictions
 from foundation.measure.chance import chance
 from foundation.measure.fastest import Measured, fastest

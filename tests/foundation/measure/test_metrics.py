@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 from foundation.core import correlation
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.core.tasks import TASKS, Task
 from foundation.labels import captions, spans, tags, text_groups, transcripts, zero_shot
 from foundation.labels.candidates import labels_of as candidate_labels
 from foundation.labels.classes import ClassIds
@@ -23,8 +22,9 @@ from foundation.labels.form import Labels
 from foundation.labels.label_sets import LabelSets
 from foundation.labels.next_token import Tokens
 from foundation.labels.relevance import labels_of as judged_labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.labels.value import Numbers
-from foundation.labels.vectors import labels_of
+from foundation.labels.vectors import Pairs, labels_of
 from foundation.measure import answers, metrics, predictions
 from foundation.models.checkpoint import load
 from foundation.models.folder import Checkpoint
@@ -75,27 +75,27 @@ def test_equal_logits_take_the_lowest_class() -> None:
 
 def test_the_primary_metric_of_each_task_is_there() -> None:
     for task in TASKS:
-        cases: dict[str, tuple[np.ndarray, Labels]] = {
-            "class": (np.zeros((2, 2), np.float32), ClassIds(np.zeros(2, np.int64))),
-            "value": (np.zeros((2, 1), np.float32), Numbers(np.zeros(2, np.float32))),
-            "tokens": (np.zeros((2, 3, 2), np.float32), Tokens(np.zeros((2, 3), np.int32))),
+        cases: dict[type[Labels], tuple[np.ndarray, Labels]] = {
+            ClassIds: (np.zeros((2, 2), np.float32), ClassIds(np.zeros(2, np.int64))),
+            Numbers: (np.zeros((2, 1), np.float32), Numbers(np.zeros(2, np.float32))),
+            Tokens: (np.zeros((2, 3, 2), np.float32), Tokens(np.zeros((2, 3), np.int32))),
         }
-        cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
-        cases["labels"] = np.zeros((2, 3), np.float32), LabelSets(np.zeros((2, 3), bool))
-        cases["tags"] = np.ones((2, 4, 3), np.float32), tags.labels_of([["O"]] * 2, [np.array([1])] * 2, ("O", "B-A", "I-A"))
+        cases[Pairs] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
+        cases[LabelSets] = np.zeros((2, 3), np.float32), LabelSets(np.zeros((2, 3), bool))
+        cases[tags.Tags] = np.ones((2, 4, 3), np.float32), tags.labels_of([["O"]] * 2, [np.array([1])] * 2, ("O", "B-A", "I-A"))
         span = np.zeros((2, spans.Part.WORDS.stop), np.float32)
-        cases["span"] = span, spans.labels_of(np.zeros((2, 2), int), [0, 1], [True, False], [["a b"], []])
+        cases[spans.Spans] = span, spans.labels_of(np.zeros((2, 2), int), [0, 1], [True, False], [["a b"], []])
         read = np.zeros((2, 5, transcripts.Part.WIDTH), np.float32)
-        cases["transcript"] = read, transcripts.labels_of(["a b", "a"], ("<pad>", "|", "a", "b"))
+        cases[transcripts.Transcripts] = read, transcripts.labels_of(["a b", "a"], ("<pad>", "|", "a", "b"))
         if TASKS[task].searches:
-            cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
-            cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
+            cases[Pairs] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
+            cases[Numbers] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
         if TASKS[task].two_towers:  # an image and seven classes
             form = captions if TASKS[task].captioned else zero_shot
-            cases["vector"] = np.eye(8, dtype=np.float32), form.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
+            cases[Pairs] = np.eye(8, dtype=np.float32), form.labels_of(np.array([0] + [1] * 7), np.array([0, *range(7)]))
         if TASKS[task].needs_negatives:
-            cases["vector"] = np.zeros((3, 3), np.float32), text_groups.labels_of([("a", "b", "c")])
-        figures = metrics.metrics(task, *cases[TASKS[task].answer])
+            cases[Pairs] = np.zeros((3, 3), np.float32), text_groups.labels_of([("a", "b", "c")])
+        figures = metrics.metrics(task, *cases[TASKS[task].answer.FORM])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics
 

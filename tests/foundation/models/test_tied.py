@@ -16,7 +16,7 @@ from torch import nn
 
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import on_meta, remade
 from foundation.models.checkpoint import load, save
 from foundation.models.config import ModelConfig

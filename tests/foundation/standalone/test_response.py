@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.labels.table import ANSWERS
+from foundation.labels.tasks import TASKS
 from foundation.standalone.response import BLANK, DELIMITER, RESPONSES, STRING
 from foundation.standalone.windows import Asked, Read
 
@@ -67,4 +67,4 @@ def test_outputs_are_as_announced(form: str) -> None:
 
 
 def test_every_answer_has_a_form() -> None:
-    assert {answer.RESPONSE for answer in ANSWERS.values()} <= RESPONSES.keys()
+    assert {facts.answer.RESPONSE for facts in TASKS.values()} <= RESPONSES.keys()

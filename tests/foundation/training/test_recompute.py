@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from foundation.core.errors import InputError
 from foundation.core.target import Checkpointing
-from foundation.core.tasks import TASKS
+from foundation.labels.tasks import TASKS
 from foundation.models.architecture.shapes import auto_class
 from foundation.models.library import quiet, with_class
 from foundation.models.size import inputs_of

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from foundation.core.tasks import Task
 from foundation.labels.next_token import IGNORED
+from foundation.labels.tasks import Task
 from foundation.training.distillation.distilled import TEMPERATURE
 from foundation.training.losses.classes import ClassLoss
 from foundation.training.losses.table import losses_of

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from foundation.core.errors import InputError
-from foundation.labels.table import answer_of
 from foundation.training.losses.distillation.loss import Loss
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class GeneralizedJsd(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if not answer_of(setting.task).PROBABILITIES:
+        if not setting.facts.answer.PROBABILITIES:
             raise InputError(f"{setting.key}: generalized_jsd given; {setting.task} has no probabilities: give soft_target")
         return Wanted(logits=True), Wanted(logits=True)
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.training.losses.distillation.loss import Loss
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class LogitStandardization(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if TASKS[setting.task].multi_label:
+        if setting.facts.multi_label:
             raise InputError(
                 f"{setting.key}: logit_standardization given; the labels of {setting.task} do not exclude each other: give soft_target"
             )

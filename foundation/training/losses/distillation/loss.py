@@ -17,8 +17,9 @@ from pydantic import Field, model_validator
 
 from foundation.core.config import Config
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS, Task
+from foundation.labels.facts import Facts
 from foundation.labels.form import Labels
+from foundation.labels.tasks import TASKS, Task
 from foundation.labels.text_groups import Groups
 from foundation.machine.parallel import ALONE, Team
 from foundation.models.heads.embedding import EMBEDDING_KEY, width_of
@@ -99,6 +100,11 @@ class Setting:
     head has its counterpart."""
     team: Team = ALONE
     """The training processes, which share the rows of a batch."""
+
+    @property
+    def facts(self) -> Facts:
+        """What sets the task apart."""
+        return TASKS[self.task]
 
     @property
     def same_heads(self) -> bool:
@@ -227,7 +233,7 @@ def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> N
     Raises:
         InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
     """
-    if loss.NEEDS_NEGATIVES and TASKS[setting.task].embeds and not (isinstance(labels, Groups) and labels.count()):
+    if loss.NEEDS_NEGATIVES and setting.facts.embeds and not (isinstance(labels, Groups) and labels.count()):
         raise InputError(f"{setting.key}: {name} given; the train rows have no negatives: set data.columns.negative, or give similarity")
     sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
     if sides and not loss.ANSWERS_ONLY:

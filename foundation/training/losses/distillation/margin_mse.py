@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from foundation.core.errors import InputError
-from foundation.core.facts import Facts
-from foundation.core.tasks import TASKS, tasks_with
+from foundation.labels.facts import Facts
+from foundation.labels.tasks import tasks_with
 from foundation.training.losses.distillation.loss import Loss
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class MarginMSE(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if not _compares(TASKS[setting.task]):
+        if not _compares(setting.facts):
             tasks = tasks_with(_compares)
             raise InputError(f"{setting.key}: {self.name} given for {setting.task}; it is for {tasks}: give another loss")
         return Wanted(logits=True), Wanted(logits=True)
@@ -63,7 +63,7 @@ class MarginMSE(Loss):
         from foundation.training.losses.margin_mse import margin_mse_of
 
         student, teacher = inputs.student.logits, inputs.teacher.logits
-        if TASKS[inputs.setting.task].embeds:
+        if inputs.setting.facts.embeds:
             return {"margin_mse": margin_mse_of(student, teacher, inputs.batch.labels)}
         return {"margin_mse": margin_mse(student[:, 0], teacher[:, 0], inputs.batch.labels[:, 1])}
 

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.training.distillation.masking import Masking
 from foundation.training.losses.distillation.loss import Loss
 
@@ -72,7 +71,7 @@ class MixKD(Loss):
         """
         from foundation.training.distillation.capture import Wanted
 
-        if TASKS[setting.task].reranks:
+        if setting.facts.reranks:
             raise InputError(
                 f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
             )

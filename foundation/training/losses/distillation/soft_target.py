@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import TASKS
 from foundation.training.losses.distillation.loss import Loss
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class SoftTarget(Loss):
         from foundation.training.distillation.capture import Wanted
 
         ours, theirs = setting.student.classes, setting.teacher.classes
-        if TASKS[setting.task].embeds and ours != theirs:
+        if setting.facts.embeds and ours != theirs:
             raise InputError(
                 f"{setting.key}: {self.name} given; the vectors of the student have {ours} numbers, the teacher's {theirs}: "
                 "give loss: projected or similarity"

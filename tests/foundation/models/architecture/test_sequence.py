@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foundation.core.errors import InputError
 from foundation.core.target import Checkpointing
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.sequence import check_sequence, reader_of, share_tokens
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.architecture.split import Split, split_of

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.shapes import auto_class, remade, sizes_of, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from foundation.core.errors import InputError
-from foundation.core.tasks import Task
+from foundation.labels.tasks import Task
 from foundation.models.architecture.attention import probe
 from foundation.models.architecture.shapes import auto_class, on_meta
 from foundation.models.architecture.split import Split, check_split, shrink, split_of

@@ -17,8 +17,8 @@ from distill.distill import Distill
 from distill.student import take_layers
 from foundation.core.errors import InputError
 from foundation.core.target import Target
-from foundation.core.tasks import Task
 from foundation.labels.classes import ClassIds
+from foundation.labels.tasks import Task
 from foundation.models.folder import Checkpoint
 from foundation.models.forward import freeze
 from foundation.training.distillation.capture import Capture

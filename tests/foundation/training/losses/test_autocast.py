@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foundation.core.tasks import TASKS, Task
 from foundation.labels import candidates, spans, tags, text_groups, transcripts, vectors, zero_shot
+from foundation.labels.classes import ClassIds
 from foundation.labels.form import Labels
+from foundation.labels.label_sets import LabelSets
+from foundation.labels.next_token import Tokens
+from foundation.labels.tasks import TASKS, Task
+from foundation.labels.value import Numbers
 from foundation.training.losses.answer_loss import AnswerLoss
 from foundation.training.losses.contrastive import contrastive_loss
 from foundation.training.losses.table import loss_names, losses_of
@@ -36,23 +40,23 @@ def texts_that_agree(labels: Labels, column: int) -> Tensor:
     return centres[torch.from_numpy(labels.array[:, column].astype(np.int64))] + noise
 
 
-def of_answer(answer: str) -> tuple[Tensor, Tensor, Tensor]:
+def of_form(form: type[Labels]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns labels of an answer other than vectors, and logits of a student and of a teacher."""
-    if answer == "class":
+    if form is ClassIds:
         return (torch.tensor([0, 2, 1]), *near((3, 4)))
-    if answer == "labels":
+    if form is LabelSets:
         return (torch.tensor([[True, False, True], [False, False, True]]), *near((2, 3)))
-    if answer == "tags":
+    if form is tags.Tags:
         pieces = [np.array([1, 2]), np.array([3])]
         return (torch.from_numpy(tags.labels_of([["O", "B-A"], ["I-A"]], pieces, TAG_NAMES).array), *near((2, 5, 3)))
-    if answer == "span":
+    if form is spans.Spans:
         labels = spans.labels_of(np.array([[1, 2], [3, 3]]), [0, 1], [True, True], [[], []])
         return (torch.from_numpy(labels.array), *near((2, 6, 2)))
-    if answer == "transcript":
+    if form is transcripts.Transcripts:
         return (torch.from_numpy(transcripts.labels_of(["ab", "b"], ("a", "<pad>", "|", "b")).array), *near((2, 7, 4)))
-    if answer == "value":
+    if form is Numbers:
         return (near((3,), seed=2)[0], *near((3, 1)))
-    assert answer == "tokens", answer
+    assert form is Tokens, form
     return (torch.tensor([[1, 2, 3], [4, 0, 0]], dtype=torch.int32), *near((2, 4, 5)))
 
 
@@ -60,14 +64,14 @@ def cases() -> list[tuple[str, AnswerLoss, Tensor, Tensor, Tensor]]:
     """Returns name, losses, labels and logits of student and teacher, of every answer and every loss that has a name."""
     made: dict[str, tuple[AnswerLoss, Tensor, Tensor, Tensor]] = {}
     for task in TASKS:
-        answer, names = TASKS[task].answer, loss_names(task)
-        if answer == "vector":
+        form, names = TASKS[task].answer.form, loss_names(task)
+        if TASKS[task].embeds:
             continue
         if TASKS[task].reranks:
             graded = torch.from_numpy(candidates.labels_of([0, 0, 0, 1, 1], [2, 1, 0, 1, 0], [[2, 1], [1]]).array)
             made |= {name: (losses_of(task, name), graded, *near((5, 1))) for name in names}
         else:
-            made[answer] = (losses_of(task), *of_answer(answer))
+            made[form.__name__] = (losses_of(task), *of_form(form))
     pairs = vectors.labels_of(np.array([0.9, 1.0, 0.2, 0.85]))
     groups, with_margins = text_groups.labels_of(TRIPLETS), text_groups.labels_of(TRIPLETS, MARGINS)
     bare = text_groups.labels_of([group[:2] for group in TRIPLETS])
@@ -109,7 +113,7 @@ def check(loss: Callable[[Tensor], Tensor], logits: Tensor) -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_labels_and_teachers_teach_the_same_under_autocast(case: Any) -> None:
     name, losses, labels, student, teacher = case
-    smoothing = 0.1 if name in ("class", "tags", "span", "tokens", "transcript") else 0.0
+    smoothing = 0.1 if name in ("ClassIds", "Tags", "Spans", "Tokens", "Transcripts") else 0.0
     check(lambda logits: losses.labelled(logits, labels, smoothing), student)
     check(lambda logits: losses.taught(logits, teacher, labels, 2.0), student)
     averaged = [losses.averaged([student, teacher], [0.25, 0.75], 2.0)]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundation.core.tasks import Task
 from foundation.labels import candidates, text_groups
+from foundation.labels.tasks import Task
 from foundation.training.distillation.capture import Captured, Heads
 from foundation.training.losses.distillation.directions import Directions
 from foundation.training.losses.distillation.loss import Loss, LossInputs, Setting, Shape

@@ -1,9 +1,23 @@
-"""What sets a task apart: the columns of the table of tasks (`foundation.core.tasks`)."""
+"""What sets a task apart: the columns of the table of tasks (`foundation.labels.tasks`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from foundation.labels.answer import Answer
+from foundation.labels.candidates import Candidates
+from foundation.labels.captions import Captions
+from foundation.labels.label_sets import SetAnswer
+from foundation.labels.next_token import TokenAnswer
+from foundation.labels.relevance import Judged
+from foundation.labels.spans import SpanAnswer
+from foundation.labels.tags import TagAnswer
+from foundation.labels.transcripts import TranscriptAnswer
+from foundation.labels.value import Numbers
+from foundation.labels.vector import VectorAnswer
+from foundation.labels.zero_shot import ImagesAndTexts
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,8 @@ class Facts:
 
     modality: Literal["text", "image", "audio"]
     """What its rows are made of."""
-    answer: Literal["class", "labels", "tags", "transcript", "span", "value", "tokens", "vector"]
-    """What a model answers to a row."""
+    answer: Answer
+    """What a model answers to a row, and the form of its labels."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `foundation.data.config.Columns`, what rows have for labels last."""
     metrics: tuple[str, ...]
@@ -56,13 +70,8 @@ class Facts:
     """Whether the data have to be pairs of texts, or triplets."""
     counts: str = "rows"
     """What figures are means over, for the report."""
-    searches: bool = False
-    """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
     label_column: str = "label"
     """What the column of the labels is called where the recipe does not say."""
-    two_towers: bool = False
-    """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
-    (`foundation.models.heads.towers`)."""
 
     @property
     def metric(self) -> str:
@@ -72,17 +81,36 @@ class Facts:
     @property
     def generates(self) -> bool:
         """Whether a model of the task writes text, token by token."""
-        return self.answer == "tokens"
+        return isinstance(self.answer, TokenAnswer)
 
     @property
     def embeds(self) -> bool:
         """Whether it answers with a vector for each text."""
-        return self.answer == "vector"
+        return isinstance(self.answer, VectorAnswer)
 
     @property
-    def classifies(self) -> bool:
-        """Whether it has an output for each label, whose names the data or the model know; of transcripts these are characters."""
-        return self.answer in ("class", "labels", "tags", "transcript")
+    def searches(self) -> bool:
+        """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
+        return self.answer.form in (Judged, Candidates)
+
+    @property
+    def two_towers(self) -> bool:
+        """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
+        (`foundation.models.heads.towers`)."""
+        return issubclass(self.answer.form, ImagesAndTexts)
+
+    def has_lengths(self, sequence_lengths: Sequence[int]) -> bool:
+        """Whether rows have lengths: texts have, images have not, sounds have where their model reads waveforms.
+
+        Args:
+            sequence_lengths: `target.sequence_lengths`.
+        """
+        return self.reads_text or (self.modality == "audio" and bool(sequence_lengths))
+
+    @property
+    def reads_windows(self) -> bool:
+        """Whether texts that are longer than the model reads can be read in windows, whose logits become one answer."""
+        return self.modality == "text" and self.answer.POOLS_WINDOWS
 
     @property
     def reads_text(self) -> bool:
@@ -91,38 +119,28 @@ class Facts:
 
     @property
     def named_classes(self) -> bool:
-        """Whether rows have a class whose name the data know; the model has an output for each only where the task `classifies`."""
-        return self.classifies or (self.two_towers and not self.captioned)
+        """Whether rows have a class whose name the data know; the model has an output for each only where the answer `classifies`."""
+        return self.answer.classifies or (self.two_towers and not self.captioned)
 
     @property
     def captioned(self) -> bool:
         """Whether images have captions of their own, and no class that texts are made of."""
-        return self.two_towers and "text" in self.columns
+        return self.answer.form is Captions
 
     @property
     def tags(self) -> bool:
         """Whether it answers with a tag for each word."""
-        return self.answer == "tags"
+        return isinstance(self.answer, TagAnswer)
 
     @property
     def finds_spans(self) -> bool:
         """Whether it answers questions with spans of a text, which is read in windows."""
-        return self.answer == "span"
+        return isinstance(self.answer, SpanAnswer)
 
     @property
     def transcribes(self) -> bool:
         """Whether it answers sounds with the text that is spoken in them."""
-        return self.answer == "transcript"
-
-    @property
-    def reads_windows(self) -> bool:
-        """Whether texts that are longer than the model reads can be read in windows, whose logits become one answer."""
-        return self.modality == "text" and self.answer in ("class", "labels")
-
-    @property
-    def per_token(self) -> bool:
-        """Whether a model of the task has logits for every token of a row, or every frame of a sound."""
-        return self.answer in ("tokens", "tags", "span", "transcript")
+        return isinstance(self.answer, TranscriptAnswer)
 
     @property
     def needs_negatives(self) -> bool:
@@ -137,27 +155,17 @@ class Facts:
     @property
     def multi_label(self) -> bool:
         """Whether any number of labels may hold for a row."""
-        return self.answer == "labels"
-
-    @property
-    def judges_classes(self) -> bool:
-        """Whether every class has a recall and a precision over rows."""
-        return self.answer in ("class", "labels")
-
-    @property
-    def fits_thresholds(self) -> bool:
-        """Whether thresholds that are chosen on selection rows decide what holds."""
-        return self.multi_label or self.finds_spans
+        return isinstance(self.answer, SetAnswer)
 
     @property
     def reranks(self) -> bool:
         """Whether it puts candidates of a query in order."""
-        return self.searches and self.answer == "value"
+        return self.answer.form is Candidates
 
     @property
     def regression(self) -> bool:
         """Whether it answers with a number that is in the data."""
-        return self.answer == "value" and not self.searches
+        return self.answer.form is Numbers
 
     @property
     def needs_labels(self) -> bool:

@@ -7,26 +7,11 @@ there is to write where modality, answer, columns and metrics exist already. Wha
 
     a column of the data   a field of `Columns` in foundation/data/config.py
     a metric               a row of `METRICS` in foundation/measure/metrics.py
-    an answer              a file and a row in foundation/labels (its labels, and how it is compared), and in
+    an answer              a file in foundation/labels (its labels, and how it is compared), and a file and a row in
                            foundation/training/losses (how it is learned)
 
-The answers that there are:
-
-    class        one of the labels of the data; logits [n, C], labels int64 [n]
-    labels       any number of the labels of the data; logits [n, C], labels bool [n, C] (`foundation.labels.label_sets`)
-    tags         a tag for each word; logits [n, L, C], labels int32 [n, C + W, 2] (`foundation.labels.tags`)
-    transcript   the text that is spoken; logits [n, F, V] of frames, labels int32 [n, 2, 1 + T] (`foundation.labels.transcripts`)
-    span         where the answer to a question stands in a text; logits [n, L, 2] of its windows, labels int32 [n, 1 + G, W, 2]
-                 (`foundation.labels.spans`)
-    value        a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
-                 (`foundation.labels.candidates`)
-    tokens       the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
-                 (`foundation.labels.next_token`)
-    vector       a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-                 (`foundation.labels.vectors`); of pairs and triplets without scores [n, 4], with margins [n, 5]
-                 (`foundation.labels.text_groups`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
-                 (`foundation.labels.relevance`); where images are found by words [n, 3]: image or text, and its class
-                 (`foundation.labels.zero_shot`) or the image that a caption belongs to (`foundation.labels.captions`)
+Shapes of answers and labels stand in the file of each: `classes`, `label_sets`, `tags`, `transcripts`, `spans`, `value`, `next_token` and
+`vector` of foundation/labels.
 """
 
 from __future__ import annotations
@@ -34,19 +19,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
-from foundation.core.facts import Example, Facts
 from foundation.core.named import Named, one_of
-
-SCORE: tuple[str, ...] = ("score",)
-"""The one "label" of a task that answers with a value."""
-VECTOR: tuple[str, ...] = ("vector",)
-"""The same of a task that answers with a vector."""
-
+from foundation.labels.candidates import Candidates
+from foundation.labels.captions import Captions
+from foundation.labels.classes import ClassAnswer
+from foundation.labels.facts import Example, Facts
+from foundation.labels.label_sets import SetAnswer
+from foundation.labels.next_token import TokenAnswer
+from foundation.labels.relevance import Judged
+from foundation.labels.spans import SpanAnswer
+from foundation.labels.tags import TagAnswer
+from foundation.labels.transcripts import TranscriptAnswer
+from foundation.labels.value import ValueAnswer
+from foundation.labels.vector import VectorAnswer
+from foundation.labels.zero_shot import ImagesAndTexts
 
 TASKS: Mapping[str, Facts] = {
     "text-classification": Facts(
         modality="text",
-        answer="class",
+        answer=ClassAnswer(),
         columns=("text", "text_pair", "label"),
         metrics=("accuracy", "f1", "matthews"),
         auto_class="AutoModelForSequenceClassification",
@@ -64,7 +55,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "multi-label-classification": Facts(
         modality="text",
-        answer="labels",
+        answer=SetAnswer(),
         columns=("text", "text_pair", "label"),
         metrics=("micro_f1", "macro_f1", "exact_match"),
         auto_class="AutoModelForSequenceClassification",
@@ -81,7 +72,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "token-classification": Facts(
         modality="text",
-        answer="tags",
+        answer=TagAnswer(),
         columns=("tokens", "label"),
         metrics=("entity_f1", "entity_precision", "entity_recall"),
         auto_class="AutoModelForTokenClassification",
@@ -99,7 +90,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "question-answering": Facts(
         modality="text",
-        answer="span",
+        answer=SpanAnswer(),
         columns=("question", "context", "label"),
         metrics=("answer_f1", "answer_exact_match", "has_answer_f1", "no_answer_f1"),
         auto_class="AutoModelForQuestionAnswering",
@@ -117,7 +108,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "text-regression": Facts(
         modality="text",
-        answer="value",
+        answer=ValueAnswer(),
         columns=("text", "text_pair", "label"),
         metrics=("pearson", "spearman"),
         auto_class="AutoModelForSequenceClassification",
@@ -134,14 +125,13 @@ TASKS: Mapping[str, Facts] = {
     ),
     "image-text": Facts(  # before the other tasks of vectors: `task_of` takes the first one that has the class of a checkpoint
         modality="image",
-        answer="vector",
+        answer=VectorAnswer(ImagesAndTexts),
         columns=("image", "label"),
         metrics=("accuracy", "top_5"),
         auto_class="AutoModelForZeroShotImageClassification",
         problem_type=None,
         pipeline_tag="zero-shot-image-classification",
         counts="images",
-        two_towers=True,
         example=Example(
             about="Vectors of images and of texts in int8, from two towers that Triton serves.",
             name="my-image-text",
@@ -155,7 +145,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "image-text-retrieval": Facts(
         modality="image",
-        answer="vector",
+        answer=VectorAnswer(Captions),
         columns=("image", "text"),
         metrics=(
             "mean_recall",
@@ -166,7 +156,6 @@ TASKS: Mapping[str, Facts] = {
         problem_type=None,
         pipeline_tag="zero-shot-image-classification",
         counts="images",
-        two_towers=True,
         example=Example(
             about="Images found by captions, and captions by images, in int8: two towers that Triton serves.",
             name="my-captions",
@@ -179,7 +168,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "sentence-embedding": Facts(
         modality="text",
-        answer="vector",
+        answer=VectorAnswer(),
         columns=("text", "text_pair", "negative", "margin", "label"),
         metrics=("spearman", "pearson"),
         auto_class="AutoModel",
@@ -199,14 +188,13 @@ TASKS: Mapping[str, Facts] = {
     ),
     "retrieval": Facts(
         modality="text",
-        answer="vector",
+        answer=VectorAnswer(Judged),
         columns=("text", "label"),
         metrics=("ndcg@10", "mrr@10", "recall@100"),
         auto_class="AutoModel",
         problem_type=None,
         pipeline_tag="sentence-similarity",
         counts="queries",
-        searches=True,
         example=Example(
             about="Vectors for searching documents in int8, served by Triton.",
             name="my-search",
@@ -219,7 +207,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "sentence-triplets": Facts(
         modality="text",
-        answer="vector",
+        answer=VectorAnswer(),
         columns=("text", "text_pair", "margin", "negative"),
         metrics=("accuracy",),
         auto_class="AutoModel",
@@ -239,14 +227,13 @@ TASKS: Mapping[str, Facts] = {
     ),
     "reranking": Facts(
         modality="text",
-        answer="value",
+        answer=ValueAnswer(Candidates),
         columns=("text", "text_pair", "label"),
         metrics=("ndcg@10", "mrr@10"),
         auto_class="AutoModelForSequenceClassification",
         problem_type="regression",
         pipeline_tag="text-ranking",
         counts="queries",
-        searches=True,
         example=Example(
             about="A reranker in int8, served by Triton.",
             name="my-reranker",
@@ -259,7 +246,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "text-generation": Facts(
         modality="text",
-        answer="tokens",
+        answer=TokenAnswer(),
         columns=("text",),
         metrics=("perplexity", "accuracy"),
         auto_class="AutoModelForCausalLM",
@@ -276,7 +263,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "text-to-text": Facts(
         modality="text",
-        answer="tokens",
+        answer=TokenAnswer(),
         columns=("source", "target"),
         metrics=("perplexity", "accuracy"),
         auto_class="AutoModelForSeq2SeqLM",
@@ -293,7 +280,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "image-classification": Facts(
         modality="image",
-        answer="class",
+        answer=ClassAnswer(),
         columns=("image", "label"),
         metrics=("accuracy",),
         auto_class="AutoModelForImageClassification",
@@ -309,7 +296,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "audio-classification": Facts(
         modality="audio",
-        answer="class",
+        answer=ClassAnswer(),
         columns=("audio", "label"),
         metrics=("accuracy",),
         auto_class="AutoModelForAudioClassification",
@@ -325,7 +312,7 @@ TASKS: Mapping[str, Facts] = {
     ),
     "speech-recognition": Facts(
         modality="audio",
-        answer="transcript",
+        answer=TranscriptAnswer(),
         columns=("audio", "label"),
         metrics=("wer", "cer"),
         auto_class="AutoModelForCTC",
@@ -355,4 +342,4 @@ def tasks_with(fact: Callable[[Facts], bool]) -> str:
 
 def num_classes(task: Task, labels: Sequence[str]) -> int | None:
     """Returns the number of classes, by the names of the labels of the data; None for a task that has none."""
-    return len(labels) if TASKS[task].classifies else None
+    return len(labels) if TASKS[task].answer.classifies else None
