@@ -155,7 +155,7 @@ class Distill(DistillSettings):
         from foundation.models.meta import on_meta_device
 
         facts, losses = TASKS[task], self.resolved().losses
-        if not facts.embeds or facts.two_towers or not all(loss.ANSWERS_ONLY for loss in losses):
+        if not facts.embeds_texts or not all(loss.ANSWERS_ONLY for loss in losses):
             return False
         with on_meta_device():
             built = [loss.build(setting) for loss, setting in zip(losses, settings, strict=True)]

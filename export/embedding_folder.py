@@ -67,7 +67,7 @@ def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
     """
     config = checkpoint.config
     if not getattr(config, EMBEDDING_KEY, None):
-        tasks = [task for task, row in TASKS.items() if row.embeds and not row.two_towers]
+        tasks = [task for task, row in TASKS.items() if row.embeds_texts]
         raise InputError(f"{checkpoint.folder}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")
     if out.exists():
         raise InputError(f"{out} exists; give a folder that does not")

@@ -179,7 +179,7 @@ def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> N
     except InputError as error:
         problems += error.problems
     row = context.facts
-    if row.modality == "text" and not row.generates and configured_pad(config) is None:
+    if row.pads_texts and configured_pad(config) is None:
         problems.append(f"{folder / 'config.json'}: no pad_token_id, which batches of texts need; set it to the id of the padding token")
     if problems:
         raise InputError(*problems)

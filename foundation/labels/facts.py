@@ -85,8 +85,13 @@ class Facts:
 
     @property
     def embeds(self) -> bool:
-        """Whether it answers with a vector for each text."""
+        """Whether it answers with vectors."""
         return isinstance(self.answer, VectorAnswer)
+
+    @property
+    def embeds_texts(self) -> bool:
+        """Whether it answers texts with vectors, which a model with one tower pools from their tokens."""
+        return self.embeds and not self.two_towers
 
     @property
     def searches(self) -> bool:
@@ -98,6 +103,11 @@ class Facts:
         """Whether a row is an image or a text, and a model has a tower for each, whose vectors are of one space
         (`foundation.models.heads.towers`)."""
         return issubclass(self.answer.form, ImagesAndTexts)
+
+    @property
+    def pads_texts(self) -> bool:
+        """Whether its models read texts that are padded."""
+        return self.modality == "text" and not self.generates
 
     def has_lengths(self, sequence_lengths: Sequence[int]) -> bool:
         """Whether rows have lengths: texts have, images have not, sounds have where their model reads waveforms.

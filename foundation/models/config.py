@@ -84,8 +84,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
-        if self.embedding is not None and (not self.facts.embeds or self.facts.two_towers):
-            vectors = tasks_with(lambda row: row.embeds and not row.two_towers)
+        if self.embedding is not None and not self.facts.embeds_texts:
+            vectors = tasks_with(lambda row: row.embeds_texts)
             raise ValueError(f"embedding: given for {self.task}; it is for {vectors}: leave it out")
         return self
 
@@ -230,7 +230,7 @@ def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | N
     """
     from foundation.models.heads.embedding import EMBEDDING_KEY, resolved
 
-    if config.facts.embeds and not config.facts.two_towers:
+    if config.facts.embeds_texts:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
     return found
 
@@ -304,8 +304,7 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
 
 def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
     """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
-    facts = TASKS[task]
-    if facts.modality == "text" and not facts.generates and not takes_padding(config, task):
+    if TASKS[task].pads_texts and not takes_padding(config, task):
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 

@@ -71,7 +71,7 @@ def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context
     """
     team, parallel, facts = context.team, context.parallel, context.facts
     given = f"{key}: parallel.pipeline: {team.pipeline} given"
-    if facts.embeds or facts.two_towers or context.data.train.together > 1:
+    if facts.embeds or context.data.train.together > 1:
         raise InputError(f"{given}; {context.task} compares the rows of a batch, which micro-batches part: give pipeline: 1")
     if len(depths_of(config) or ()) > 1 or facts.encoder_decoder:
         raise InputError(

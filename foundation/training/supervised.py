@@ -71,7 +71,7 @@ def check_loss(
         tasks = [name for name in TASKS if loss in loss_names(name)]
         remedy = f"give {one_of(names)}" if names else "leave it out"
         raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
-    if not facts.embeds or facts.two_towers:
+    if not facts.embeds_texts:
         return
     groups = labels if isinstance(labels, Groups) else None
     margins = None if groups is None else groups.margins

@@ -113,7 +113,7 @@ def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, ma
 def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
     facts = TASKS[task]
     settings = settings_of(checkpoint)
-    tokenizer = tokenizer_file(checkpoint, embeds=facts.embeds and not facts.two_towers).tokenizer()
+    tokenizer = tokenizer_file(checkpoint, embeds=facts.embeds_texts).tokenizer()
     generates = facts.generates  # its rows are ids: nothing is truncated
     reads_blocks = generates and not facts.encoder_decoder  # which have no padding that is read
     embedding = config.get(EMBEDDING_KEY) or {} if facts.embeds else {}

@@ -87,7 +87,7 @@ def settle_inputs(config: ModelConfig, source: Path | None, built: PreTrainedCon
         InputError: There is no padding token, or texts end with it.
     """
     row = config.facts
-    if row.modality == "text" and not row.generates and not isinstance(tokenizer, TrainedTokenizer) and configured_pad(built) is None:
+    if row.pads_texts and not isinstance(tokenizer, TrainedTokenizer) and configured_pad(built) is None:
         folder = tokenizer_folder(source, tokenizer)
         settle_padding(built, folder, tokenizer_file(folder).tokenizer())
 
@@ -103,10 +103,10 @@ def _save_tokenizer(folder: Path, out: Path, task: Task, built: PreTrainedConfig
     """Writes the tokenizer files: unchanged, as far as tokenizer.json is there and says all (`foundation.models.inputs.tokenizer_file`)."""
     copy_files(folder, out, TEXT_FILES)
     row, texts = TASKS[task], getattr(built, "text_config", built)
-    embeds = row.embeds and not row.two_towers
+    embeds = row.embeds_texts
     used = tokenizer_file(folder, embeds=embeds).tokenizer()
     changes: dict[str, Any] = {}
-    if row.modality == "text" and not row.generates:
+    if row.pads_texts:
         forward = inspect.signature(model_class(built, task).forward).parameters
         if "token_type_ids" in forward and not has_token_types(built) and getattr(built, "type_vocab_size", None) is None:
             changes["model_input_names"] = ["input_ids", "attention_mask"]

@@ -58,4 +58,4 @@ def losses_of(task: Task, loss: PairLoss | OrderLoss | None = None, team: Team =
 def loss_names(task: Task) -> tuple[str, ...]:
     """Returns the names of the losses against labels that a task chooses from; empty for one that has a single loss."""
     facts = TASKS[task]
-    return get_args(OrderLoss) if facts.reranks else get_args(PairLoss) if facts.embeds and not facts.two_towers else ()
+    return get_args(OrderLoss) if facts.reranks else get_args(PairLoss) if facts.embeds_texts else ()
