@@ -112,24 +112,24 @@ def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
 def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) -> Iterator[PlannedStep]:
     """Yields the steps with their artifacts in a run folder, as far as these are there from the first step on, and with the times of the
     others, predicted from what has run until now."""
-    steps, state, chain = [entry.step for entry in planned], RunState(), True
+    steps, state, chain = [entry.step for entry in planned], RunState(context), True
     known = speed(context.target.num_threads)
     for entry in planned:
         state = state.before(entry.step) if chain else state
-        found = _find(entry.step, state, context, folder) if chain else None
+        found = _find(entry.step, state, folder) if chain else None
         chain = found is not None
         if found is not None:
             yield replace(entry, cached=found, disk_bytes=found.size_bytes, expected=NO_TIME, memory_bytes=0)
         else:
-            reuses = entry.step.reuses(state.context_so_far(context))
+            reuses = entry.step.reuses(state.context)
             name = entry.step.NAME
             expected = durations.predict(name, entry.parts, seconds_of_one(name, known), reuses=reuses)
             yield replace(entry, expected=expected, reuses=reuses)
         state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 
-def _find(step: Stage, state: RunState, context: Context, folder: Path) -> Artifact | None:
-    key = cache_key(step, state.parent, state.context_for(step, context))
+def _find(step: Stage, state: RunState, folder: Path) -> Artifact | None:
+    key = cache_key(step, state.parent, state.context_for(step))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
     except DamagedArtifact:

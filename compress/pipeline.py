@@ -125,11 +125,11 @@ def run(
             context = prepare(recipe, folder, progress, team, judge)
         _warn_of_what_was_given(recipe, context, judge)
         results, outlook = dict[str, tuple[Artifact, bool, float]](), Outlook(recipe, context, folder)
-        state, baseline = RunState(), next(step.id for step in steps if isinstance(step, Evaluate))
+        state, baseline = RunState(context), next(step.id for step in steps if isinstance(step, Evaluate))
         for step in steps:
             force = force or step.id == start
             state = state.before(step)
-            made, cached, seconds = _watched(step, state, context, outlook, progress, force or step.id == again)
+            made, cached, seconds = _watched(step, state, outlook, progress, force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
             _warn_of_nothing(step.id == baseline, made, context)
             state = state.after(step, made, variant=is_variant(step, steps))
@@ -148,13 +148,11 @@ def _warn_of_what_was_given(recipe: Recipe, context: Context, judge: Judge) -> N
         context.progress.warn(warning)
 
 
-def _watched(
-    step: Stage, state: RunState, context: Context, outlook: Outlook, progress: ConsoleProgress, force: bool
-) -> tuple[Artifact, bool, float]:
+def _watched(step: Stage, state: RunState, outlook: Outlook, progress: ConsoleProgress, force: bool) -> tuple[Artifact, bool, float]:
     """Does what `advance` does, checks that there is room, and records what the step took if it ran."""
-    context = replace(context, count_macs=partial(_counted, context, outlook, step))
+    context = replace(state.context, count_macs=partial(_counted, state.context, outlook, step))
     with progress.alive(str(step.id)), Resident() as resident:
-        made, cached, seconds = advance(step, state, context, outlook.folder, force)
+        made, cached, seconds = advance(step, replace(state, context=context), outlook.folder, force)
     if context.team.is_first and not cached:
         outlook.record(step, seconds, made, resident.peak_bytes)
     return made, cached, seconds

@@ -66,12 +66,12 @@ def steps_of(path: Path, settings: list[str], folder: Path, team: Team) -> dict[
     team.broadcast(None)  # the folder exists
     context = prepare(recipe, folder, ConsoleProgress("silent"), team)
     trained = [number for number, stage in enumerate(recipe.stages) if trains(stage)]
-    state = RunState()
+    state = RunState(context)
     with Steps() as steps:
         planned = plan_steps(recipe.model_copy(update={"stages": recipe.stages[: trained[-1] + 1]}))
         for step in [step for step in planned if not isinstance(step, Evaluate)]:
             state = state.before(step)
-            made, _, _ = advance(step, state, context, folder, False)
+            made, _, _ = advance(step, state, folder, False)
             state = state.after(step, made, variant=is_variant(step, planned))
     return steps.found
 

@@ -23,20 +23,19 @@ from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 
 
-def advance(step: Stage, state: RunState, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
+def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
     """Returns the artifact of a step from the cache, or runs the step; of several processes only the first one writes.
 
     Args:
         step: The step.
         state: The state before the step.
-        context: The context of the run.
         folder: The run folder.
         force: Run the step even if its artifact is cached.
 
     Returns:
         The artifact, whether it was cached, and the seconds that the step took.
     """
-    context, team = state.context_for(step, context), context.team
+    context, team = state.context_for(step), state.context.team
     inputs = depends_on(step, state.parent, context) if team.is_first else {}
     key = team.broadcast(artifact.digest(inputs) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"

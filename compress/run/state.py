@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from compress.run.implicit import Evaluate
 from compress.run.prepare import checkpoint_named, teachers_of
@@ -15,44 +13,21 @@ from foundation.stage.stage import Stage, input_named
 
 @dataclass(frozen=True)
 class RunState:
-    """The artifacts of the finished steps; immutable, each step yields a new state."""
+    """What a run has come to; immutable, each step yields a new state."""
 
+    context: Context
+    """The context of the run, with what the finished steps made: checkpoints, predictions, engines, latencies and buckets."""
     parent: Artifact | None = None
     """Input of the next step, unless its `input` names another checkpoint."""
-    macs: int | None = None
-    """Multiply-accumulates of `parent` for one row, from the last evaluation; None before the first."""
-    checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
-    """Every variant by stage id, in order; the first is the baseline."""
-    predictions: Mapping[str, Path] = field(default_factory=dict)
-    """Predictions in torch on the evaluation split by variant: files of `foundation.measure.answers.save_predictions`."""
-    exported: Artifact | None = None
-    """The exported engines."""
-    latency: Artifact | None = None
-    """Their measured latencies."""
-    buckets: tuple[int, ...] = ()
-    """The lengths to pad rows to that were chosen for `target.buckets: auto`."""
-    counted: Mapping[str, int] = field(default_factory=dict)
-    """Multiply-accumulates of each evaluated variant for one row."""
 
     def before(self, step: Stage) -> RunState:
         """Returns the state that a step starts from; if its `input` names a checkpoint, that one becomes the parent."""
         named = input_named(step)
-        if named is None:
-            return self
-        parent = checkpoint_named(named, self.checkpoints)
-        return replace(self, parent=parent, macs=self.counted.get(parent.id))
+        return self if named is None else replace(self, parent=checkpoint_named(named, self.context.checkpoints))
 
-    def context_for(self, step: Stage, context: Context) -> Context:
-        """Returns the context of a step: the context of the run with the variants so far and the teachers of the step."""
-        context = self.context_so_far(context)
-        return replace(context, teachers=teachers_of(step, self.parent, context))
-
-    def context_so_far(self, context: Context) -> Context:
-        """Returns the context of the run with the variants so far."""
-        context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions, exported=self.exported, latency=self.latency)
-        if self.buckets:
-            context = replace(context, target=context.target.model_copy(update={"buckets": self.buckets}))
-        return context
+    def context_for(self, step: Stage) -> Context:
+        """Returns the context of a step: with the teachers of the step."""
+        return replace(self.context, teachers=teachers_of(step, self.parent, self.context))
 
     def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
         """Returns the state after a step.
@@ -62,19 +37,16 @@ class RunState:
             made: Its artifact.
             variant: Whether it is a variant of the report.
         """
+        context = self.context
         if isinstance(step, Evaluate):
             assert self.parent is not None, "an evaluation is never the first step"
-            macs, predictions = int(made.metrics["macs"]), made.path / made.metrics["predictions"]
-            return replace(
-                self,
-                macs=macs,
-                counted={**self.counted, self.parent.id: macs},
-                predictions={**self.predictions, self.parent.id: predictions},
-            )
+            predictions = {**context.predictions, self.parent.id: made.path / made.metrics["predictions"]}
+            return replace(self, context=replace(context, predictions=predictions))
         if made.kind == "latency":
-            return replace(self, latency=made)
+            return replace(self, context=replace(context, latency=made))
         if made.kind == "buckets":
-            return replace(self, buckets=tuple(made.metrics["buckets"]))
-        checkpoints = {**self.checkpoints, str(step.id): made} if variant else self.checkpoints
-        exported = made if made.kind == "engine" else self.exported
-        return replace(self, checkpoints=checkpoints, exported=exported, parent=made)
+            target = context.target.model_copy(update={"buckets": tuple(made.metrics["buckets"])})
+            return replace(self, context=replace(context, target=target))
+        checkpoints = {**context.checkpoints, str(step.id): made} if variant else context.checkpoints
+        exported = made if made.kind == "engine" else context.exported
+        return RunState(replace(context, checkpoints=checkpoints, exported=exported), made)

@@ -61,12 +61,11 @@ def test_the_buckets_fit_the_rows_and_the_memory(tmp_path, memory_mb, expected):
 
 def test_later_steps_pad_to_them():
     made: Any = SimpleNamespace(kind="buckets", metrics={"buckets": [8, 40]})
-    state = RunState().after(Buckets(id="buckets", quantized=False), made, variant=False)
-    assert state.buckets == (8, 40)
     given = Context("text-classification", None, 40, Target(buckets="auto"), 0, None, None)  # type: ignore[arg-type]
-    assert state.context_for(Buckets(id="x", quantized=False), given).target == Target(buckets=(8, 40))
-    assert RunState().context_for(Buckets(id="x", quantized=False), given).target.buckets == "auto"
-    assert Target(buckets=state.buckets).lengths == (8, 40)
+    state = RunState(given).after(Buckets(id="buckets", quantized=False), made, variant=False)
+    target = state.context_for(Buckets(id="x", quantized=False)).target
+    assert target == Target(buckets=(8, 40))
+    assert target.lengths == (8, 40)
     assert Target(buckets="auto", sequence_lengths=(32,)).lengths == Target(sequence_lengths=(32,)).lengths == (32,)
 
 
