@@ -101,7 +101,8 @@ def stepper(arguments: argparse.Namespace) -> Callable[[], None]:
 
     from foundation.models.checkpoint import load
     from foundation.models.forward import forward
-    from foundation.training.precision import autocast_dtype, parameter_groups
+    from foundation.training.optimizers import parameter_groups
+    from foundation.training.precision import autocast_dtype
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)

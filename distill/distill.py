@@ -250,7 +250,7 @@ class Distill(DistillSettings):
             context,
             prepared,
             TrainConfig.of(self),
-            self.id or self.NAME,
+            self.title,
             split=split,
             select=selection_metric(judged, prepared) if self.corpus is None else None,
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},

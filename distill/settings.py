@@ -88,11 +88,6 @@ class DistillSettings(TrainingSettings, ModelStage):
         return self
 
     @property
-    def key(self) -> str:
-        """Key path of this stage in the recipe."""
-        return f"stages.{self.id or self.NAME}"
-
-    @property
     def teacher_key(self) -> str:
         """Key path of its teacher."""
         return f"{self.key}.teacher"
@@ -108,7 +103,7 @@ class DistillSettings(TrainingSettings, ModelStage):
         from foundation.training.distillation.plan import LossPlan
 
         name = None if self.losses else self.loss or "soft_target"
-        return LossPlan(self.resolved(), name, self.id or self.NAME, self.key, self.teacher_key)
+        return LossPlan(self.resolved(), name, self.title, self.key, self.teacher_key)
 
     def resolved(self) -> Preset:
         """Returns the losses, weights and temperature with every default filled in."""

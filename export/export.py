@@ -242,7 +242,7 @@ class Export(Stage):
 
     def _key(self, name: str) -> str:
         """Returns the key path of a setting, for messages."""
-        return f"stages.{self.id or self.NAME}.{name}"
+        return f"{self.key}.{name}"
 
 
 def _follows_fp16(engine: str) -> bool:

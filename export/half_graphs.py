@@ -17,7 +17,7 @@ Left out: mixing fp16 and bf16 in one graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,6 @@ from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import GEMMS, save
 from export.graph.ranges import Ranges, measure
 from foundation.artifacts.graph import Graph
-from foundation.core.arrays import Features
 from foundation.core.spread import spread
 from foundation.stage.context import Context
 from foundation.standalone.preprocess import Preprocessor, Row
@@ -38,7 +37,6 @@ from foundation.standalone.preprocess import Preprocessor, Row
 RANGE_ROWS: Final = 64
 """Rows that ranges are measured on: `export.graph.halves` keeps three quarters of the range for the others."""
 BATCH_SIZE: Final = 8
-Batches = Callable[[], Iterable[Features]]
 
 
 @dataclass(frozen=True)

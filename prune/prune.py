@@ -202,7 +202,7 @@ class Prune(PruneSettings):
             sparsity = latency.sparsity(self.sparsity, incoming.cost, lowest, f"{self.key}.{self.target_key}")
         if tokens := structure.sizes.tokens:
             model = with_tokens(model, (), (), self.key)
-        steps = Steps(self, self.id or self.NAME, incoming, latency, source, context, tokens)
+        steps = Steps(self, self.title, incoming, latency, source, context, tokens)
         for number, share in enumerate(self.shares_of(sparsity), 1):
             model, origin, found = steps.iterate(number, share, model, origin)
             figures.append(found)
@@ -260,7 +260,7 @@ class Prune(PruneSettings):
 
         if not any(structure.sizes.experts):
             return []
-        return loads(model, structure, calibration_batches(model, source, self.rows, context, f"{self.id or self.NAME}: routing"))
+        return loads(model, structure, calibration_batches(model, source, self.rows, context, f"{self.title}: routing"))
 
     def _latency_budget(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> LatencyBudget | None:
         """Measures the incoming model and the latency table of its blocks; None if the cost is not latency."""

@@ -147,11 +147,6 @@ class PruneSettings(ModelStage):
             raise ValueError("recover.hidden_weight: given beside tokens; layers then have fewer tokens than the teacher's: give 0")
 
     @property
-    def key(self) -> str:
-        """Key path of this stage in the recipe."""
-        return f"stages.{self.id or self.NAME}"
-
-    @property
     def target_key(self) -> str:
         """Name of the field that sets the target."""
         return "speedup" if self.speedup else "latency_ms" if self.latency_ms else "sparsity"

@@ -240,7 +240,7 @@ def recovery_job(
         key=f"{stage.key}.recover",
         context=part,
         scratch=context.scratch / f"training-{number}",
-        label=stage.id or stage.NAME,
+        label=stage.title,
         depends={"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
     )
 
@@ -263,7 +263,7 @@ def learning_job(stage: PruneSettings, source: Path, goal: SparsityGoal, context
         key=f"{stage.key}.recover",
         context=context,
         scratch=context.scratch / "masks",
-        label=f"{stage.id or stage.NAME}: learning masks",
+        label=f"{stage.title}: learning masks",
         depends={"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": 1 - goal.sparsity},
     )
 

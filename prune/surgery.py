@@ -175,11 +175,3 @@ def head_numbers(kept: Sequence[int], group: int, head_dim: int) -> Mapping[str,
     """
     shared = unit_indices(kept, head_dim)
     return {"query": unit_indices(kept, group * head_dim), "key": shared, "value": shared}
-
-
-def _source(target: str, prefix: str, layers: Sequence[int]) -> str:
-    """Returns the name in the large model of a weight of the small one."""
-    if not target.startswith(f"{prefix}."):
-        return target
-    block, _, rest = target.removeprefix(f"{prefix}.").partition(".")
-    return f"{prefix}.{layers[int(block)]}.{rest}"

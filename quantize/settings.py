@@ -157,11 +157,6 @@ class QuantizeSettings(ModelStage):
         return self
 
     @property
-    def title(self) -> str:
-        """The id of the stage, for messages and progress bars."""
-        return self.id or self.NAME
-
-    @property
     def scans(self) -> bool:
         """Whether the sensitivity of each layer is measured."""
         return self.sensitivity or self.mixed_precision is not None

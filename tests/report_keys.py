@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from compress.report.model.contents import Contents
-from foundation.artifacts.document import Document, sections, unknown
+from docs.generate import sections
+from foundation.artifacts.document import Document
 
 
 def undocumented(document: dict[str, Any], model: type[Document] = Contents) -> list[str]:
@@ -33,6 +34,24 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from paths(item, f"{path}[]")
+
+
+def unknown(document: Document, path: str = "") -> Iterator[str]:
+    """Yields the keys of a document that its model does not have."""
+    yield from (f"{path}{key}" for key in document.model_extra or ())
+    for name, field in type(document).model_fields.items():
+        yield from _unknown(getattr(document, name), f"{path}{field.alias or name}")
+
+
+def _unknown(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Document):
+        yield from unknown(value, f"{path}.")
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _unknown(item, f"{path}[]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _unknown(item, f"{path}.{key}")
 
 
 def _pattern(row: str) -> re.Pattern[str]:

@@ -5,7 +5,8 @@ import pytest
 from compress.compare.model import Comparison
 from compress.report.model.contents import Contents
 from compress.search.model import Search
-from foundation.artifacts.document import Document, sections
+from docs.generate import sections
+from foundation.artifacts.document import Document
 from tests.report_keys import paths, undocumented, unwritten
 
 

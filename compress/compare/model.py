@@ -8,6 +8,7 @@ from pydantic import Field
 
 from compress.report.model.contents import Configuration, Goal
 from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.figures import Drop, Interval
 
 SCHEMA = 1
 ByRun = dict[Annotated[str, "RUN"], Any]
@@ -57,28 +58,16 @@ class Judged(Document):
     """How many of these rows are trained on; null: none."""
 
 
-class Lost(Document):
-    """What a run lost."""
+class Lost(Interval):
+    """What a run lost against its own baseline in torch, as `max_drop` is judged by."""
 
-    value: Number | None = None
-    """What it lost against the baseline of its own run in torch, as `max_drop` is judged by."""
-    low: Number | None = None
-    """Lower end of the 95 % interval of the drop."""
-    high: Number | None = None
-    """Upper end of the 95 % interval of the drop."""
     reason: str | None = None
     """Why it was not measured."""
 
 
-class Speedup(Document):
-    """The speed-up of a run."""
+class Speedup(Interval):
+    """The speed-up of a run over torch of its own run, as `min_speedup` is judged by."""
 
-    value: Number | None = None
-    """Speed-up over torch of its own run, as `min_speedup` is judged by."""
-    low: Number | None = None
-    """Lower end of its 95 % interval; null in runs that do not say."""
-    high: Number | None = None
-    """Upper end of its 95 % interval."""
     at: str | None = None
     """Where it was measured: engine and shape."""
     busy: bool = False
@@ -137,8 +126,8 @@ class Model(Document):
     """Its backend."""
 
 
-class Pair(Document):
-    """Two models, compared row by row."""
+class Models(Document):
+    """Two models that are compared."""
 
     kind: str = ""
     """`served`: what two runs serve, for every two runs; `same name`: a variant in a backend, and the one with the same name in the first
@@ -153,24 +142,15 @@ class Pair(Document):
     """The primary metric of the first model, on the rows of both."""
     second_value: Number | None = None
     """The primary metric of the second model."""
+
+
+class Pair(Drop, Models):
+    """Two models, compared row by row: the first takes the place of the baseline, the second of the backend."""
+
     difference: Number | None = None
     """First minus second: positive is a loss of the second; for perplexity the relative increase."""
-    low: Number | None = None
-    """Lower end of its paired 95 % interval; null where there are too few groups."""
-    high: Number | None = None
-    """Upper end of its paired 95 % interval."""
-    groups: int | None = None
-    """Groups of rows that the interval is drawn over."""
-    interval_reason: str | None = None
-    """Only where there is no interval: why."""
-    n: int | None = None
-    """Number of rows (tokens where text is generated)."""
     right_to_wrong: int | None = None
     """Rows that are right in the first and wrong in the second; null unless labels are classes."""
-    wrong_to_right: int | None = None
-    """Rows that are wrong in the first and right in the second."""
-    changed: int | None = None
-    """Rows with another prediction."""
 
 
 class TimedConfiguration(Document):

@@ -18,7 +18,6 @@ from foundation.core.errors import InputError
 from foundation.data.splits import content_key
 from foundation.models.config import ModelConfig, label_names, set_labels
 from foundation.models.files import find, state_of
-from foundation.models.folder import Checkpoint
 from foundation.models.generation import noted
 from foundation.models.inputs.padding import configured_pad
 from foundation.models.inputs.saving import save_preprocessing, settle_inputs
@@ -139,7 +138,7 @@ def _checked(
             save_preprocessing(config, source, built, folder, tokenizer, lambda note: notes.append(note.strip()))
 
         def prepare() -> None:
-            made.append(Checkpoint(folder).preprocessor(config.task, context.max_length, context.target, context.stride, context.aggregate))
+            made.append(context.preprocessor(folder))
 
         made: list[Preprocessor] = []
         steps: list[Callable[[], None]] = [partial(settle_inputs, config, source, built, tokenizer), write, prepare]
@@ -175,7 +174,7 @@ def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> N
     """
     problems: list[str] = []
     try:
-        Checkpoint(folder).preprocessor(context.task, context.max_length, context.target, context.stride, context.aggregate)
+        context.preprocessor(folder)
     except InputError as error:
         problems += error.problems
     row = context.facts

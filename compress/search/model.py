@@ -8,6 +8,7 @@ from pydantic import Field
 
 from compress.report.model.contents import Environment, Goal
 from foundation.artifacts.document import Document, Figures, Number
+from foundation.artifacts.figures import Interval
 
 SCHEMA = 1
 Objectives = dict[Annotated[str, "OBJECTIVE"], Number | None]
@@ -190,28 +191,11 @@ class Candidate(Document):
     """Its full run, relative to the search folder; null where it has not finished."""
 
 
-class MetricInterval(Document):
-    """The primary metric with its interval."""
-
-    value: Number | None = None
+class MetricInterval(Interval):
     """The primary metric of what is served, on the evaluation split."""
-    low: Number | None = None
-    """Lower end of its 95 % interval."""
-    high: Number | None = None
-    """Upper end of its 95 % interval."""
+
     n: int | None = None
     """Rows that it was computed from."""
-
-
-class Lost(Document):
-    """What a point lost."""
-
-    value: Number | None = None
-    """What it lost of the primary metric against the baseline in torch."""
-    low: Number | None = None
-    """Lower end of the 95 % interval of the drop."""
-    high: Number | None = None
-    """Upper end of the 95 % interval of the drop."""
 
 
 class Evaluated(Document):
@@ -225,7 +209,7 @@ class Evaluated(Document):
     """Rows per second of what is served, at its best shape; null where no engine ran."""
     metric: MetricInterval = MetricInterval()
     """The primary metric of what is served."""
-    drop: Lost = Lost()
+    drop: Interval = Interval()
     """What it lost of the primary metric."""
     speedup: Number | None = None
     """Speed-up over torch, as `min_speedup` is judged by; null where it was not measured."""

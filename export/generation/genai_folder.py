@@ -67,7 +67,7 @@ def write_genai_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Ma
     """
     found = on_grids(checkpoint)
     again = read_again_at(found.model)
-    graph = _with_integers(found)
+    graph = with_integers(found)
     folder.mkdir()
     if again is not None:
         write_json(folder / FILE, {KEY: again})
@@ -80,16 +80,8 @@ def write_genai_folder(checkpoint: Checkpoint, folder: Path, runtime_options: Ma
     return write_graphs(checkpoint, folder)
 
 
-def quantized_graph(checkpoint: Checkpoint) -> openvino.Model:
-    """Returns the graph with cache of a checkpoint, with its integers as constants if it is quantized.
-
-    Raises:
-        InputError: See `write_genai_folder`.
-    """
-    return _with_integers(on_grids(checkpoint))
-
-
-def _with_integers(found: OnGrids) -> openvino.Model:
+def with_integers(found: OnGrids) -> openvino.Model:
+    """Returns the graph with cache of a checkpoint, with its integers as constants if it is quantized."""
     graph = cached_graph(found.model)
     insert_codes(graph, found.layers)
     insert_tables(graph, found.tables)

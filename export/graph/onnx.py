@@ -74,7 +74,10 @@ _PREFIX = "model."
 
 
 class _Text(nn.Module):
-    """Takes the preprocessor's inputs by position; hands the model an additive mask float [B, 1, 1, S], or the mask as it came."""
+    """Takes the preprocessor's inputs by position; passes the model additive masks float [B, 1, 1, S], or the mask as it came.
+
+    A decoder reads its own tokens besides; its mask is causal, float [1, 1, S, S].
+    """
 
     def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
         super().__init__()
@@ -86,6 +89,8 @@ class _Text(nn.Module):
         features = dict(zip(self.input_names, inputs, strict=True))
         if self.additive:
             features["attention_mask"] = additive_padding(features["attention_mask"])
+            if "decoder_input_ids" in features:
+                features["decoder_attention_mask"] = _additive_causal(features["decoder_input_ids"])
         logits: Tensor = self.model(**features).logits
         return logits
 
@@ -105,24 +110,6 @@ class _Generation(nn.Module):
         (ids_BS,) = inputs
         mask = _additive_causal(ids_BS) if self.additive else None
         logits: Tensor = self.model(input_ids=ids_BS, attention_mask=mask).logits
-        return logits
-
-
-class _EncoderDecoder(nn.Module):
-    """Takes source ids and mask, and what the decoder reads, int64 [B, S] each; hands the model additive masks, or lets it make its own."""
-
-    def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.input_names = input_names
-        self.additive = additive
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        features = dict(zip(self.input_names, inputs, strict=True))
-        if self.additive:
-            features["attention_mask"] = additive_padding(features["attention_mask"])
-            features["decoder_attention_mask"] = _additive_causal(features["decoder_input_ids"])
-        logits: Tensor = self.model(**features).logits
         return logits
 
 
@@ -257,10 +244,8 @@ def _vocab_size(model: PreTrainedModel) -> int:
     return int(getattr(model.config, "text_config", model.config).vocab_size)
 
 
-def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation] | type[_EncoderDecoder]:
-    if preprocessor.decoder_start_token_id is not None:
-        return _EncoderDecoder
-    return _Generation if preprocessor.generates else _Text
+def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation]:
+    return _Generation if preprocessor.generates and preprocessor.decoder_start_token_id is None else _Text
 
 
 def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tuple[Tensor, ...]:

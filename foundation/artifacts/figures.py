@@ -11,15 +11,20 @@ MetricName = Annotated[str, "METRIC"]
 Metrics = dict[MetricName, Number | None]
 
 
-class Accuracy(Document):
-    """The primary metric of one variant in one backend, on the whole evaluation split."""
+class Interval(Document):
+    """A figure with its interval."""
 
     value: Number | None = None
-    """The metric; null if it was not measured."""
+    """The value; null if it was not measured."""
     low: Number | None = None
-    """Lower end of its 95 % interval."""
+    """Lower end of its 95 % interval; null where there is none."""
     high: Number | None = None
     """Upper end of its 95 % interval."""
+
+
+class Accuracy(Interval):
+    """The primary metric of one variant in one backend, on the whole evaluation split."""
+
     groups: int | None = None
     """Groups of rows that the interval is drawn over: rows that share a text, an image or a document are one."""
     interval_reason: str | None = None

@@ -160,10 +160,6 @@ class Trial:
         predicted = [len(row.target) for row in rows if isinstance(row, TokenPair)]
         return distances(self.context.task, expected, logits, np.array(predicted) if predicted else None)
 
-    def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
-        """Returns the mean of `distances_of`."""
-        return float(self.distances_of(forms).mean())
-
     def distance_now(self) -> float:
         """Returns the mean of `distances_now`."""
         return float(self.distances_now().mean())

@@ -43,15 +43,6 @@ def quantile(freedom: float) -> float:
     return student(freedom + 1)
 
 
-def interval(medians_ms: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95 % interval of a median from the medians of at least two turns, in ms; else None."""
-    if len(medians_ms) < 2:
-        return None
-    logarithms = np.log(medians_ms)
-    middle, half = float(logarithms.mean()), half_width(logarithms.tolist())
-    return math.exp(middle - half), math.exp(middle + half)
-
-
 def ratio(slow: Row, fast: Row) -> Estimate:
     """Returns how many times faster one latency row is than another at the same shape.
 

@@ -50,6 +50,16 @@ class Stage(Config):
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] | None = None
     """Unique name of this stage in the run; default: its key. Required if a key occurs more than once."""
 
+    @property
+    def title(self) -> str:
+        """Its id, or its key where it has none."""
+        return self.id or self.NAME
+
+    @property
+    def key(self) -> str:
+        """Key path of this stage in the recipe."""
+        return f"stages.{self.title}"
+
     def team(self, processes: Team) -> Team:
         """Returns the processes that execute the stage: all of the run, which reach the same result, or the first one alone, as here.
 

@@ -78,7 +78,7 @@ class Finetune(TrainingSettings, Stage):
         from foundation.training.supervised import check_labelled, check_loss
         from foundation.training.thresholds import FITS
 
-        key = f"stages.{self.id or self.NAME}"
+        key = self.key
         if context.facts.two_towers:
             self._check_two_towers(config, key)
         check_loss(config, context, key, None, self.loss)  # `foundation.training.grad_cache` compares rows of several micro-batches
@@ -121,7 +121,7 @@ class Finetune(TrainingSettings, Stage):
             context,
             prepared,
             config,
-            self.id or self.NAME,
+            self.title,
             select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )

@@ -146,11 +146,6 @@ class SparsifySettings(ModelStage):
         return self
 
     @property
-    def key(self) -> str:
-        """Key path of this stage in the recipe."""
-        return f"stages.{self.id or self.NAME}"
-
-    @property
     def zeros(self) -> Pattern:
         """The sparsity pattern."""
         from prune.sparsify.patterns import NM, Blocks, Unstructured

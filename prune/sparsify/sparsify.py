@@ -153,7 +153,7 @@ class Sparsify(SparsifySettings):
 
         folder = context.scratch / ZEROED
         if (folder / FIGURES).is_file():
-            context.progress.log(f"  {self.id or self.NAME}: the zeros are already chosen")
+            context.progress.log(f"  {self.title}: the zeros are already chosen")
             if self.learns:
                 broadcast_cut(context.team, None, context.scratch)
             found: dict[str, Any] = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
@@ -184,12 +184,12 @@ class Sparsify(SparsifySettings):
         def features() -> list[Features]:
             return [batch.features for batch in calibration_batches(model, source, self.rows, context, "")]
 
-        with context.progress.bar(f"{self.id or self.NAME}: {self.method}", len(layers)) as advance:
+        with context.progress.bar(f"{self.title}: {self.method}", len(layers)) as advance:
             unreached = zero_weights(self.method, model, layers, self.zeros, self.target, features, self.key, advance)  # type: ignore[arg-type]
         model.cpu()
         if unreached:
             context.progress.warn(
-                f"{self.id or self.NAME}: {len(unreached)} layers are reached by no calibration row and stay dense, first {unreached[0]}"
+                f"{self.title}: {len(unreached)} layers are reached by no calibration row and stay dense, first {unreached[0]}"
             )
         return {"unreached": unreached}
 
@@ -323,7 +323,7 @@ class Sparsify(SparsifySettings):
             key=self.training_key(phase),
             context=context,
             scratch=context.scratch / phase,
-            label=self.id or self.NAME,
+            label=self.title,
             depends={"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "phase": phase},
         )
         return recover(model, job, wrap_objective)

@@ -91,7 +91,7 @@ def warn_of_dense_weights(settings: SparsifySettings, model: nn.Module, layers: 
         layers: The layers that got zeros.
         progress: Receives the warnings.
     """
-    label, pattern = settings.id or settings.NAME, settings.zeros
+    label, pattern = settings.title, settings.zeros
     blocks = tuple(blocks_of(model, settings.key))
     stacked = [name for name, weight in model.named_parameters() if weight.ndim == 3 and block_of(name, blocks) is not None]
     if stacked:

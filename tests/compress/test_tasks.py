@@ -13,9 +13,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from compress.commands.init import template
-from compress.commands.list import catalogue, reference, schema_text
+from compress.commands.list import catalogue, schema_text
 from compress.pipeline import run
 from compress.recipe import check
+from docs.generate import reference
 from foundation.artifacts.run_folder import open_run
 from foundation.core.errors import InputError
 from foundation.core.named import Named

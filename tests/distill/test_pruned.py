@@ -13,10 +13,11 @@ import torch
 from distill.distill import Distill
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
-from foundation.models.architecture.shapes import remade, sizes_of, with_sizes
+from foundation.models.architecture.shapes import remade, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.stage.context import Context
 from foundation.training.losses.distillation.loss import Shape
+from tests.foundation.sizes import sizes_of
 
 pytestmark = pytest.mark.whole
 

@@ -25,12 +25,13 @@ from export.graph.ranges import Ranges, measure
 from export.graph.split_products import split_products
 from foundation.artifacts.graph import Graph
 from foundation.labels.tasks import Task
-from foundation.models.architecture.shapes import auto_class, sizes_of, with_sizes
+from foundation.models.architecture.shapes import auto_class, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.standalone.preprocess import Preprocessor
+from tests.foundation.sizes import sizes_of
 
 LENGTH, VOCABULARY = 64, 60
 _SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}

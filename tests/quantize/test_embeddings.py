@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export.generation.codes import insert_tables
-from export.generation.genai_folder import quantized_graph
+from export.generation.genai_folder import with_integers
+from export.generation.on_grids import on_grids
 from export.stored_weights import integer_weights
 from foundation.artifacts.artifact import Artifact
 from foundation.core.errors import InputError
@@ -82,7 +83,7 @@ def test_the_checkpoint_lists_its_tables_and_loads_anywhere(quantized: Path) -> 
 
 
 def test_the_engine_reads_the_rows_as_integers_and_answers_as_torch(quantized: Path) -> None:
-    graph = quantized_graph(Checkpoint(quantized))
+    graph = with_integers(on_grids(Checkpoint(quantized)))
     ids = np.random.default_rng(0).integers(3, 300, (2, 9))
     with torch.no_grad():
         expected = load(quantized)(input_ids=torch.from_numpy(ids)).logits.numpy()
@@ -100,7 +101,7 @@ def test_the_engine_reads_the_rows_as_integers_and_answers_as_torch(quantized: P
 
 
 def test_the_file_holds_all_but_the_positions_as_integers(quantized: Path, tmp_path: Path) -> None:
-    openvino.save_model(quantized_graph(Checkpoint(quantized)), tmp_path / "model.xml", compress_to_fp16=False)
+    openvino.save_model(with_integers(on_grids(Checkpoint(quantized))), tmp_path / "model.xml", compress_to_fp16=False)
     positions, integers = 16 * 32, 300 * 32 + 2 * 12 * 32 * 32
     assert integer_weights([tmp_path / "model.xml"]) == pytest.approx(integers / (integers + positions))
 

@@ -65,7 +65,7 @@ def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Arti
     assert trial.read.shape == (5, tiny_gpt.LENGTH, 32)
     assert trial.answers.shape == (5, tiny_gpt.LENGTH - 1, 2)
     assert trial.measure == "kl"
-    assert trial.distance_of({}) == pytest.approx(0, abs=1e-9)
+    assert trial.distances_of({}).mean() == pytest.approx(0, abs=1e-9)
     ids = torch.from_numpy(np.stack(trial.rows).astype(np.int64))  # type: ignore[arg-type]
     name, changed = "transformer.h.1.mlp.c_fc", torch.nn.Linear(32, 128)
     with torch.inference_mode():
@@ -75,7 +75,7 @@ def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Arti
     p, q = (scipy.special.log_softmax(values, axis=-1) for values in (before, after))
     expected = np.mean(np.sum(np.exp(p) * (p - q), axis=-1), axis=-1)
     np.testing.assert_allclose(trial.distances_of({name: changed}), expected, rtol=1e-4)
-    assert trial.distance_of({name: changed}) == pytest.approx(expected.mean(), rel=1e-4)
+    assert trial.distances_of({name: changed}).mean() == pytest.approx(expected.mean(), rel=1e-4)
     np.testing.assert_allclose(trial.fewer(2).distances_of({name: changed}), expected[[0, 2]], rtol=1e-4)
     assert not any(module._forward_pre_hooks for module in model.modules())
 

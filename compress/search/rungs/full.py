@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from compress.pipeline import run
-from compress.recipe import Recipe
 from compress.report import goals as judged
 from compress.report.model.contents import Contents, Goal
 from compress.search.baseline import Baseline, float_times
 from compress.search.candidate import Candidate
-from compress.search.rungs.rung import Verdict
+from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.store import share
@@ -35,7 +34,7 @@ AT_LEAST = ("min_speedup", "min_throughput")
 EXACT = 1e-9
 
 
-class FullRun:
+class FullRun(Rung):
     """Runs a candidate as `compress run` would; see above.
 
     Args:
@@ -47,14 +46,6 @@ class FullRun:
 
     def __init__(self, baseline: Baseline | None = None) -> None:
         self._baseline = baseline
-
-    def absent(self, setup: Setup) -> str | None:
-        """Applies always."""
-        return None
-
-    def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
-        """The recipe of the candidate."""
-        return setup.recipe_of(candidate.values)
 
     def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
         """Returns `results` (the objectives), `phase`, `excess`, `missed` (goals that were not met) and `served` (what it would serve)."""

@@ -24,7 +24,7 @@ from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
 from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
-from compress.search.rungs.rung import Verdict
+from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 from distill.distill import Distill
 from export.engines.registry import engine_module
@@ -45,7 +45,7 @@ LEEWAY = 1.15
 FOLDER = "latencies"
 
 
-class UntrainedLatency:
+class UntrainedLatency(Rung):
     """Times shapes; see above.
 
     Args:
@@ -72,10 +72,6 @@ class UntrainedLatency:
             return "all candidates have one shape"
         timed = [str(stage.id) for stage in setup.own if isinstance(stage, Prune) and _shape_is_open(stage)]
         return f"the shape that {timed[0]} makes is known only when it has run" if timed else None
-
-    def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
-        """The recipe of the candidate: shapes cost alike."""
-        return setup.recipe_of(candidate.values)
 
     def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
         """Returns `relative`, and under `shapes` the `batch`, `sequence`, `engine`, `time_ms` and `baseline_ms` of each."""

@@ -31,10 +31,12 @@ class Rung(Protocol):
     """What it measures, in a few words."""
 
     def absent(self, setup: Setup) -> str | None:
-        """Returns in one line why a search has no use for this rung; None where it has."""
+        """Returns in one line why a search has no use for this rung; None where it has, as always by default."""
+        return None
 
     def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
-        """Returns the recipe whose price stands for the measurement."""
+        """Returns the recipe whose price stands for the measurement, by default that of the candidate."""
+        return setup.recipe_of(candidate.values)
 
     def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
         """Measures a candidate; returns figures of JSON types.

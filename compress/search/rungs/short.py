@@ -12,12 +12,12 @@ from compress.recipe import Recipe
 from compress.search.candidate import Candidate
 from compress.search.rungs.estimate import halved
 from compress.search.rungs.evaluated import evaluated
-from compress.search.rungs.rung import Verdict
+from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 from compress.search.training import shortened, training_in
 
 
-class ShortTraining:
+class ShortTraining(Rung):
     """Trains for a short time; see above."""
 
     NAME: ClassVar[str] = "short"

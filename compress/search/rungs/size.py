@@ -10,27 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from compress.recipe import Recipe
 from compress.run.disk import Variant, weight_bytes
 from compress.search.candidate import Candidate
 from compress.search.price import Price
-from compress.search.rungs.rung import Verdict
+from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 
 
-class PredictedSize:
+class PredictedSize(Rung):
     """Predicts; see above."""
 
     NAME: ClassVar[str] = "size"
     ABOUT: ClassVar[str] = "predicted multiply-accumulates and size"
-
-    def absent(self, setup: Setup) -> str | None:
-        """Applies always."""
-        return None
-
-    def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
-        """The recipe of the candidate."""
-        return setup.recipe_of(candidate.values)
 
     def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
         """Returns `macs` and `parameters` of the last model, `weight_bytes`, and the price of the whole run: `predicted_seconds` (null

@@ -14,14 +14,14 @@ from compress.search.baseline import Baseline
 from compress.search.candidate import Candidate
 from compress.search.rungs.estimate import halved
 from compress.search.rungs.evaluated import evaluated
-from compress.search.rungs.rung import Verdict
+from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 from compress.search.training import training_in, training_of, untrained
 
 MOST_LOST = 0.2
 
 
-class WithoutTraining:
+class WithoutTraining(Rung):
     """Evaluates a candidate that was not trained; see above.
 
     Args:

@@ -169,15 +169,6 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
     return changed
 
 
-def sizes_of(config: PreTrainedConfig, key: str) -> Sizes:
-    """Returns the sizes of a config's model, which is built on the meta device and inspected.
-
-    Raises:
-        InputError: The model cannot be built, is not a stack of blocks, or its attention layers cannot be identified.
-    """
-    return Structure.of(on_meta(config), key).sizes
-
-
 def on_meta(config: PreTrainedConfig) -> nn.Module:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`."""
 

@@ -56,7 +56,6 @@ DEFAULT = "default"
 """What the default prompt is called in the files that are written."""
 QUERY_NAMES, DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
 """Names of prompts that `encode_query` and `encode_document` of sentence-transformers look for, the first one found."""
-FILES = (MODULES, TRANSFORMER, PROMPTS)
 SMALLEST_NORM = 1e-12
 COSINE, DOT = "cosine", "dot"
 SIMILARITIES = (COSINE, DOT, "euclidean", "manhattan")

@@ -95,11 +95,13 @@ class AnswerLoss(ABC):
         return p_NC.scatter_add(1, drawn_N1, torch.full_like(p_NC[:, :1], -1.0)).view_as(logits)
 
 
-def weighted_sum(logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Returns the weighted sum of answers that have no probabilities, float32 `[..., C]`."""
-    return torch.stack([weight * values for weight, values in zip(weights, logits, strict=True)]).sum(dim=0)
+class SquaredLoss(AnswerLoss):
+    """The losses of an answer without probabilities, whose distance from a teacher is a squared difference."""
 
+    def averaged(self, logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+        """The weighted sum."""
+        return torch.stack([weight * values for weight, values in zip(weights, logits, strict=True)]).sum(dim=0)
 
-def drawn_normal(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns the gradient of a squared difference for answers drawn around the model's own, like `logits`."""
-    return torch.randn(logits.shape, generator=generator, device=logits.device)
+    def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Normal numbers: answers are drawn around the model's own."""
+        return torch.randn(logits.shape, generator=generator, device=logits.device)

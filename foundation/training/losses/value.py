@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
-from foundation.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
+from foundation.training.losses.answer_loss import SquaredLoss
 
 
-class ValueLoss(AnswerLoss):
+class ValueLoss(SquaredLoss):
     """Logits `[b, 1]`, values float32 `[b]`."""
 
     name = "squared_error"
@@ -26,11 +23,3 @@ class ValueLoss(AnswerLoss):
     def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share_b: Tensor) -> Tensor:
         """The squared difference from the mixed values."""
         return self.labelled(logits, share_b * first + (1 - share_b) * second)
-
-    def averaged(self, logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
-        """The weighted sum."""
-        return weighted_sum(logits, weights)
-
-    def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Normal numbers: the loss is a squared difference."""
-        return drawn_normal(logits, generator)

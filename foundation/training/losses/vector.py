@@ -18,8 +18,6 @@ these two compare (`foundation.training.processes.gathered`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -29,7 +27,7 @@ from foundation.labels.text_groups import Groups
 from foundation.labels.vectors import Pairs
 from foundation.machine.parallel import ALONE, Team
 from foundation.training.choices import PairLoss
-from foundation.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
+from foundation.training.losses.answer_loss import SquaredLoss
 from foundation.training.losses.margin_mse import margin_mse
 from foundation.training.losses.text_groups import MARGIN, SCALE, group_loss
 from foundation.training.precision import in_float32
@@ -101,7 +99,7 @@ def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
     return (vectors_bD - target_bD).square().sum(dim=1) / target_bD.square().sum(dim=1).clamp(min=1e-12)
 
 
-class VectorLoss(AnswerLoss):
+class VectorLoss(SquaredLoss):
     """Vectors `[b, D]`; labels of pairs with a score float32 `[b, 2]`, or of groups without one `[b, 4]`, with margins `[b, 5]`.
 
     Args:
@@ -133,11 +131,3 @@ class VectorLoss(AnswerLoss):
     def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """|v - t|^2 / |t|^2."""
         return vector_distance(logits, target)
-
-    def averaged(self, logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
-        """The weighted sum."""
-        return weighted_sum(logits, weights)
-
-    def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Normal numbers: the loss is a squared difference."""
-        return drawn_normal(logits, generator)

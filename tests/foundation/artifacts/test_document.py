@@ -4,7 +4,9 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
-from foundation.artifacts.document import Document, Figures, Key, Number, Section, sections, unknown
+from docs.generate import Key, Section, sections
+from foundation.artifacts.document import Document, Figures, Number
+from tests.report_keys import unknown
 
 
 class Part(Document):

@@ -1,6 +1,6 @@
-from foundation.artifacts.document import unknown
 from foundation.artifacts.exported import Build, Exported
 from foundation.artifacts.triton import Results
+from tests.report_keys import unknown
 
 ENGINES = [
     {"engine": "torch", "mode": "eager", "runnable": True},

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, ViTConfig
 
 from foundation.core.errors import InputError
-from foundation.models.architecture.shapes import sizes_of
 from foundation.models.checkpoint import load
 from foundation.models.config import ModelConfig, label_names
 from foundation.models.forward import forward
 from foundation.models.importing import check_model, import_model
 from foundation.models.size import count
 from tests.foundation.model_folders import LABELS, edit, named, refused, rewrite
+from tests.foundation.sizes import sizes_of
 
 
 def test_an_import_is_the_same_model(tiny_bert: Path, out: Path, told: Any) -> None:

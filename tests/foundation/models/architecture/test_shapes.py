@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from foundation.core.errors import InputError
 from foundation.labels.tasks import Task
-from foundation.models.architecture.shapes import auto_class, remade, sizes_of, with_sizes
+from foundation.models.architecture.shapes import auto_class, remade, with_sizes
 from foundation.models.checkpoint import load, save
 from foundation.models.folder import Checkpoint
 from foundation.models.layers.conv1d import with_linears
 from foundation.models.library import with_class
 from foundation.models.own_shape import read_own
 from foundation.models.size import count
+from tests.foundation.sizes import sizes_of
 from tests.seldom import seldom
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
