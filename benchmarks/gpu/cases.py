@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import w4a16
+from benchmarks.gpu import references, w4a16
 from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
@@ -120,13 +120,7 @@ Make = Callable[[Maker], Case]
 def tensor_case(make: Maker, rows: int, inputs: int) -> Case:
     """Codes with one scale."""
     x, codes = make.halves(rows, inputs), make.empty(rows, inputs, dtype=torch.int8)
-    return Case(quantize.tensor_launch(x, 0.1, codes), (codes,), lambda: (quantize.reference_tensor(x, 0.1),))
-
-
-def token_case(make: Maker, rows: int, inputs: int) -> Case:
-    """Codes with a scale per token."""
-    x, codes, scale = make.halves(rows, inputs), make.empty(rows, inputs, dtype=torch.int8), make.empty(rows, 1)
-    return Case(quantize.token_launch(x, codes, scale), (codes, scale), lambda: quantize.reference_token(x))
+    return Case(quantize.tensor_launch(x, 0.1, codes), (codes,), lambda: (references.quantized(x, 0.1),))
 
 
 def gemm_case(make: Maker, rows: int, outputs: int, inputs: int, output: Output) -> Case:
@@ -136,7 +130,7 @@ def gemm_case(make: Maker, rows: int, outputs: int, inputs: int, output: Output)
     return Case(
         gemm.launch(codes, scale, weight, output, out),
         (out,),
-        lambda: (gemm.reference(codes, scale, weight, output),),
+        lambda: (references.gemm(codes, scale, weight, output),),
         Bound() if output.activation == "none" else HALF,
         lambda tile: gemm.launch(codes, scale, weight, output, out, tile),
     )
@@ -148,7 +142,7 @@ def sparse_case(make: Maker, rows: int, outputs: int, inputs: int, side: int, bl
     codes, scale = make.codes(rows, inputs), make.scales(rows, 1, around=INPUT_SCALE)
     output, out = Output(), make.empty(rows, outputs, dtype=torch.float16)
     launch = block_sparse.launch(codes, scale, weight, output, out)
-    return Case(launch, (out,), lambda: (block_sparse.reference(codes, scale, weight, output),))
+    return Case(launch, (out,), lambda: (references.block_sparse_gemm(codes, scale, weight, output),))
 
 
 def sparse_weight(make: Maker, outputs: int, inputs: int, side: int, blocks: int) -> block_sparse.SparseWeight:
@@ -174,7 +168,7 @@ def norm_case(make: Maker, rows: int, inputs: int, centred: bool) -> Case:
     x, residual = make.halves(rows, inputs), make.halves(rows, inputs)
     codes, scale, kept = make.empty(rows, inputs, dtype=torch.int8), make.empty(rows, 1), make.empty(rows, inputs, dtype=torch.float16)
     launch = norm.launch(x, residual, layer, codes, scale, kept, keep)
-    return Case(launch, (codes, scale, kept), lambda: norm.reference(x, residual, layer, None, keep), HALF)
+    return Case(launch, (codes, scale, kept), lambda: references.norm(x, residual, layer, None, keep), HALF)
 
 
 def embedding_case(make: Maker, tokens: int, inputs: int, words: int = 30522) -> Case:
@@ -185,7 +179,7 @@ def embedding_case(make: Maker, tokens: int, inputs: int, words: int = 30522) ->
     codes, scale = make.empty(tokens, inputs, dtype=torch.int8), make.empty(tokens, 1)
     kept = make.empty(tokens, inputs, dtype=torch.float16)
     launch = embedding.launch((word, kind, position), layer, codes, scale, kept)
-    return Case(launch, (codes, scale, kept), lambda: embedding.reference(word, kind, position, layer, None), HALF)
+    return Case(launch, (codes, scale, kept), lambda: references.embedding(word, kind, position, layer, None), HALF)
 
 
 def w4a16_case(make: Maker, rows: int, outputs: int, inputs: int, group_size: int) -> Case:
@@ -209,7 +203,7 @@ def attention_case(make: Maker, sequences: int, length: int, heads: int, dimensi
     scores = attention.Scores(dimension**-0.5, query_scale=scale, key_scale=scale)
     bound = Bound(1e-4, 1e-5) if values == torch.float32 else Bound(2e-3, 2e-3)
     launch = attention.launch((q, k, v), start, [length] * sequences, scores, out)
-    return Case(launch, (out,), lambda: (attention.reference(q, k, v, start, scores),), bound)
+    return Case(launch, (out,), lambda: (references.attention(q, k, v, start, scores),), bound)
 
 
 def qkv_case(make: Maker, rows: int, heads: qkv.Heads, inputs: int, turned: bool) -> Case:
@@ -219,7 +213,7 @@ def qkv_case(make: Maker, rows: int, heads: qkv.Heads, inputs: int, turned: bool
     half = heads.dimension // 2
     rotary = qkv.Rotary(make.floats(rows, half), make.floats(rows, half)) if turned else None
     launch = qkv.launch(codes, scale, weight, heads, rotary, (q, k, v))
-    return Case(launch, (q, k, v), lambda: qkv.reference(codes, scale, weight, heads, rotary), HALF if turned else Bound())
+    return Case(launch, (q, k, v), lambda: references.qkv(codes, scale, weight, heads, rotary), HALF if turned else Bound())
 
 
 def fifth_case(make: Maker, outputs: int, inputs: int, side: int) -> Case:
@@ -229,7 +223,6 @@ def fifth_case(make: Maker, outputs: int, inputs: int, side: int) -> Case:
 
 CASES: dict[str, Make] = {
     "quantize per tensor, 4096 x 768": lambda make: tensor_case(make, 4096, 768),
-    "quantize per token, 4096 x 768": lambda make: token_case(make, 4096, 768),
     "int8 GEMM + GELU + requantize, 4096 x 3072 x 768": lambda make: gemm_case(make, 4096, 3072, 768, Output("gelu", scale=0.1)),
     "int8 GEMM, 4096 x 768 x 3072": lambda make: gemm_case(make, 4096, 768, 3072, Output()),
     "int8 GEMM, 64 x 768 x 3072": lambda make: gemm_case(make, 64, 768, 3072, Output()),
@@ -274,7 +267,6 @@ LARGE: dict[str, Make] = {
 EVERY = {**CASES, **LARGE}
 SMALL: dict[str, Make] = {
     "quantize per tensor": lambda make: tensor_case(make, 3, 70),
-    "quantize per token": lambda make: token_case(make, 3, 70),
     "int8 GEMM": lambda make: gemm_case(make, 20, 70, 96, Output()),
     "int8 GEMM + GELU + requantize": lambda make: gemm_case(make, 20, 70, 40, Output("gelu", scale=0.1)),
     "residual + LayerNorm + quantize": lambda make: norm_case(make, 3, 70, True),

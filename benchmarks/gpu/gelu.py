@@ -18,9 +18,10 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.gpu.cases import Maker
+from benchmarks.gpu.references import distance_bound
 from benchmarks.gpu.timing import Gpu, in_turns, median_ms
 from export.kernels import gemm
-from export.kernels.activation_codes import Activation, Method, distance_bound
+from export.kernels.activation_codes import Activation, Method
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch

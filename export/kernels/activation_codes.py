@@ -32,7 +32,6 @@ from typing import Literal
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from export.kernels.rounding import SPACING_ONE, int8_codes
 
@@ -48,8 +47,6 @@ LOGIT = (1.59565627, 7.29375821e-2, -2.49723371e-4, -6.11619929e-5, 2.23816323e-
 """c0 to c4."""
 SHORT_LOGIT = (1.60031416, 6.940179e-2)
 """d0 and d1."""
-LOGIT_ERROR, SHORT_LOGIT_ERROR = 3.1e-6, 2.8e-4
-"""Of y Phi(y), by the fits."""
 C0, C1, C2, C3, C4 = (tl.constexpr(-LOG2_E * c) for c in LOGIT)
 D0, D1 = (tl.constexpr(d / 2) for d in SHORT_LOGIT)
 SILU_EXPONENT = tl.constexpr(-LOG2_E)
@@ -138,22 +135,3 @@ def tanh_approximate(x: tl.tensor) -> tl.tensor:
         return 1.0 - 2.0 / (1.0 + tl.exp(tl.minimum(2.0 * x, 80.0)))
     else:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-
-
-def distance_bound(y: Tensor, f_y: Tensor, scale: float, activation: Activation, method: Method) -> Tensor:
-    """Returns how near to a tie f(y) / s has to be for a code to differ from the correctly rounded one, in steps.
-
-    Args:
-        y: float64, any shape.
-        f_y: The exact f(y), float64, same shape.
-        scale: s.
-        activation: f.
-        method: How codes are found.
-    """
-    if activation == "none":
-        return y.new_full(y.shape, 0.0) + 2.0**-16
-    if method == "logistic":
-        return ((LOGIT_ERROR if activation == "gelu" else 0.0) + 2.0**-19 * f_y.abs()) / scale + 2.0**-16
-    if method == "tanh":
-        return ((SHORT_LOGIT_ERROR if activation == "gelu" else 0.0) + 2.0**-12 * y.abs()) / scale + 2.0**-15
-    return 2.0**-20 * y.abs() / scale + 2.0**-16

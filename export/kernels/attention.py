@@ -28,7 +28,6 @@ Shape suffixes: T rows of all sequences, H heads of queries, K heads of keys and
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,11 +38,8 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.epilogue import stored
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, power_of_two
-from foundation.core.errors import InputError
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, power_of_two
 
-LARGEST_DIMENSION = 128
-FLOATS = (torch.float16, torch.float32)
 LOG2_E = math.log2(math.e)
 
 
@@ -78,37 +74,17 @@ class Scores:
         return self.scaling * self.query_scale * self.key_scale
 
 
-def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
-    """Returns the outputs of attention, `[T, H, D]`: in the type of the values, or int8 codes.
+def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequence[int], scores: Scores, out_THD: Tensor) -> Launch:
+    """Returns the launch of attention; an int8 operation counts as half of one in float16.
 
     Args:
-        q_THD: Queries, float16, float32 or int8 codes, contiguous; D from 1 to 128.
-        k_TKD: Keys, of the same type; K divides H.
-        v_TKD: Values, float16 or float32: the type of queries that are no codes.
-        start_B: int32 `[B + 1]`: sequence b has the rows start[b] to start[b + 1] - 1; from 0 to T. Read back from the device.
+        qkv: Queries `[T, H, D]`, float16, float32 or int8 codes, with D from 1 to 128; keys `[T, K, D]`, of the same type; K divides H;
+            values `[T, K, D]`, float16 or float32: the type of queries that are no codes.
+        start_B: int32 `[B + 1]`: sequence b has the rows start[b] to start[b + 1] - 1; from 0 to T.
+        lengths: Rows of each sequence.
         scores: Scaling, scales and causality.
-
-    Raises:
-        InputError: Shapes or types do not fit, or the starts do not rise from 0 to T.
+        out_THD: Takes the outputs, in the type of the values, or int8 codes.
     """
-    rows, heads, dimension = q_THD.shape
-    check_tensor("q", q_THD, (rows, heads, dimension), *FLOATS, torch.int8)
-    check_tensor("k", k_TKD, (rows, -1, dimension), q_THD.dtype)
-    check_tensor("v", v_TKD, tuple(k_TKD.shape), *(FLOATS if q_THD.dtype == torch.int8 else (q_THD.dtype,)))
-    check_tensor("start", start_B, (-1,), torch.int32)
-    if not 0 < dimension <= LARGEST_DIMENSION or heads % max(1, k_TKD.shape[1]):
-        raise InputError(f"heads must share the heads of keys evenly and have 1 to 128 dimensions: {heads}, {k_TKD.shape[1]}, {dimension}")
-    starts = start_B.tolist()
-    lengths = [end - start for start, end in itertools.pairwise(starts)]
-    if not lengths or starts[0] != 0 or starts[-1] != rows or min(lengths) < 0:
-        raise InputError(f"the starts of sequences must rise from 0 to {rows}; they are {starts}")
-    out_THD = torch.empty_like(q_THD, dtype=v_TKD.dtype if scores.out_scale is None else torch.int8)
-    launch((q_THD, k_TKD, v_TKD), start_B, lengths, scores, out_THD).run()
-    return out_THD
-
-
-def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequence[int], scores: Scores, out_THD: Tensor) -> Launch:
-    """Returns the launch behind `packed_attention`; an int8 operation counts as half of one in float16."""
     q_THD, k_TKD, v_TKD = qkv
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
     tile_q, tile_k, num_warps = (64, 64, 4) if longest <= 64 else (128, 64, 8)
@@ -164,19 +140,3 @@ def packed_attention_kernel(
         sums = tl.dot(p.to(v.dtype.element_ty), values, sums * faded[:, None], out_dtype=tl.float32, input_precision="ieee")
         largest = grown
     stored(tl.div_rn(sums, tl.broadcast_to(total[:, None], (TILE_Q, BLOCK_D))), out, at, stays, out_scale)
-
-
-def reference(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
-    """Returns the exact outputs, float64 `[T, H, D]`, in torch: one sequence and head after another, softmax of the whole row."""
-    out_THD = torch.zeros(q_THD.shape, dtype=torch.float64)
-    shared = q_THD.shape[1] // k_TKD.shape[1]
-    for start, end in itertools.pairwise(start_B.tolist()):
-        for head in range(q_THD.shape[1]):
-            q_ND, k_ND, v_ND = (
-                part[start:end, at].double() for part, at in ((q_THD, head), (k_TKD, head // shared), (v_TKD, head // shared))
-            )
-            s_NN = q_ND @ k_ND.T * scores.factor
-            if scores.causal:
-                s_NN = s_NN.masked_fill(torch.ones_like(s_NN).triu(1).bool(), -math.inf)
-            out_THD[start:end, head] = s_NN.softmax(dim=1) @ v_ND
-    return out_THD

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.epilogue import Output, check_input, check_outputs, finished, reference_outputs, rescaled
+from export.kernels.epilogue import Output, check_outputs, finished, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor
 from foundation.core.errors import InputError
 
@@ -106,14 +106,6 @@ def pack(codes_OI: Tensor, side: int) -> Packed:
     return Packed((outputs, inputs), bitmap, blocks_STbb[left_ST].contiguous())
 
 
-def unpack(packed: Packed) -> Tensor:
-    """Returns the codes of the whole weight, int8 `[O, I]`; exact."""
-    left_ST, (outputs, inputs), side = packed.left(), packed.shape, packed.side
-    blocks_STbb = packed.codes.new_zeros(*left_ST.shape, side, side)
-    blocks_STbb[left_ST] = packed.codes
-    return blocks_STbb.transpose(1, 2).reshape(left_ST.shape[0] * side, -1)[:outputs, :inputs].contiguous()
-
-
 def index(packed: Packed) -> Index:
     """Returns where the blocks of a weight belong, from its bitmap."""
     left_ST = packed.left()
@@ -136,26 +128,8 @@ class SparseWeight:
         check_outputs(self.packed.shape[0], self.scale, self.bias)
 
 
-def block_sparse_gemm(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Output) -> Tensor:
-    """Returns the outputs of a block-sparse int8 linear layer, `[N, O]` in the type of `output`.
-
-    Args:
-        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
-        scale: Scale of the input: one number, or float32 `[N, 1]` as `quantize_token` returns it.
-        weight: Blocks, scales and bias.
-        output: Activation, type and scale of the output.
-
-    Raises:
-        InputError: Shapes or types do not fit, or a scale is not positive.
-    """
-    check_input(x_NI, scale, weight.packed.shape[1])
-    out_NO = torch.empty(x_NI.shape[0], weight.packed.shape[0], dtype=output.stored, device=x_NI.device)
-    launch(x_NI, scale, weight, output, out_NO).run()
-    return out_NO
-
-
 def launch(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Output, out_NO: Tensor) -> Launch:
-    """Returns the launch behind `block_sparse_gemm`."""
+    """Returns the launch of a block-sparse int8 linear layer; arguments as in `gemm.launch`."""
     (rows, inputs), outputs, packed = x_NI.shape, weight.packed.shape[0], weight.packed
     tile_n, scales_N = 16 if rows <= 16 else 64 if rows <= 64 else MOST_ROWS, scale if isinstance(scale, Tensor) else None
     arguments = {
@@ -197,9 +171,3 @@ def block_sparse_gemm_kernel(
     y = rescaled(sums, row, column_o, rows, outputs, x_scale, input_scale, weight_scale, bias)
     at = first_n * outputs + strip * SIDE + (n[:, None] * outputs + side[None, :])
     finished(y, out, at, (row < rows)[:, None] & (column_o < outputs)[None, :], out_scale, ACTIVATION, METHOD)
-
-
-def reference(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Output) -> Tensor:
-    """Returns what `block_sparse_gemm` returns, in torch: the whole weight, multiplied densely."""
-    sums_NO = (x_NI.long() @ unpack(weight.packed).long().T).int()
-    return reference_outputs(sums_NO, scale, weight.scale, weight.bias, output)

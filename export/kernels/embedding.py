@@ -6,62 +6,35 @@
 
 h equals torch's to the bit; z and the codes have the bounds that `norm` states.
 
-Ids are checked before the launch, which reads the smallest and the largest back from the device: an id beyond its table would read memory
-of others. Left out: tables in int8.
+Ids have to be rows of their tables: an id beyond a table reads memory of others. Left out: tables in int8.
 
 Shape suffixes: N tokens, I inputs, V rows of a table.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from export.kernels import norm as norms
-from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_tensor, power_of_two
+from export.kernels.launch import Cost, Launch, bytes_of, power_of_two
 from export.kernels.norm import Norm, normalized, stored_codes
-from export.kernels.quantize import FLOATS
-from foundation.core.errors import InputError
 
 Lookup = tuple[Tensor, Tensor]
 """Ids int64 [N], and the table [V, I] that they are rows of."""
 
 
-def embed_quantize(word: Lookup, kind: Lookup, position: Lookup, norm: Norm, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns codes, their scales, and the normalized embeddings.
+def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor) -> Launch:
+    """Returns the launch of a lookup; a tensor as scale is written, a number is read; without codes nothing is quantized.
 
     Args:
-        word: Token ids and their table: float32, float16 or bfloat16, contiguous.
-        kind: Token type ids and their table, of the same type.
-        position: Position ids and their table, of the same type.
+        lookups: Ids and tables of tokens, token types and positions; the tables have one type: float32, float16 or bfloat16.
         norm: Gain, bias and eps.
-        scale: Scale of the codes; None computes one per token.
-
-    Returns:
-        int8 `[N, I]`; float32 `[N, 1]`, or `[]` for a given scale; `[N, I]` in the type of the tables.
-
-    Raises:
-        InputError: Shapes or types do not fit, an id is beyond its table, or the scale is not positive.
+        codes_NI: Takes the codes, int8.
+        scale: Scale of the codes; float32 `[N, 1]` takes one for each token.
+        kept_NI: Takes the normalized embeddings, in the type of the tables.
     """
-    (tokens,), inputs, dtype = word[0].shape, len(norm.gain), word[1].dtype
-    for name, (id_N, table_VI) in {"word": word, "type": kind, "position": position}.items():
-        check_tensor(f"{name} ids", id_N, (tokens,), torch.int64)
-        check_tensor(f"{name} table", table_VI, (-1, inputs), *((dtype,) if dtype in FLOATS else FLOATS))
-        if tokens and (int(id_N.min()) < 0 or int(id_N.max()) >= len(table_VI)):
-            raise InputError(f"{name} ids must be 0 to {len(table_VI) - 1}; they are {int(id_N.min())} to {int(id_N.max())}")
-    if scale is not None:
-        check_scale("scale", scale)
-    device = word[1].device
-    scales = torch.empty(tokens, 1, device=device) if scale is None else torch.tensor(scale, device=device)
-    codes_NI, kept_NI = (torch.empty(tokens, inputs, dtype=stored, device=device) for stored in (torch.int8, dtype))
-    launch((word, kind, position), norm, codes_NI, scales if scale is None else scale, kept_NI).run()
-    return codes_NI, scales, kept_NI
-
-
-def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor) -> Launch:
-    """Returns the launch behind `embed_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (word_id, word), (kind_id, kind), (position_id, position) = lookups
     (tokens, inputs), scales_N = kept_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {
@@ -91,15 +64,3 @@ def embed_quantize_kernel(
     z = normalized(h, at, inputs, length, gain, bias, eps, CENTRED)
     tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
     stored_codes(z, at, inputs, codes if codes is None else codes + first, scales if scales is None else scales + token, scale)
-
-
-def summed(word: Lookup, kind: Lookup, position: Lookup) -> Tensor:
-    """Returns h, float32 `[N, I]`, in torch."""
-    (word_id, words), (kind_id, kinds), (position_id, positions) = word, kind, position
-    return words[word_id].float() + kinds[kind_id].float() + positions[position_id].float()
-
-
-def reference(word: Lookup, kind: Lookup, position: Lookup, norm: Norm, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `embed_quantize` returns, in torch."""
-    codes_NI, scales, kept_NI = norms.reference(summed(word, kind, position), None, norm, scale, "norm")
-    return codes_NI, scales, kept_NI.to(word[1].dtype)

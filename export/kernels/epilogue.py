@@ -89,20 +89,6 @@ def check_outputs(outputs: int, scale_O: Tensor, bias_O: Tensor | None) -> None:
         check_tensor("bias", bias_O, (outputs,), torch.float32)
 
 
-def check_input(x_NI: Tensor, scale: float | Tensor, inputs: int) -> None:
-    """Raises an InputError unless codes and their scale fit a layer of so many inputs.
-
-    Scales per token come from `quantize_token`, positive by construction: they stay on the device unread.
-    """
-    check_tensor("x", x_NI, (-1, inputs), torch.int8)
-    if not 0 < inputs < 2**17:
-        raise InputError(f"the layer must have 1 to 131071 inputs, so that int32 holds their sums; it has {inputs}")
-    if isinstance(scale, Tensor):
-        check_tensor("scale of x", scale, (x_NI.shape[0], 1), torch.float32)
-    else:
-        check_scale("scale of x", scale)
-
-
 @triton.jit
 def rescaled(
     sums: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, outputs: tl.tensor,
@@ -144,19 +130,3 @@ def stored(z: tl.tensor, out: tl.pointer_type, at: tl.tensor, inside: tl.tensor,
         tl.store(out + at, int8_codes(z, out_scale, -128), inside)
     else:
         tl.store(out + at, z.to(out.dtype.element_ty), inside)
-
-
-def reference_outputs(sums_NO: Tensor, input_scale: float | Tensor, scale_O: Tensor, bias_O: Tensor | None, output: Output) -> Tensor:
-    """Returns the outputs of int32 sums, in torch."""
-    if isinstance(input_scale, Tensor):
-        y_NO = sums_NO.float() * input_scale * scale_O
-    else:
-        y_NO = sums_NO.float() * (torch.tensor(input_scale, dtype=torch.float32) * scale_O)
-    y_NO = y_NO if bias_O is None else y_NO + bias_O
-    if output.activation == "gelu":
-        y_NO = torch.nn.functional.gelu(y_NO)
-    if output.activation == "silu":
-        y_NO = torch.nn.functional.silu(y_NO)
-    if output.scale is None:
-        return y_NO.to(output.dtype)
-    return torch.round(y_NO / torch.tensor(output.scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.epilogue import Int8Weight, Output, check_input, finished, reference_outputs, rescaled
+from export.kernels.epilogue import Int8Weight, Output, finished, rescaled
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv
 
 STRIP = 8
@@ -50,26 +49,17 @@ def tile_of(rows: int) -> Tile:
     return next((tile for tile in TILES if rows <= tile.rows), TILES[-1])
 
 
-def int8_gemm(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:
-    """Returns the outputs of an int8 linear layer, `[N, O]` in the type of `output`.
+def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor, tile: Tile | None = None) -> Launch:
+    """Returns the launch of an int8 linear layer. No tile changes a bit of the outputs.
 
     Args:
-        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
-        scale: Scale of the input: one number, or float32 `[N, 1]` as `quantize_token` returns it.
+        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17, so that int32 holds the sums.
+        scale: Scale of the input: one number, or float32 `[N, 1]`.
         weight: Codes, scales and bias.
         output: Activation, type and scale of the output.
-
-    Raises:
-        InputError: Shapes or types do not fit, or a scale is not positive.
+        out_NO: Takes the outputs, in the type of `output`.
+        tile: What one program computes; None: `tile_of` the rows.
     """
-    check_input(x_NI, scale, weight.codes.shape[1])
-    out_NO = torch.empty(x_NI.shape[0], weight.codes.shape[0], dtype=output.stored, device=x_NI.device)
-    launch(x_NI, scale, weight, output, out_NO).run()
-    return out_NO
-
-
-def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor, tile: Tile | None = None) -> Launch:
-    """Returns the launch behind `int8_gemm`; without a tile in the tile of `tile_of`. No tile changes a bit of the outputs."""
     (rows, inputs), outputs = x_NI.shape, weight.codes.shape[0]
     tile, scales_N = tile or tile_of(rows), scale if isinstance(scale, Tensor) else None
     arguments = {
@@ -136,9 +126,3 @@ def int8_gemm_kernel(
         y = rescaled(sums, row, column + o, rows, outputs, x_scale, input_scale, weight_scale, bias)
         inside = (row < rows)[:, None] & (column + o < outputs)[None, :]
         finished(y, at, n[:, None] * outputs + o[None, :], inside, out_scale, ACTIVATION, METHOD)
-
-
-def reference(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:
-    """Returns what `int8_gemm` returns, in torch."""
-    sums_NO = (x_NI.long() @ weight.codes.long().T).int()
-    return reference_outputs(sums_NO, scale, weight.scale, weight.bias, output)

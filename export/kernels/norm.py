@@ -3,7 +3,7 @@
     h = x + r                                               in float32; h = x without a residual
     LayerNorm   z = (h - mean h) / sqrt(mean (h - mean h)^2 + eps) * g + b        Ba et al. 2016, https://arxiv.org/abs/1607.06450
     RMSNorm     z = h / sqrt(mean h^2 + eps) * g                                  Zhang, Sennrich 2019, https://arxiv.org/abs/1910.07467
-    codes       q = clamp(rint(z / s), -128, 127)           s given, or max |z| / 127 of the row, as in `quantize`
+    codes       q = clamp(rint(z / s), -128, 127)           s given, or max(max |z| / 127, 2^-63) of the row
 
 What the next residual addition reads is kept too, in the type of x: h where the norm comes before the layer (pre-norm), z where it comes
 after (post-norm, as in BERT).
@@ -24,7 +24,7 @@ Shape suffixes: N rows, I inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import triton
@@ -32,7 +32,6 @@ import triton.language as tl
 from torch import Tensor
 
 from export.kernels.launch import Cost, Launch, bytes_of, check_scale, check_tensor, power_of_two
-from export.kernels.quantize import FLOATS
 from export.kernels.rounding import int8_codes, scale_of_largest
 from foundation.core.errors import InputError
 
@@ -63,39 +62,20 @@ class Norm:
             raise InputError(f"rows must have 1 to {LONGEST_ROW} inputs; they have {len(self.gain)}")
 
 
-def norm_quantize(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: float | None, keep: Keep) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns codes, their scales, and what is kept.
+def launch(
+    x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor, keep: Keep
+) -> Launch:
+    """Returns the launch of a norm; a tensor as scale is written, a number is read; without codes nothing is quantized.
 
     Args:
         x_NI: float32, float16 or bfloat16 `[N, I]`, contiguous, finite.
         residual_NI: The same, or None.
         norm: Gain, bias and eps.
-        scale: Scale of the codes; None computes one per row.
+        codes_NI: Takes the codes, int8.
+        scale: Scale of the codes; float32 `[N, 1]` takes one for each row.
+        kept_NI: Takes what is kept, in the type of `x_NI`.
         keep: "sum" keeps h, "norm" keeps z.
-
-    Returns:
-        int8 `[N, I]`; float32 `[N, 1]`, or `[]` for a given scale; the kept rows `[N, I]` in the type of `x_NI`.
-
-    Raises:
-        InputError: Shapes or types do not fit, or the scale is not positive.
     """
-    check_tensor("x", x_NI, (-1, len(norm.gain)), *FLOATS)
-    if residual_NI is not None:
-        check_tensor("residual", residual_NI, tuple(x_NI.shape), x_NI.dtype)
-    if scale is not None:
-        check_scale("scale", scale)
-    if keep not in get_args(Keep):
-        raise InputError(f"keep must be sum or norm; it is {keep!r}")
-    scales = x_NI.new_empty(len(x_NI), 1, dtype=torch.float32) if scale is None else torch.tensor(scale, device=x_NI.device)
-    codes_NI, kept_NI = torch.empty_like(x_NI, dtype=torch.int8), torch.empty_like(x_NI)
-    launch(x_NI, residual_NI, norm, codes_NI, scales if scale is None else scale, kept_NI, keep).run()
-    return codes_NI, scales, kept_NI
-
-
-def launch(
-    x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor, keep: Keep
-) -> Launch:
-    """Returns the launch behind `norm_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {
         "x": x_NI, "residual": residual_NI, "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
@@ -157,18 +137,3 @@ def norm_quantize_kernel(
     else:
         tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
     stored_codes(z, at, inputs, codes if codes is None else codes + first, scales if scales is None else scales + row, scale)
-
-
-def reference(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: float | None, keep: Keep) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `norm_quantize` returns, in torch."""
-    h_NI = x_NI.float() if residual_NI is None else x_NI.float() + residual_NI.float()
-    centred_NI = h_NI - h_NI.mean(dim=1, keepdim=True) if norm.centred else h_NI
-    z_NI = centred_NI / torch.sqrt(centred_NI.square().mean(dim=1, keepdim=True) + norm.eps) * norm.gain
-    z_NI = z_NI if norm.bias is None else z_NI + norm.bias
-    if scale is None:
-        scales = torch.clamp(z_NI.abs().amax(dim=1, keepdim=True) / 127, min=2.0**-63)
-        codes_NI = torch.round(z_NI / scales).clamp(-127, 127).to(torch.int8)
-    else:
-        scales = torch.tensor(scale)
-        codes_NI = torch.round(z_NI / scales).clamp(-128, 127).to(torch.int8)
-    return codes_NI, scales, (h_NI if keep == "sum" else z_NI).to(x_NI.dtype)

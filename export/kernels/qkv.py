@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from export.kernels.epilogue import Int8Weight, Output, check_input, reference_outputs, rescaled, stored
-from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor
+from export.kernels.epilogue import Int8Weight, rescaled, stored
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale
 from foundation.core.errors import InputError
 
 DIMENSIONS = (32, 64, 128, 256)
@@ -84,34 +84,19 @@ class Rotary:
     """float32 [N, D / 2]."""
 
 
-def int8_qkv(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns queries `[N, H, D]`, keys `[N, K, D]` and values `[N, K, D]`.
-
-    Args:
-        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
-        scale: Scale of the input: one number, or float32 `[N, 1]` as `quantize_token` returns it.
-        weight: Codes `[(H + 2 K) D, I]`, scales and bias.
-        heads: Heads, and scales of queries and keys.
-        rotary: Cosines and sines, or None.
-
-    Raises:
-        InputError: Shapes or types do not fit, or a scale is not positive.
-    """
-    check_input(x_NI, scale, weight.codes.shape[1])
-    if weight.codes.shape[0] != heads.outputs:
-        raise InputError(f"the weight must have (H + 2 K) D = {heads.outputs} outputs; it has {weight.codes.shape[0]}")
-    if rotary is not None:
-        for name, angle in {"cos": rotary.cos, "sin": rotary.sin}.items():
-            check_tensor(name, angle, (len(x_NI), heads.dimension // 2), torch.float32)
-    q, k, v = (x_NI.new_empty(len(x_NI), count, heads.dimension, dtype=dtype) for count, dtype in heads.types())
-    launch(x_NI, scale, weight, heads, rotary, (q, k, v)).run()
-    return q, k, v
-
-
 def launch(
     x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None, qkv: tuple[Tensor, Tensor, Tensor]
 ) -> Launch:
-    """Returns the launch behind `int8_qkv`."""
+    """Returns the launch of a projection.
+
+    Args:
+        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
+        scale: Scale of the input: one number, or float32 `[N, 1]`.
+        weight: Codes `[(H + 2 K) D, I]`, scales and bias.
+        heads: Heads, and scales of queries and keys.
+        rotary: Cosines and sines, or None.
+        qkv: Takes queries `[N, H, D]`, keys and values `[N, K, D]`.
+    """
     (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
     tile_n = 16 if rows <= 16 else 64
     arguments = {
@@ -182,28 +167,3 @@ def int8_qkv_kernel(
             stored_halves(z1, z2, q, head, query_heads, row, rows, query_scale, HALF)
         else:
             stored_halves(z1, z2, k, head - query_heads, key_heads, row, rows, key_scale, HALF)
-
-
-def reference(
-    x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `int8_qkv` returns, in torch."""
-    sums_NO = (x_NI.long() @ weight.codes.long().T).int()
-    y_NO = reference_outputs(sums_NO, scale, weight.scale, weight.bias, Output(dtype=torch.float32))
-    y_NGD = y_NO.reshape(len(x_NI), -1, heads.dimension)
-    q, k, v = torch.split(y_NGD, [heads.queries, heads.keys, heads.keys], dim=1)
-    if rotary is not None:
-        q, k = (_rotated(part, rotary) for part in (q, k))
-    return _stored(q, heads.query_scale, heads.dtype), _stored(k, heads.key_scale, heads.dtype), v.to(heads.dtype)
-
-
-def _rotated(y_NHD: Tensor, rotary: Rotary) -> Tensor:
-    first, second = y_NHD.chunk(2, dim=2)
-    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2)
-
-
-def _stored(z_NHD: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
-    if scale is None:
-        return z_NHD.to(dtype)
-    return torch.round(z_NHD / torch.tensor(scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)

@@ -28,7 +28,7 @@ STEP = 16
 
 
 def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
-    """Returns the predictions for `rows` (see `compressed`) in row order; every row is padded to its bucket, as in the engines and the server.
+    """Returns the predictions for `rows` (see `compressed`) in row order; a row is padded to its bucket, as in the engines and the server.
 
     Raises:
         InputError: A prediction is NaN or infinite; the message names the row.

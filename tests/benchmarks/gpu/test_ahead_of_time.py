@@ -23,7 +23,6 @@ from benchmarks.gpu.cases import (
     qkv_case,
     sparse_case,
     tensor_case,
-    token_case,
     w4a16_case,
 )
 from benchmarks.kernels import row
@@ -31,6 +30,7 @@ from export.kernels import qkv, quantize
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
 from foundation.core.errors import InputError
+from tests.export.kernels.calls import quantize_tensor
 
 GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
@@ -69,7 +69,6 @@ def test_code_is_within_the_limits(name: str, capability: int) -> None:
 
 ONES: dict[str, Callable[[], Case]] = {
     "quantize per tensor": lambda: tensor_case(META, 1, 1),
-    "quantize per token": lambda: token_case(META, 1, 1),
     "gemm": lambda: gemm_case(META, 1, 1, 1, Output("gelu", scale=0.1)),
     "block-sparse": lambda: sparse_case(META, 1, 32, 32, 32, 1),
     "norm": lambda: norm_case(META, 1, 1, True),
@@ -87,7 +86,7 @@ def test_lengths_of_one_compile(name: str) -> None:
 
 
 def test_compiling_and_interpreting_go_together(interpreted: Callable[..., Any]) -> None:
-    codes = interpreted(quantize.quantize_tensor, torch.ones(3), 0.5)
+    codes = interpreted(quantize_tensor, torch.ones(3), 0.5)
     binary = compiled(quantize.tensor_launch(META.empty(3), 0.5, META.empty(3, dtype=torch.int8)), 90)
     assert codes.tolist() == [2, 2, 2]
     assert "div.rn.f32" in binary.ptx

@@ -8,9 +8,10 @@ import torch
 import transformers
 from torch import nn
 
+from benchmarks.gpu.references import unpack
 from export.fused import parts
 from export.fused.parts import plan_of, sparse_or_dense
-from export.kernels.block_sparse import SparseWeight, unpack
+from export.kernels.block_sparse import SparseWeight
 from export.kernels.epilogue import Int8Weight
 from foundation.core.errors import InputError
 from foundation.models.checkpoint import load

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.gpu import references
+from benchmarks.gpu.references import LOGIT_ERROR, SHORT_LOGIT_ERROR, distance_bound
 from export.kernels import activation_codes, gemm
-from export.kernels.activation_codes import LOGIT, LOGIT_ERROR, SHORT_LOGIT, SHORT_LOGIT_ERROR, Activation, Method, distance_bound
+from export.kernels.activation_codes import LOGIT, SHORT_LOGIT, Activation, Method
 from export.kernels.epilogue import Int8Weight, Output
-from export.kernels.gemm import Tile, int8_gemm, reference
+from export.kernels.gemm import Tile
 from foundation.core.errors import InputError
+from tests.export.kernels.calls import int8_gemm
 
 Interpreted = Callable[..., Any]
 METHODS = get_args(Method)
@@ -101,7 +104,7 @@ def test_ending_in_halves_changes_no_bit(
     )
     scale, output = torch.rand(rows, 1) + 1e-3 if dynamic else 0.03, Output(dtype=torch.float32, scale=out_scale)
     found = interpreted(in_halves, x, scale, layer, output)
-    assert torch.equal(found, reference(x, scale, layer, output))
+    assert torch.equal(found, references.gemm(x, scale, layer, output))
 
 
 def in_halves(x: Tensor, scale: float | Tensor, layer: Int8Weight, output: Output) -> Tensor:
