@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
@@ -88,12 +88,12 @@ def absence(device: str) -> str | None:
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the folder that GenAI reads; yields the paged mode, then the stateful one."""
-    from export.generation.genai_folder import model_files, paged_obstacle
+    from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
     from export.generation.reads import reads_per_token
 
     folder = request.shared / FOLDER
     options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
-    problem = _written(request, folder, options)
+    problem = written(request, folder, partial(write_genai_folder, request.checkpoint, folder, options))
     if problem is not None:
         request.log(f"{request.engine}: {problem}")
         yield request.entry("stateful", runnable=False, reason=problem, int8_share_reason="there is no engine")
@@ -108,14 +108,18 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         yield request.entry(mode, model_files(folder), **told, runnable=reason is None, reason=reason, int8_share_reason=reason)
 
 
-def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) -> str | None:
-    """Writes the folder that GenAI reads, unless the fp32 build did; returns in one line why it cannot be, None where it is there."""
-    from export.generation.genai_folder import write_genai_folder
+def written(request: BuildRequest, folder: Path, write_folder: Callable[[], str | None]) -> str | None:
+    """Writes the folder of a model, unless the fp32 build did; returns in one line why it cannot be, None where it is there.
 
+    Args:
+        request: The build.
+        folder: The folder.
+        write_folder: Writes it; returns why it has no graphs of the tokenizer, None where it has them or needs none.
+    """
     if request.shared != request.folder:
         return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
     try:
-        left_out = write_genai_folder(request.checkpoint, folder, options)
+        left_out = write_folder()
     except InputError as error:  # the model keeps no keys and values, for one
         return "; ".join(error.problems)
     if left_out is not None:

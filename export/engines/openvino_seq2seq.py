@@ -10,8 +10,8 @@ OpenVINO GenAI has no pipeline for encoder-decoders of text. Left out: devices o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from export.engines.traced_precisions import traced_precisions
 from foundation.core.answer_tokens import AnswerTokens
 from foundation.core.arrays import Features
 from foundation.core.decoding import Answer, Decoding, TokensTold
-from foundation.core.errors import InputError
 from foundation.standalone.decoding_rules import Rules, Text, search, write
 from foundation.standalone.encoder_decoder import EncoderDecoder
 from foundation.standalone.language_text import LanguageText
@@ -44,12 +43,12 @@ refusal, absence, computes_bf16, float_part = decoders.refusal, decoders.absence
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the folder of both graphs; yields a mode for each float precision."""
-    from export.generation.encoder_decoder_folder import folder_files
+    from export.generation.encoder_decoder_folder import folder_files, write_encoder_decoder_folder
     from export.generation.reads import reads_per_token
 
     folder = request.shared / FOLDER
     options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
-    problem = _written(request, folder, options)
+    problem = decoders.written(request, folder, partial(write_encoder_decoder_folder, request.checkpoint, folder, options))
     if problem is not None:
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
@@ -59,19 +58,6 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         given = {**decoders.properties(request.target.num_threads, floating, cache), **options}
         reads = reads_per_token(folder_files(folder)[0], floating, cache)
         yield request.entry(MODE, folder_files(folder), float_precision=floating, cache_precision=cache, properties=given, reads=reads)
-
-
-def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) -> str | None:
-    """Writes the folder, unless the fp32 build did; returns in one line why it cannot be, None where it is there."""
-    from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
-
-    if request.shared != request.folder:
-        return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
-    try:
-        write_encoder_decoder_folder(request.checkpoint, folder, options)
-    except InputError as error:
-        return "; ".join(error.problems)
-    return None
 
 
 def open_engine(spec: EngineSpec) -> OpenVinoSeq2Seq:
