@@ -92,16 +92,16 @@ def repetition(pair: Sequence[EngineSpec], wanted: Sequence[Shape], load: float)
     """Returns the ratio at each shape, whether it is given up, and how busy the machine was."""
     race, watch = Race([Rival("reference", always=True), Rival("served", always=True)]), Watch()
     with load_of(load):
-        rows = measure(pair, wanted, ConsoleProgress("silent"), race, watch)
+        rows = [row for _, row in measure(pair, wanted, ConsoleProgress("silent"), race, watch)]
     cells = [(rows[number], rows[number + len(wanted)]) for number in range(len(wanted))]
     found = [ratio(slow, fast) for slow, fast in cells]
     return {
         "load": load,
         "ratios": [one.value for one in found],
         "intervals": [[one.low, one.high] for one in found],
-        "busy": [slow["busy"] or fast["busy"] for slow, fast in cells],
-        "estimated": [slow["estimated"] or fast["estimated"] for slow, fast in cells],
-        "rows": rows,
+        "busy": [slow.busy or fast.busy for slow, fast in cells],
+        "estimated": [slow.estimated or fast.estimated for slow, fast in cells],
+        "rows": [row.written() for row in rows],
         "machine": watch.summary(),
     }
 

@@ -105,7 +105,7 @@ def main() -> None:
     document = {
         "environment": fingerprint(),
         "accuracy": {name: judged(answers[FLOAT], vectors, data) for name, vectors in answers.items()},
-        "latency": [{"name": list(jobs)[row.pop("job")], **row} for row in rows],
+        "latency": [{"name": list(jobs)[job], **row.written()} for job, row in rows],
     }
     (arguments.out / "embeddings.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(document))
@@ -186,7 +186,7 @@ def judged(reference: Any, vectors: Any, data: Data) -> dict[str, Any]:
     change = paired(SPEARMAN, reference, vectors, labels)
     return {
         "spearman": SPEARMAN.of(*labels.values(vectors)),
-        **{key: change[key] for key in ("difference", "low", "high", "n")},
+        **{key: getattr(change, key) for key in ("difference", "low", "high", "n")},
         "cosine": float(np.mean(alike)),
         "lowest_cosine": float(np.min(alike)),
     }

@@ -75,7 +75,7 @@ def main() -> None:
         "environment": fingerprint(),
         "bandwidth_bytes_per_s": bandwidth,
         "answers": {} if arguments.speed_only else answers(jobs, run, recipe),
-        "speed": [{"name": list(jobs)[row.pop("job")], **row} for row in rows],
+        "speed": [{"name": list(jobs)[job], **row.written()} for job, row in rows],
     }
     (arguments.out / "generation.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(document, loads))

@@ -58,7 +58,7 @@ def main() -> None:
     document = {
         "environment": fingerprint(),
         "accuracy": accuracy,
-        "latency": [{"name": list(specs)[row.pop("job")], **row} for row in rows],
+        "latency": [{"name": list(specs)[job], **row.written()} for job, row in rows],
     }
     (arguments.out / "peers.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(document))

@@ -129,7 +129,7 @@ def searched(arguments: argparse.Namespace, method: str, finished: Run, recipe: 
     names = [WHOLE, *(f"int8-{name_of(value)}" for value in arguments.latency)]
     specs = [served(finished, recipe, name) for name in names]
     turns = [measure(specs, [at], ConsoleProgress()) for _ in range(PROCESSES)]
-    measured = {name: median(turn[number]["p50_ms"] for turn in turns) for number, name in enumerate(names)}
+    measured = {name: median(turn[number][1].median_ms for turn in turns) for number, name in enumerate(names)}
     report = json.loads((finished.folder / "report.json").read_text(encoding="utf-8"))
     variants = {variant["id"]: variant for variant in report["variants"]}
     rows = []

@@ -65,7 +65,7 @@ def main() -> None:
         "seconds": found.contents["seconds"],
         "recommended": (found.contents["recommended"] or {}).get("name"),
         "accuracy": evaluate(specs, recipe, data),
-        "latency": [{"name": list(specs)[row.pop("job")], **row} for row in rows],
+        "latency": [{"name": list(specs)[job], **row.written()} for job, row in rows],
     }
     (arguments.out / "search-peers.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(document))
@@ -118,7 +118,7 @@ def evaluate(specs: Mapping[str, EngineSpec], recipe: Recipe, data: Data) -> dic
     logits = {name: answers_of_engine(spec, data) for name, spec in specs.items()}
     labels = data.evaluation.labels
     return {
-        name: {**intervals.single(metric, one, labels), "drop": intervals.paired(metric, logits[TORCH], one, labels)}
+        name: {**intervals.single(metric, one, labels).written(), "drop": intervals.paired(metric, logits[TORCH], one, labels).written()}
         for name, one in logits.items()
     }
 

@@ -77,14 +77,14 @@ def main() -> None:
     specs = reference | {name: point.spec for name, point in points.items()}
     rows = measure(list(specs.values()), SHAPES, progress)
     answers = {name: answers_of_engine(spec, data) for name, spec in specs.items()}
-    latency = [{"name": list(specs)[row.pop("job")], **row} for row in rows]
+    latency = [{"name": list(specs)[job], **row.written()} for job, row in rows]
     metric = METRICS[recipe.model.facts.metric]
     document = {
         "environment": fingerprint(),
         "minutes": arguments.minutes,
         "seconds": {"ours": found.contents["seconds"], "olive": theirs["seconds"]},
         "tried": {"ours": sum(one["results"] is not None for one in found.contents["candidates"]), "olive": len(theirs["tried"])},
-        "accuracy": {name: intervals.single(metric, given, data.evaluation.labels) for name, given in answers.items()},
+        "accuracy": {name: intervals.single(metric, given, data.evaluation.labels).written() for name, given in answers.items()},
         "latency": latency,
         "settings": {name: points[name].settings if name in points else "" for name in specs},
         "points": compared(fronts, answers, latency, data),
@@ -197,7 +197,7 @@ def compared(
         else:
             best = min(as_good or times, key=lambda name: prod(times[name]))
         lost = intervals.paired(METRICS["accuracy"], answers[theirs], answers[best], labels)
-        found.append({"olive": theirs, "ours": best, "dominated": bool(as_good), "times": times[best], "lost": lost})
+        found.append({"olive": theirs, "ours": best, "dominated": bool(as_good), "times": times[best], "lost": lost.written()})
     return found
 
 

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-def load_recipe(source: str | Path | Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+def load_recipe(source: str | Path | Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     """Reads and checks a recipe; loads neither data nor weights.
 
     Args:

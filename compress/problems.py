@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -39,7 +39,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     return list(lines)
 
 
-def _is_union_tag(part: Any) -> bool:
+def _is_union_tag(part: object) -> bool:
     # pydantic adds the name of the union member that it tried ("int", "Model", "tuple[...]", "constrained-str") to the path
     if isinstance(part, str) and _PATH.fullmatch(part):  # a key of `search.space`
         return False
@@ -50,13 +50,13 @@ _PATH = re.compile(r"[a-z][a-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 _PRIMITIVES = frozenset({"str", "int", "float", "bool", "none", "dict", "list"})
 
 
-def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any], list[type[BaseModel]]]:
+def _follow(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], list[type[BaseModel]]]:
     """Follows a pydantic error location through the nested configs.
 
     Returns:
         The key path as the user wrote it, without the tags of discriminated unions, and the config classes that may contain its last key.
     """
-    written: list[Any] = []
+    written: list[int | str] = []
     models = [model]
     for position, part in enumerate(location):
         tagged = [found for found in models if _tag(found) == part]
@@ -70,12 +70,12 @@ def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any],
     return written, models
 
 
-def _tag(model: type[BaseModel]) -> Any:
+def _tag(model: type[BaseModel]) -> object:
     """Returns the value of `name` that selects this config in a discriminated union, or None if it has no `name`."""
     return model.model_fields["name"].default if "name" in model.model_fields else None
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Union, types.UnionType, Annotated, tuple, list, dict):

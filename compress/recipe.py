@@ -95,7 +95,7 @@ def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
     return check(_read_file(path, ()), settings)
 
 
-def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     """Turns plain data and `key.path=value` overrides into a `Recipe`, or raises one `InputError` with every problem."""
     data = deepcopy(dict(raw))
     for setting in settings:
@@ -118,26 +118,26 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-def dump(recipe: Recipe) -> dict[str, Any]:
+def dump(recipe: Recipe) -> dict[str, object]:
     """Returns the recipe as plain data including all defaults; the inverse of `check`."""
     data = recipe.model_dump(mode="json", exclude={"stages"})
     data["stages"] = [{stage.NAME: stage.model_dump(mode="json")} for stage in recipe.stages]
     return data
 
 
-def written(recipe: Recipe) -> dict[str, Any]:
+def written(recipe: Recipe) -> dict[str, object]:
     """Returns the recipe as plain data without the defaults: what its author wrote."""
     data = recipe.model_dump(mode="json", exclude={"stages"}, exclude_unset=True)
     data["stages"] = [{stage.NAME: _written(stage)} for stage in recipe.stages]
     return data
 
 
-def _written(stage: Stage) -> dict[str, Any]:
+def _written(stage: Stage) -> dict[str, object]:
     settings = stage.model_dump(mode="json", exclude_unset=True)
     return {key: value for key, value in settings.items() if (key, value) != ("id", stage.NAME)}
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """Returns the JSON schema of a recipe file, for editors."""
     document = Recipe.model_json_schema()
     definitions = document.setdefault("$defs", {})
@@ -152,7 +152,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "compress recipe", **document}
 
 
-def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
     path = local(path, "recipe")
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")
@@ -184,7 +184,7 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return _merge(_read_file(base, (*seen, path.resolve())), raw)
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """Merges maps recursively; everything else, including `stages`, is replaced."""
     merged = dict(base)
     for key, value in over.items():
@@ -197,10 +197,10 @@ PATHS = (".teacher", ".extra_text.path", ".corpus.path")
 """Ends of keys of `search.space` whose values are paths."""
 
 
-def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
+def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
     """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged."""
 
-    def resolved(value: Any) -> Any:
+    def resolved(value: object) -> object:
         if isinstance(value, list):
             return [resolved(entry) for entry in value]
         if not isinstance(value, str) or not value or ":" in value:
@@ -212,7 +212,7 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
         except (OSError, ValueError, RuntimeError):  # no file can have this path; whoever opens it says so, with its key
             return value
 
-    def resolve(owner: Any, key: str) -> None:
+    def resolve(owner: object, key: str) -> None:
         if isinstance(owner, dict) and key in owner:
             owner[key] = resolved(owner[key])
 
@@ -228,13 +228,13 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
                 resolve(body.get(key) if isinstance(body, dict) else None, "path")
     search = raw.get("search")
     space = search.get("space") if isinstance(search, dict) else None
-    given: dict[Any, Any] = space if isinstance(space, dict) else {}
+    given = space if isinstance(space, dict) else {}
     for key, values in given.items():
         if str(key).endswith(PATHS):
             given[key] = {**values, "choices": resolved(values.get("choices"))} if isinstance(values, dict) else resolved(values)
 
 
-def _apply(raw: dict[str, Any], setting: str) -> None:
+def _apply(raw: dict[str, object], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
@@ -242,7 +242,7 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
 
 
-def put(raw: dict[str, Any], parts: Sequence[str], value: Any, setting: str) -> None:
+def put(raw: dict[str, object], parts: Sequence[str], value: object, setting: str) -> None:
     """Sets one value of plain recipe data, in place; maps are merged.
 
     Args:
@@ -257,12 +257,13 @@ def put(raw: dict[str, Any], parts: Sequence[str], value: Any, setting: str) -> 
     if parts[0] == "stages" and len(parts) > 1:
         entry, name = _stage_entry(raw, parts[1], setting)
         _check_below(entry[name], parts, 2, setting)
-        body = entry[name] if isinstance(entry[name], dict) else {}
-        entry[name] = _merge(body, _nest(parts[2:], value)) if len(parts) > 2 else value
-        override: dict[str, Any] = {"stages": [{name: _nest(parts[2:], value)}] if len(parts) > 2 else []}
-        _resolve_paths(override, Path.cwd())
-        if len(parts) == 3 and override["stages"]:
-            entry[name][parts[2]] = override["stages"][0][name][parts[2]]
+        if len(parts) == 2:
+            entry[name] = value
+            return
+        body, nested = entry[name], _nest(parts[2:], value)
+        merged = _merge(body if isinstance(body, dict) else {}, _nest(parts[2:], value))
+        _resolve_paths({"stages": [{name: nested}]}, Path.cwd())
+        entry[name] = merged | ({parts[2]: nested[parts[2]]} if len(parts) == 3 else {})
         return
     _check_below(raw, parts, 0, setting)
     override = _nest(parts, value)
@@ -272,7 +273,7 @@ def put(raw: dict[str, Any], parts: Sequence[str], value: Any, setting: str) -> 
     raw.update(merged)
 
 
-def _check_below(value: Any, parts: Sequence[str], depth: int, setting: str) -> None:
+def _check_below(value: object, parts: Sequence[str], depth: int, setting: str) -> None:
     """Checks that an override does not set keys of a number, text or list; a switch (true, false, null) may become a map.
 
     Args:
@@ -292,14 +293,17 @@ def _check_below(value: Any, parts: Sequence[str], depth: int, setting: str) -> 
         depth += 1
 
 
-def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict[str, Any], str]:
+def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[dict[str, object], str]:
     """Returns the entry in `stages` with that id, and its stage; a bare `- export` becomes a map."""
     ids: list[str] = []
-    entries: list[Any] = raw["stages"] if isinstance(raw.get("stages"), list) else []
+    stages = raw.get("stages")
+    entries: list[object] = stages if isinstance(stages, list) else []
     for position, entry in enumerate(entries):
         if isinstance(entry, str):
             entry = entries[position] = {entry: None}
-        for name, body in entry.items() if isinstance(entry, dict) else []:
+        if not isinstance(entry, dict):
+            continue
+        for name, body in entry.items():
             named = body.get("id") if isinstance(body, dict) else None
             ids.append(named if isinstance(named, str) else str(name))
             if ids[-1] == stage_id:
@@ -307,13 +311,14 @@ def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict
     raise InputError(f"{setting}: no stage has the id {stage_id!r}; stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
 
 
-def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
-    for part in reversed(parts):
-        value = {part: value}
-    return dict(value)
+def _nest(parts: Sequence[str], value: object) -> dict[str, object]:
+    nested: dict[str, object] = {parts[-1]: value}
+    for part in reversed(parts[:-1]):
+        nested = {part: nested}
+    return nested
 
 
-def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
+def _check_stages(entries: object) -> tuple[list[Stage], list[str]]:
     known = {stage.NAME: stage for stage in STAGES}
     if not isinstance(entries, list) or not entries:
         given = shown(entries) if entries else "nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, StrictFloat, StrictInt, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -97,12 +97,12 @@ class Choices(Config):
         return values
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Whether two values of YAML are the same: 1 and true are not."""
     return type(one) is type(other) and bool(one == other)
 
 
-def _kind(given: Any) -> str:
+def _kind(given: object) -> str:
     if isinstance(given, Range | Choices):
         return type(given).__name__
     if isinstance(given, Mapping):
@@ -110,7 +110,7 @@ def _kind(given: Any) -> str:
     return "Any"
 
 
-def _meant(given: Any) -> Any:
+def _meant(given: object) -> Range | Choices:
     """Returns the range or the choices that a list stands for.
 
     Raises:

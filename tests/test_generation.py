@@ -15,7 +15,9 @@ from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
+from foundation.artifacts.exported import Build, Engine
 from foundation.artifacts.run_folder import open_run
+from foundation.artifacts.timed import read_generated
 from foundation.core.progress import ConsoleProgress
 from foundation.measure import generation, latency
 from foundation.measure.fastest_answers import rate
@@ -148,10 +150,6 @@ def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: 
     assert verify(found.folder, log=lambda line: None) == []
 
 
-def rows_of(rows: list[dict[str, Any]], engine: str) -> dict[str, Any]:
-    return next(row for row in rows if row["engine"] == engine)
-
-
 @pytest.mark.slow  # its parts are tested where they are
 def test_a_decoder_in_two_engines_is_served_by_the_one_that_answers_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((latency, "MAX_SAMPLES", 3), (generation, "TURNS", 1), (generation, "STREAMS", (1,))):
@@ -176,12 +174,11 @@ def test_a_decoder_in_two_engines_is_served_by_the_one_that_answers_faster(tmp_p
     (config,) = (found.folder / "stages").glob("triton_repo-*/model_repository/quantize-w4a16/config.pbtxt")
     assert ('string_value: "batched"' in config.read_text()) is (chosen == "onnxruntime_decoder")
     (timed,) = (found.folder / "stages").glob("latency-*/generation.json")
-    rows = [row for row in json.loads(timed.read_text())["rows"] if row["variant"] == "quantize"]
-    (build,) = (one for one in found.report["variants"] if one["id"] == "quantize")
-    rates = {
-        engine: rate(rows, {"variant": "quantize", "precision": build["precision"], "float_precision": "fp32"}, rows_of(rows, engine))
-        for engine in answers
-    }
+    rows = [row for row in read_generated(timed.parent).rows if row.variant == "quantize"]
+    (variant,) = (one for one in found.report["variants"] if one["id"] == "quantize")
+    build = Build(variant="quantize", precision=variant["precision"], float_precision="fp32")
+    modes = {row.engine: row.mode for row in rows}
+    rates = {engine: rate(rows, build, Engine(engine=engine, mode=modes[engine])) for engine in answers}
     assert None not in rates.values()
     other = next(engine for engine in rates if engine != chosen)
     assert rates[chosen] * 1.1 > rates[other]  # the first engine keeps its place where the other is not clearly faster

@@ -13,6 +13,7 @@ import pytest
 import compress.api
 from compress.api import load_recipe
 from compress.report.document import Report
+from foundation.artifacts.timed import Timing
 from foundation.core.errors import InputError
 from foundation.core.progress import Progress
 from foundation.measure.engine_process import Job
@@ -51,13 +52,13 @@ def run_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch, left_out: Sequence
     return names
 
 
-def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
+def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[tuple[int, Timing]]:
     """Stands for `foundation.measure.latency.measure`, which starts a process for each engine, three times on this page."""
     cells = [(index, job, shape, Cell()) for index, job in enumerate(jobs) for shape in shapes]
     for index, _, _, cell in cells:
         cell.turns = [Turn(np.full(10, 2.0 if index == 0 else 0.5)) for _ in range(3)]
         cell.placement = {"device": "cpu", "provider": "nobody", "float_precision": "fp32"}
-    return [cell.row(index, job, shape) for index, job, shape, cell in cells]
+    return [(index, cell.row(job, shape)) for index, job, shape, cell in cells]
 
 
 @pytest.mark.whole

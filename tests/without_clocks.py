@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foundation.artifacts.timed import Timing
 from foundation.core.progress import Progress
 from foundation.measure import generation, latency, race
 from foundation.measure.engine_process import Job
@@ -18,14 +19,14 @@ from foundation.measure.latency import MIN_SAMPLES, TURNS, Cell, Shape
 from foundation.measure.samples import Turn
 
 
-def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[dict[str, Any]]:
+def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, *watched: Any) -> list[tuple[int, Timing]]:
     """Stands for `foundation.measure.latency.measure`: the engines take 1, 2, 3 ... ms."""
     rows = []
     for index, job in enumerate(jobs):
         cell = Cell()
         cell.turns, cell.peak_memory_bytes = [Turn(np.full(MIN_SAMPLES // TURNS, 1.0 + index)) for _ in range(TURNS)], 2**20
         cell.placement = {name: job.labels[name] for name in ("device", "float_precision")} | {"provider": "nobody"}
-        rows += [cell.row(index, job, shape) for shape in shapes]
+        rows += [(index, cell.row(job, shape)) for shape in shapes]
     return rows
 
 

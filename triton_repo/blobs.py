@@ -33,7 +33,8 @@ class BlobCache:
 
     def __init__(self, versions: Mapping[str, str], root: Path | None = None) -> None:
         self._root = cache_folder() / "blobs" if root is None else root
-        self._machine = {"versions": dict(versions), "hardware": {name: hardware()[name] for name in CPU}, "schema": SCHEMA}
+        facts: Mapping[str, object] = hardware()
+        self._machine = {"versions": dict(versions), "hardware": {name: facts[name] for name in CPU}, "schema": SCHEMA}
         self._used: set[Path] = set()
 
     def open(self, version: Path) -> Path:

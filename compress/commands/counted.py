@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from compress.commands.remembered import CountedStep, Facts
 from compress.forecast import PlannedStep, steps_of
 from compress.recipe import Recipe
 from compress.report import phrases
@@ -30,9 +31,7 @@ SHORTEST = 128
 class Counted:
     """What was counted."""
 
-    facts: dict[str, Any]
-    """JSON types: lines `above` and `below` the table, `threads`, and `steps`: each with `id`, `stage`, `parameters`, `flops`,
-    `disk_bytes`, `memory_bytes`, `parts`, `cached`, `reuses`, `note`."""
+    facts: Facts
     planned: list[PlannedStep]
     context: Context
 
@@ -59,21 +58,21 @@ def counted(recipe: Recipe, folder: Path) -> Counted:
         *noted(recipe, planned[0].config, context),
     ]
     steps = [
-        {
-            "id": str(entry.step.id),
-            "stage": entry.step.NAME,
-            "parameters": entry.size.parameters if entry.size else None,
-            "flops": entry.size.flops if entry.size else None,
-            "disk_bytes": entry.disk_bytes,
-            "memory_bytes": entry.memory_bytes,
-            "parts": dict(entry.parts),
-            "cached": entry.cached is not None,
-            "reuses": entry.reuses,
-            "note": "".join(_tokens(entry, planned)),
-        }
+        CountedStep(
+            id=str(entry.step.id),
+            stage=entry.step.NAME,
+            parameters=entry.size.parameters if entry.size else None,
+            flops=entry.size.flops if entry.size else None,
+            disk_bytes=entry.disk_bytes,
+            memory_bytes=entry.memory_bytes,
+            parts=dict(entry.parts),
+            cached=entry.cached is not None,
+            reuses=entry.reuses,
+            note="".join(_tokens(entry, planned)),
+        )
         for entry in planned
     ]
-    facts = {"above": above, "steps": steps, "below": _by_length(planned, context), "threads": context.target.num_threads}
+    facts = Facts(above=above, steps=steps, below=_by_length(planned, context), threads=context.target.num_threads)
     return Counted(facts, planned, context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from compress.devices.given import Devices, devices, shown_bytes
 from compress.devices.served import BITS, Load, Model, Precision, plan
@@ -21,6 +21,7 @@ from foundation.schemes.table import SCHEMES
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
 from foundation.training.finetune import Finetune
+from foundation.training.settings import TrainingSettings
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
@@ -59,7 +60,11 @@ def describe(recipe: Recipe, planned: Sequence[PlannedStep], context: Context, t
 
 
 def _training(
-    entry: PlannedStep, arguments: Mapping[str, tuple[Stage, Any, Any]], first: Any, context: Context, given: Devices
+    entry: PlannedStep,
+    arguments: Mapping[str, tuple[Stage, PreTrainedConfig, PreTrainedConfig | None]],
+    first: PreTrainedConfig,
+    context: Context,
+    given: Devices,
 ) -> Iterator[str]:
     """Says how a step trains, if it does.
 
@@ -70,7 +75,7 @@ def _training(
         context: The context of the run.
         given: The devices.
     """
-    settings: Any = settings_of(entry.step)
+    settings = settings_of(entry.step)
     if settings is None:
         return
     learns = not isinstance(entry.step, Finetune)
@@ -136,13 +141,15 @@ def _refused(
 
 def _with_rows(stage: Stage, rows: int | None) -> Stage:
     """Returns a stage with another `micro_batch_size`."""
-    changed = settings_of(stage).model_copy(update={"micro_batch_size": rows})
+    settings = settings_of(stage)
+    assert settings is not None, "only a stage that trains is asked for another size"
+    changed = settings.model_copy(update={"micro_batch_size": rows})
     if isinstance(stage, Finetune | Distill):
         return cast("Stage", changed)
     return stage.model_copy(update={"qat" if isinstance(stage, Quantize) else "recover": changed})
 
 
-def settings_of(stage: Stage) -> Any:
+def settings_of(stage: Stage) -> TrainingSettings | None:
     """Returns the settings by which a stage trains; None where it does not."""
     if isinstance(stage, Finetune | Distill):
         return stage

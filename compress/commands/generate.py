@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,9 @@ from foundation.models.inputs.vocabulary import other_tokens
 from foundation.schemes.table import SCHEMES
 from foundation.standalone.pieces import Pieces
 
+if TYPE_CHECKING:
+    from export.engines.spec import EngineSpec
+
 Write = Callable[[str], None]
 GAP = 4
 """Columns between two answers."""
@@ -61,8 +64,8 @@ class Choice:
     precision: str
     engine: str
     checkpoint: Path
-    spec: Any
-    """The `EngineSpec` to open."""
+    spec: EngineSpec
+    """What to open."""
     proposing: str = ""
     """What proposes tokens, for the title."""
 

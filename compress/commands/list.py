@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -42,7 +42,7 @@ def _stages() -> Iterator[str]:
 
 def _methods() -> Iterator[str]:
     for stage in STAGES:
-        allowed: dict[str, dict[Any, None]] = {}  # the members of a union share keys
+        allowed: dict[str, dict[object, None]] = {}  # the members of a union share keys
         for name, values in _choices(stage):
             allowed.setdefault(name, {}).update(dict.fromkeys(values))
         for name, named in allowed.items():
@@ -64,7 +64,7 @@ def _recipes() -> Iterator[str]:
         yield f"{name:<24}{about(path)}"
 
 
-def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[object, ...]]]:
     for name, field in model.model_fields.items():
         literals, models = parts_of(type_of(field))
         if literals:
@@ -73,12 +73,12 @@ def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tu
             yield from _choices(inner, f"{prefix}{name}.")
 
 
-def type_of(field: FieldInfo) -> Any:
+def type_of(field: FieldInfo) -> object:
     """Returns the type of a field; of a name of a table, which pydantic keeps next to the type, the `Named`."""
     return next((found for found in field.metadata if isinstance(found, Named)), field.annotation)
 
 
-def parts_of(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
+def parts_of(annotation: object) -> tuple[tuple[object, ...], list[type[BaseModel]]]:
     """Returns the choices of a type and the configs in it."""
     if isinstance(annotation, Named):
         return tuple(annotation.table), []
@@ -86,7 +86,7 @@ def parts_of(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
         return (), [annotation]
     if get_origin(annotation) is Literal:
         return get_args(annotation), []
-    literals: tuple[Any, ...] = ()
+    literals: tuple[object, ...] = ()
     models: list[type[BaseModel]] = []
     if get_origin(annotation) in (Union, UnionType, Annotated, tuple):
         for argument in get_args(annotation):
@@ -95,5 +95,5 @@ def parts_of(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
     return literals, models
 
 
-def _first_line(model: type[Any]) -> str:
+def _first_line(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0]

@@ -54,7 +54,7 @@ def load_test(
     protocol: str | None = None,
     out: Path | None = None,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measures a model of a running server, prints a table and returns the figures.
 
     Args:
@@ -108,7 +108,7 @@ def _measured(
     address: Address, model: Model, rows: Sequence[Row], loads: Sequence[Load], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Measures the loads; prints a line for each as it ends, and then their warnings."""
-    shown: list[Mapping[str, Any]] = []
+    shown: list[Mapping[str, object]] = []
 
     def show(one: Mapping[str, Any]) -> None:
         if not shown:

@@ -150,7 +150,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         ]
 
     @wraps(command)
-    def parsed(**values: Any) -> None:
+    def parsed(**values: object) -> None:
         options = {name: group(**{field.name: values.pop(field.name) for field in fields(group)}) for name, group in groups.items()}
         command(**values, **options)
 

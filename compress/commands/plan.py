@@ -6,12 +6,11 @@ same recipe loads neither torch nor data. Four of five runs take a time within t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from compress.commands.remembered import remembered
+from compress.commands.remembered import CountedStep, Facts, remembered
 from compress.recipe import Recipe, dump
 from compress.run import durations
 from compress.run.durations import NO_TIME, Expected
@@ -84,13 +83,13 @@ class Step:
     line: str
 
 
-def _facts(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def _facts(recipe: Recipe, folder: Path) -> Facts:
     from compress.commands.counted import counted
 
     return counted(recipe, folder).facts
 
 
-def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | None, out: Path | None) -> tuple[dict[str, Any], list[str]]:
+def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | None, out: Path | None) -> tuple[Facts, list[str]]:
     """Returns the counts, and the lines about devices and about a search."""
     from compress.commands.counted import counted
 
@@ -106,7 +105,7 @@ def _with_more(recipe: Recipe, folder: Path, given: str | None, streams: int | N
     return found.facts, lines
 
 
-def _predicted(step: Mapping[str, Any], known: Speed) -> Step:
+def _predicted(step: CountedStep, known: Speed) -> Step:
     """Returns a step with what is predicted from the records and the speed of the machine."""
     name, cached, expected, memory = step["stage"], step["cached"], NO_TIME, 0
     time, between = "cached", ""

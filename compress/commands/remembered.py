@@ -13,8 +13,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from foundation.machine.cached import read_cached, write_cached
 from foundation.machine.environment import cache_folder, hardware, versions
@@ -28,7 +29,36 @@ MOST_FILES = 50_000
 """Files that are looked at; the plan of a recipe with more is not kept, as looking would take as long."""
 
 
-def remembered(recipe: Mapping[str, Any], folder: Path, count: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+class CountedStep(TypedDict):
+    """What was counted of a step."""
+
+    id: str
+    stage: str
+    parameters: int | None
+    flops: int | None
+    disk_bytes: int
+    memory_bytes: int
+    parts: dict[str, float]
+    """Amounts of its parts (`compress.run.expected`)."""
+    cached: bool
+    reuses: bool
+    """Whether it will take parts from earlier runs."""
+    note: str
+    """The end of its line."""
+
+
+class Facts(TypedDict):
+    """What was counted of a recipe; JSON types."""
+
+    above: list[str]
+    """Lines above the table."""
+    steps: list[CountedStep]
+    below: list[str]
+    """Lines below it."""
+    threads: int
+
+
+def remembered(recipe: Mapping[str, object], folder: Path, count: Callable[[], Facts]) -> Facts:
     """Returns what `count` returns, from the cache folder if nothing that it depends on has changed.
 
     Args:
@@ -36,20 +66,20 @@ def remembered(recipe: Mapping[str, Any], folder: Path, count: Callable[[], dict
         folder: The run folder.
         count: Counts it; its errors are the caller's.
     """
-    states = list(_first(_states(recipe, folder), MOST_FILES + 1))
+    states = list(islice(_states(recipe, folder), MOST_FILES + 1))
     if len(states) > MOST_FILES:
         return count()
     settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
     given = [recipe, str(folder.absolute()), states, settings, versions(), hardware()]
     file = cache_folder() / "plans" / f"{hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()}.json"
-    counted: dict[str, Any] | None = read_cached(file)
+    counted: Facts | None = read_cached(file)
     if counted is None:
         counted = count()
         write_cached(file, counted)  # a folder that cannot be written: counted every time
     return counted
 
 
-def _states(recipe: Mapping[str, Any], folder: Path) -> Iterator[tuple[Any, ...]]:
+def _states(recipe: Mapping[str, object], folder: Path) -> Iterator[tuple[object, ...]]:
     """Yields the states of all files that a plan reads."""
     for text in dict.fromkeys(_texts(recipe)):
         for path in _places(text):
@@ -65,7 +95,7 @@ def _states(recipe: Mapping[str, Any], folder: Path) -> Iterator[tuple[Any, ...]
         yield place, Path(place).stat().st_mtime_ns  # which a library that is installed or removed changes
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -85,15 +115,15 @@ def _places(text: str) -> Iterator[Path]:
     except (OSError, ValueError, RuntimeError):  # no file can have this path
         return
     if HUB_ID.fullmatch(text):
-        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-        hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        home, hub = os.environ.get("HF_HOME"), os.environ.get("HF_HUB_CACHE")
+        cache = Path(hub) if hub else (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
         for kind in ("models", "datasets"):
-            kept = hub / f"{kind}--{text.replace('/', '--')}"
+            kept = cache / f"{kind}--{text.replace('/', '--')}"
             if kept.is_dir():
                 yield kept
 
 
-def _state(path: Path) -> Iterator[tuple[Any, ...]]:
+def _state(path: Path) -> Iterator[tuple[object, ...]]:
     """Yields name, size and times of a file, or of all files in a folder."""
     if path.is_dir():
         for folder, _, names in os.walk(path, followlinks=True):
@@ -106,8 +136,3 @@ def _state(path: Path) -> Iterator[tuple[Any, ...]]:
         yield str(path), None
         return
     yield str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-
-def _first(each: Iterator[Any], count: int) -> Iterator[Any]:
-    for _, one in zip(range(count), each, strict=False):
-        yield one

@@ -8,10 +8,9 @@ answers the golden rows of its run, within the limits of `foundation.standalone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class _New:
     task: Task
 
 
-def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = print) -> dict[str, Any]:
+def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = print) -> dict[str, object]:
     """Rolls a running server over to the models of another run.
 
     Args:
@@ -71,7 +70,7 @@ def rollout(served: Path, new: Path, *, model: str | None = None, log: Log = pri
     return control.ask(served, request, log)
 
 
-def answer(service: Service, served: Sequence[ServedModel], request: dict[str, Any], log: Log) -> dict[str, Any]:
+def answer(service: Service, served: Sequence[ServedModel], request: Mapping[str, object], log: Log) -> dict[str, object]:
     """Does what `rollout` asks for, in the process that serves.
 
     Args:
@@ -80,7 +79,7 @@ def answer(service: Service, served: Sequence[ServedModel], request: dict[str, A
         request: What `rollout` sends.
         log: Says a line to it.
     """
-    folder, wanted = Path(str(request["run"])), request["model"]
+    folder, wanted = Path(str(request["run"])), None if request["model"] is None else str(request["model"])
     new = _opened(folder)
     roles = {model.role: model for model in new.models}
     name = None if wanted is None else service.name_of(wanted)

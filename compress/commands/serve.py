@@ -5,9 +5,8 @@ What checks a recipe loads torch, so a server that is started does without: it r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from triton_repo import deployment
 from triton_repo.control import Control
@@ -42,7 +41,7 @@ def serve(folder: Path, log: Callable[[str], None] = print, ports: Ports = FIXED
         serve_repository(server, log)
 
 
-def _answer(server: Service, models: list[ServedModel], request: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _answer(server: Service, models: list[ServedModel], request: Mapping[str, object], say: Callable[[str], None]) -> dict[str, object]:
     from compress.commands.rollout import answer
 
     return answer(server, models, request, say)

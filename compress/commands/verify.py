@@ -9,9 +9,8 @@ it also finds a run that was changed as a whole, chain and report included.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from foundation.labels.tasks import Task
 from foundation.labels.zero_shot import read_by
 from foundation.measure.agreement import compare_predictions, shortfall
 from foundation.measure.answers import load_predictions
+from foundation.standalone.preprocess import Row
 
 Log = Callable[[str], None]
 
@@ -84,7 +84,7 @@ def rebuild(folder: Path) -> Contents:
         return write(folder)
 
 
-def _kept(file: Path) -> dict[str, Any]:
+def _kept(file: Path) -> dict[str, object]:
     """Returns the contents of a report that was kept elsewhere."""
     data = dict(Report.load(file).data)
     try:
@@ -106,7 +106,7 @@ def _recorded(run: Run, log: Log) -> list[str]:
     return changes(chain, run, "the run finished")
 
 
-def _told_otherwise(run: Run, kept: dict[str, Any], source: str) -> Iterator[str]:
+def _told_otherwise(run: Run, kept: Mapping[str, object], source: str) -> Iterator[str]:
     """Yields a line if the report of the run does not say what the kept one says."""
     own = Report.load(run.folder).data
     keys = [key for key in kept if key not in (*UNCHECKED, "integrity") and kept[key] != own.get(key)]
@@ -116,7 +116,7 @@ def _told_otherwise(run: Run, kept: dict[str, Any], source: str) -> Iterator[str
         yield f"{run.folder / 'report.json'}: {', '.join(keys)}: not what {source} says"
 
 
-def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from export.engines.spec import spec_of
     from foundation.measure.engine_process import EngineError, EngineProcess
 
@@ -137,7 +137,7 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
                 yield from compare(key, run, recorded[key], logits, log)
 
 
-def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from triton_repo import environment
     from triton_repo.client import evaluate
     from triton_repo.deployment import repository_of
@@ -160,7 +160,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
                 yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
-def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     """Checks a server that somebody else runs: it has the models of the run, with their tensors, and answers the golden rows."""
     from triton_repo.deployment import models_in, repository_of
     from triton_repo.load.connection import address_of

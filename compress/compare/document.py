@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from compress.compare import machines, page, recipes
 from compress.compare.model import SCHEMA, Comparison
@@ -17,7 +16,6 @@ from compress.compare.sides import Side, check_out, read_sides
 from compress.compare.timing import NOT_IN_TURNS, configurations
 from compress.report import goals
 from foundation.artifacts.artifact import write_json, write_text
-from foundation.artifacts.figures import Accuracy
 from foundation.core.step_names import EVALUATION
 from foundation.measure.fastest import NAMES
 
@@ -48,7 +46,7 @@ def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, Com
     return out, contents
 
 
-def collect(sides: Sequence[Side]) -> dict[str, Any]:
+def collect(sides: Sequence[Side]) -> dict[str, object]:
     """Returns the comparison as plain data, in the schema of `compare.json`."""
     first = sides[0]
     return {
@@ -65,10 +63,10 @@ def collect(sides: Sequence[Side]) -> dict[str, Any]:
     }
 
 
-def _run(side: Side) -> dict[str, Any]:
+def _run(side: Side) -> dict[str, object]:
     report, baseline = side.report, side.run.baseline
     backend, cost, faster = side.served_backend, goals.drop(side.report), goals.speedup(side.report)
-    cell = goals.served_accuracy(report).get(backend or "", Accuracy())
+    cell = goals.accuracy(report)
     return {
         "key": side.key,
         "name": report.name,
@@ -93,7 +91,7 @@ def _run(side: Side) -> dict[str, Any]:
     }
 
 
-def _ledger(sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
+def _ledger(sides: Sequence[Side]) -> Iterator[dict[str, object]]:
     """Yields the primary metric of every variant in every backend of every run, or why it was not measured."""
     keys = ("value", "low", "high", "n", "groups", "in_train", "interval_reason", "reason")
     for side in sides:

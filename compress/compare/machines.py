@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from compress.compare.model import Fact
 from compress.compare.sides import Side
@@ -15,7 +14,7 @@ UNIMPORTANT = ("memory_bytes",)
 NAMED = {"cpu": "CPU", "gpus": "GPUs", "compress": "the version of compress"}
 
 
-def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
+def differences(sides: Sequence[Side]) -> list[dict[str, object]]:
     """Returns the differences between the machines of runs.
 
     Returns:
@@ -28,7 +27,7 @@ def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
     return [{"name": name, "values": values} for name, values in rows.items() if any(one != values[first] for one in values.values())]
 
 
-def machine(report: Contents) -> dict[str, Any]:
+def machine(report: Contents) -> dict[str, object]:
     """Returns the hardware and libraries that times of a report depend on, by name."""
     found = {name: value for name, value in report.environment.written().items() if name not in (*UNIMPORTANT, "versions")}
     timed = [row.threads for variant in report.variants for row in variant.latency if row.p50_ms]

@@ -6,7 +6,6 @@ Charts, ledger cells and number formats come from the report. This page adds the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -245,12 +244,12 @@ def _ledger(contents: Comparison, sides: Sequence[Side]) -> list[View]:
     return rows
 
 
-def _difference(path: str, values: Mapping[str, Any], sides: Sequence[Side]) -> View:
+def _difference(path: str, values: Mapping[str, object], sides: Sequence[Side]) -> View:
     """Returns one key and its value in each run; None where the run does not have it."""
     return {"path": path, "values": [_value(values[side.key]) if side.key in values else None for side in sides]}
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """Returns a value as it would stand in a recipe, on one line."""
     if value is None or isinstance(value, bool | str | int | float):
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else plain(value)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class Model:
         return {"run": self.side.key, "variant": self.variant, "backend": self.backend}
 
 
-def pairs(sides: Sequence[Side]) -> list[dict[str, Any]]:
+def pairs(sides: Sequence[Side]) -> list[dict[str, object]]:
     """Returns the difference of the primary metric between each run and each earlier one: of the served models, and of the models with the
     same name and backend in the first run.
 
@@ -105,21 +104,21 @@ def models(side: Side) -> Iterator[Model]:
             yield Model(side, one.variant, one.backend, one.file)
 
 
-def difference(metric: Metric, first: Model, second: Model) -> dict[str, Any]:
+def difference(metric: Metric, first: Model, second: Model) -> dict[str, object]:
     """Returns what the second model loses against the first one on the same rows, as `compress.report.intervals.paired` does, and both
     values as `first_value` and `second_value`."""
     with blaming_damage(first.side.run.folder), blaming_damage(second.side.run.folder):
         before, labels = load_predictions(first.file, first.side.run.recipe["model"]["task"])
         after = load_logits(second.file)
         values = {f"{name}_value": metric.of(*labels.values(logits)) for name, logits in (("first", before), ("second", after))}
-        return {**values, **intervals.paired(metric, before, after, labels, groups=_groups(first.side, second.side))}
+        return {**values, **intervals.paired(metric, before, after, labels, groups=_groups(first.side, second.side)).written()}
 
 
-def _pair(kind: str, first: Model | None, second: Model | None, reason: str | None) -> dict[str, Any]:
+def _pair(kind: str, first: Model | None, second: Model | None, reason: str | None) -> dict[str, object]:
     """Returns the entry of a pair; one that cannot be compared has a reason, and no figures."""
     if reason is None and (first is None or second is None):
         reason = "one of the runs evaluated nothing that it serves"
-    named = {"kind": kind, "first": first and first.names, "second": second and second.names, "reason": reason}
+    named: dict[str, object] = {"kind": kind, "first": first and first.names, "second": second and second.names, "reason": reason}
     if reason is not None or first is None or second is None:
         return named
     metric = first.side.metric
@@ -137,17 +136,17 @@ def _groups(first: Side, second: Side) -> np.ndarray | None:
 
 def _rows(side: Side) -> str | None:
     """Returns the digest of the rows that a run was evaluated on; None in runs of earlier versions."""
-    found: str | None = evaluations.shared_rows(side.run).get("evaluation_rows", {}).get("sha256")
-    return found
+    shared = evaluations.shared_rows(side.run)
+    return None if shared is None else shared.sha256
 
 
 def _data(side: Side) -> tuple[str, str] | None:
     """Returns the digest of all data of a run and the split that it was judged on; None where it is not known."""
-    depends = side.run.artifacts[f"{EVALUATION}{side.run.baseline}"].manifest.get("depends_on") or {}
-    if "data" not in depends:
+    depends = side.run.artifacts[f"{EVALUATION}{side.run.baseline}"].manifest.get("depends_on")
+    if depends is None or "data" not in depends:
         return None
     note = side.run.folder / JUDGE
-    judge = depends.get("judge") or (note.read_text(encoding="utf-8").strip() if note.is_file() else USUAL)
+    judge = depends["judge"] if "judge" in depends else note.read_text(encoding="utf-8").strip() if note.is_file() else USUAL
     return str(depends["data"]), str(judge)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from compress.recipe import Recipe, check, dump
+from foundation.stage.stage import Stage
 
 ORDER = "stages"
 """Path of the list of stage ids, where it differs."""
@@ -18,7 +19,7 @@ Values = Mapping[str, Any]
 """A value by the key of each run that has it."""
 
 
-def differences(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def differences(recipes: Mapping[str, Mapping[str, object]]) -> list[dict[str, object]]:
     """Returns the differences between recipes.
 
     Args:
@@ -33,36 +34,36 @@ def differences(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]
     checked = {key: check(recipe) for key, recipe in recipes.items()}
     plain = {key: dump(recipe) for key, recipe in checked.items()}
     rows = list(_maps({key: {name: value for name, value in recipe.items() if name != "stages"} for key, recipe in plain.items()}, ""))
-    rows += _stages(checked, plain)
+    rows += _stages(checked)
     return [{"path": path, "values": dict(values)} for path, values in rows]
 
 
-def defaulted(recipe: Mapping[str, Any]) -> list[str]:
+def defaulted(recipe: Mapping[str, object]) -> list[str]:
     """Returns the paths of keys that a stored recipe does not have and this version fills with their defaults."""
-    whole = dump(check(recipe))
-    pairs = [({**recipe, "stages": None}, {**whole, "stages": None}, "")]
-    for given, filled in zip(recipe.get("stages") or (), whole["stages"], strict=False):
-        for kind, settings in filled.items():
-            pairs.append((given.get(kind) or {}, settings, f"stages.{settings['id']}"))
+    whole, stored = check(recipe), recipe.get("stages")
+    pairs = [({**recipe, "stages": None}, {**dump(whole), "stages": None}, "")]
+    for given, stage in zip(stored if isinstance(stored, list) else [], whole.stages, strict=False):
+        settings = given.get(stage.NAME)
+        pairs.append(({} if settings is None else settings, stage.model_dump(mode="json"), f"stages.{stage.id}"))
     return [path for given, filled, above in pairs for path in _missing(given, filled, above)]
 
 
-def _missing(given: Mapping[str, Any], filled: Mapping[str, Any], above: str) -> Iterator[str]:
+def _missing(given: Mapping[str, object], filled: Mapping[str, object], above: str) -> Iterator[str]:
     for key, value in filled.items():
         if key not in given:
             yield _join(above, key)
-        elif isinstance(value, Mapping) and isinstance(given[key], Mapping):
-            yield from _missing(given[key], value, _join(above, key))
+        elif isinstance(value, Mapping) and isinstance(inner := given[key], Mapping):
+            yield from _missing(inner, value, _join(above, key))
 
 
-def _stages(checked: Mapping[str, Recipe], plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Values]]:
+def _stages(checked: Mapping[str, Recipe]) -> Iterator[tuple[str, Values]]:
     """Yields the order of the stages, the stages that not every run has, and the settings that differ."""
     set_by_user = {
         key: {str(stage.id): {stage.NAME: _without_defaults(stage)} for stage in recipe.stages} for key, recipe in checked.items()
     }
     settings = {
-        key: {str(one["id"]): {"stage": kind, **one} for stage in recipe["stages"] for kind, one in stage.items()}
-        for key, recipe in plain.items()
+        key: {str(stage.id): {"stage": stage.NAME, **stage.model_dump(mode="json")} for stage in recipe.stages}
+        for key, recipe in checked.items()
     }
     order = {key: list(stages) for key, stages in settings.items()}
     if _differ(order):
@@ -75,9 +76,8 @@ def _stages(checked: Mapping[str, Recipe], plain: Mapping[str, Mapping[str, Any]
             yield from _maps(having, f"stages.{name}")
 
 
-def _without_defaults(stage: Any) -> dict[str, Any]:
-    found: dict[str, Any] = stage.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
-    return found
+def _without_defaults(stage: Stage) -> dict[str, object]:
+    return stage.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
 
 
 def _maps(values: Values, path: str) -> Iterator[tuple[str, Values]]:
@@ -110,7 +110,7 @@ def _differ(values: Values) -> bool:
     return any(_typed(other) != _typed(first) for other in others)
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: object) -> object:
     """Returns a value that is equal to others of the same kind alone: `true` is not 1."""
     if isinstance(value, Mapping):
         return {key: _typed(item) for key, item in value.items()}

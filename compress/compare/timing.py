@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from compress.compare.sides import Side
 from compress.report import goals
@@ -32,15 +31,15 @@ def shapes_of(sides: Sequence[Side]) -> list[goals.Shape]:
     return sorted({shape for side in sides for shape in accuracy.shapes_of(side.report)}, key=lambda shape: (shape[0], shape[1] or 0))
 
 
-def points(sides: Sequence[Side], shape: goals.Shape) -> list[tuple[dict[str, Any], scatter.Point]]:
+def points(sides: Sequence[Side], shape: goals.Shape) -> list[tuple[dict[str, object], scatter.Point]]:
     """Returns the configurations of all runs at one shape, and their points, whose series are the numbers of the runs from 1."""
     return [pair for number, side in enumerate(sides, 1) for pair in _of_run(side, shape, number)]
 
 
-def configurations(sides: Sequence[Side]) -> list[dict[str, Any]]:
+def configurations(sides: Sequence[Side]) -> list[dict[str, object]]:
     """Returns every configuration with a measured time and metric, at every shape, and whether it is on the front of its run, and on that
     of all runs. There is no joint front of runs with different metrics."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for shape in shapes_of(sides):
         pairs = points(sides, shape)
         joint = front([point for _, point in pairs], sides) if one_metric(sides) else []
@@ -65,7 +64,7 @@ def one_metric(sides: Sequence[Side]) -> bool:
     return len({side.metric_name for side in sides}) == 1
 
 
-def _of_run(side: Side, shape: goals.Shape, number: int) -> Iterator[tuple[dict[str, Any], scatter.Point]]:
+def _of_run(side: Side, shape: goals.Shape, number: int) -> Iterator[tuple[dict[str, object], scatter.Point]]:
     for variant, row, cell in accuracy.configurations_of(side.report, shape):
         slow = goals.reference_cells(side.report, row.device).get(shape)
         point = accuracy.point_of(side.report, variant, row, cell)
@@ -73,7 +72,7 @@ def _of_run(side: Side, shape: goals.Shape, number: int) -> Iterator[tuple[dict[
             "run": side.key,
             "variant": variant.id,
             **{key: getattr(row, key) for key in (*NAMES[1:], "device", "threads", "batch", "sequence", *TIMES)},
-            "speedup": ratio(slow.times, row.times).value if slow else None,
+            "speedup": ratio(slow, row).value if slow else None,
             "busy": bool(row.busy or (slow is not None and slow.busy)),
             **{key: getattr(cell, key) for key in ("value", "low", "high", "n")},
             "role": point.role,

@@ -8,8 +8,7 @@ inputs and complete gradients are counted apart.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Iterable[torch.Tensor], trained: Iterable[nn.Parameter] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.known = {_key(tensor.untyped_storage()) for tensor in known}
-        self.sizes: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self.sizes: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self.now = self.complete = 0
         self.peaks: dict[int, int] = {}
         """The most bytes that were alive, by the number of weights whose gradient was complete then."""
@@ -37,7 +36,9 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for parameter in trained
         ]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -49,12 +50,12 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Counts bytes that something else takes for a moment."""
         self.peaks[self.complete] = max(self.now + size, self.peaks.get(self.complete, 0))
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self.hooks:
             hook.remove()
 
-    def _see(self, storage: Any) -> None:
+    def _see(self, storage: torch.UntypedStorage) -> None:
         key = _key(storage)
         if key not in self.known and key not in self.sizes:
             self.sizes[key] = storage.nbytes(), weakref.ref(storage, lambda _: self._forget(key))
@@ -72,6 +73,6 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.meanwhile(0)
 
 
-def _key(storage: Any) -> int:
+def _key(storage: torch.UntypedStorage) -> int:
     key: int = storage._cdata
     return key

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from foundation.core.errors import InputError
 from foundation.core.shown import reason, shown
@@ -34,7 +33,7 @@ def label_names_of(table: Table, column: Column) -> tuple[str, ...]:
     return names_in(features.get(column), f"{where}: column {shown(column)}")
 
 
-def names_in(feature: Any, where: str) -> tuple[str, ...]:
+def names_in(feature: object, where: str) -> tuple[str, ...]:
     """Returns the names of a ClassLabel, or of the members of a list of them, by id; () of any other feature.
 
     Args:
@@ -53,13 +52,15 @@ def names_in(feature: Any, where: str) -> tuple[str, ...]:
             break
     if not isinstance(feature, Mapping) or feature.get("_type") != "ClassLabel":
         return ()
-    names = feature.get("names") or []
+    names = feature.get("names")
+    if names is None:
+        return ()
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
         raise InputError(f"{where}: names its classes {shown(names, 80)}; different texts are allowed: write the file again")
     return tuple(names)
 
 
-def _in_schema(table: Table) -> tuple[str, Mapping[str, Any]] | None:
+def _in_schema(table: Table) -> tuple[str, Mapping[str, object]] | None:
     """Returns where the features of a parquet file are written, and the features; None without."""
     import pyarrow
 
@@ -76,7 +77,7 @@ def _in_schema(table: Table) -> tuple[str, Mapping[str, Any]] | None:
     return where, _features(info)
 
 
-def _beside(path: Path) -> tuple[str, Mapping[str, Any]]:
+def _beside(path: Path) -> tuple[str, Mapping[str, object]]:
     """Returns the name of the file that describes a table, and the features; nothing without such a file."""
     for folder in (path.parent, path.parent.parent):
         file = folder / INFO
@@ -86,6 +87,6 @@ def _beside(path: Path) -> tuple[str, Mapping[str, Any]]:
     return "", {}
 
 
-def _features(info: Any) -> Mapping[str, Any]:
+def _features(info: object) -> Mapping[str, object]:
     features = info.get("features") if isinstance(info, dict) else None
     return features if isinstance(features, dict) else {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class _Members:
     """All labels of a source, one after the other."""
 
     source: Labelled
-    labels: list[Any]
+    labels: list[object]
     rows: list[int]
     """The row of each label."""
 
@@ -96,7 +96,7 @@ def _verdict(source: Labelled, count: int | None) -> Verdict:
     return "vectors" if any(isinstance(member, float | bool) or "." in str(member) for cell in cells for member in cell) else "either"
 
 
-def _check_lists(cells: Sequence[Sequence[Any]], source: Labelled) -> None:
+def _check_lists(cells: Sequence[Sequence[object]], source: Labelled) -> None:
     """Checks that no cell is a vector of other numbers than 0 and 1: a list names each label once."""
     for row, cell in enumerate(cells):
         numbers = [text for member in cell if (text := labels.text_of(member)).lstrip("-").isdigit()]
@@ -108,7 +108,7 @@ def _check_lists(cells: Sequence[Sequence[Any]], source: Labelled) -> None:
         raise InputError(f"{source.place(row)}: labels {shown(source.labels[row], 40)}: {what}; {allowed}")
 
 
-def _check_vectors(cells: Sequence[Sequence[Any]], source: Labelled, count: int, why: str) -> None:
+def _check_vectors(cells: Sequence[Sequence[object]], source: Labelled, count: int, why: str) -> None:
     for row, cell in enumerate(cells):
         if len(cell) != count or any(_bit(member) is None for member in cell):
             has = f"{len(cell)} numbers{why}" if len(cell) != count else "others than 0 and 1"
@@ -116,7 +116,7 @@ def _check_vectors(cells: Sequence[Sequence[Any]], source: Labelled, count: int,
             raise InputError(f"{source.place(row)}: labels {shown(source.labels[row], 40)} have {has}; {needed}")
 
 
-def _bit(member: Any) -> int | None:
+def _bit(member: object) -> int | None:
     """Returns 0 or 1; None for everything else."""
     if isinstance(member, bool | int | float | np.bool_):
         return int(member) if member in (0, 1) else None
@@ -180,7 +180,7 @@ def _members(sources: Sequence[Labelled]) -> list[_Members]:
     return made
 
 
-def _split(cell: Any, source: Labelled, row: int) -> list[Any]:
+def _split(cell: object, source: Labelled, row: int) -> list[object]:
     if isinstance(cell, list | tuple | np.ndarray):
         return list(cell)
     if isinstance(cell, str):
@@ -190,7 +190,7 @@ def _split(cell: Any, source: Labelled, row: int) -> list[Any]:
     raise InputError(f"{source.place(row)}: labels {shown(cell, 40)}; a list of labels, or a text with commas between them, is allowed")
 
 
-def _of_text(text: str) -> list[Any]:
+def _of_text(text: str) -> list[object]:
     """Returns the entries of a list in a text: between commas, or as Python, JSON and numpy print lists."""
     if not (text.startswith("[") and text.endswith("]")):
         return [part.strip() for part in text.split(",")] if text else []
@@ -199,7 +199,7 @@ def _of_text(text: str) -> list[Any]:
         return [f"{float(part):g}" if part.endswith(".") else part for part in inner.split()]
     if inner[:1] not in ("'", '"'):
         return [part.strip() for part in inner.split(",")] if inner else []
-    found, place = list[Any](), 0
+    found, place = list[object](), 0
     while place < len(inner):
         match = _QUOTED.match(inner, place)
         if match is None:

@@ -40,7 +40,7 @@ class Labelled(Protocol):
     """Labels as they appear in a file, with their places."""
 
     @property
-    def labels(self) -> Sequence[Any]:
+    def labels(self) -> Sequence[object]:
         """One label per row."""
 
     @property
@@ -62,7 +62,7 @@ class OfFile(Labelled, Protocol):
 S = TypeVar("S", bound=OfFile)
 
 
-def text_of(label: Any) -> str:
+def text_of(label: object) -> str:
     """Returns a class label as text, for comparison; empty if there is no label."""
     if isinstance(label, str):
         return label.strip()
@@ -153,7 +153,7 @@ def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, 
     if (found < 0).any():
         allowed = listed(names)
 
-        def problem(source: Labelled, label: Any) -> str:
+        def problem(source: Labelled, label: object) -> str:
             given = text_of(label)
             if _unfit(given):
                 return _place_unfit(label)
@@ -184,7 +184,7 @@ def _number(label: Any) -> float:
     return value if abs(value) <= LARGEST else math.nan
 
 
-def _ids(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) -> Callable[[Any], int]:
+def _ids(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) -> Callable[[object], int]:
     """Returns what gives the class id of a label of a source, `NONE` for one that is no class; see the top of this file."""
     own = source.label_names
     order = order_of(own, names, source.place(0) if source.labels else "data", origin) if own else [*range(len(names))]
@@ -196,7 +196,7 @@ def _ids(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) 
         found = named(text)
         return found if found == NONE else order[found]
 
-    def id_of(label: Any) -> int:
+    def id_of(label: object) -> int:
         text = text_of(label)
         if isinstance(label, str) and label != text and label in named.exact:
             return by_name(label)  # names that differ in outer spaces alone
@@ -216,11 +216,11 @@ def _unfit(text: str) -> bool:
     return not text.isprintable() and any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
 
 
-def _place_unfit(label: Any) -> str:
+def _place_unfit(label: object) -> str:
     return f"no label ({shown(label, 40)}); a name of at most {LONGEST_LABEL} characters or a finite number is allowed"
 
 
-def _is_minus_one(label: Any) -> bool:
+def _is_minus_one(label: object) -> bool:
     if isinstance(label, list | tuple | np.ndarray):
         return len(label) > 0 and all(map(_is_minus_one, label))
     return text_of(label) in (UNLABELLED, "-1.0", "-1.000")
@@ -230,7 +230,7 @@ def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
 
 
-def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, Any], str]) -> None:
+def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, object], str]) -> None:
     """Raises if any row is wrong, and names the first few: a suggestion for each of a million labels would take hours."""
     rows = np.flatnonzero(wrong)
     if not len(rows):

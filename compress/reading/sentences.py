@@ -97,7 +97,7 @@ def sentence_of(words: Any, tags: Any, names: tuple[str, ...], place: str) -> tu
     return " ".join(parts), Tagged(len(parts), spans)
 
 
-def _name(tag: Any, names: tuple[str, ...], place: str) -> str:
+def _name(tag: object, names: tuple[str, ...], place: str) -> str:
     if isinstance(tag, str) and tag.strip():
         return tag.strip()
     if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):

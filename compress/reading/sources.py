@@ -385,9 +385,9 @@ def _read_texts(name: str, cells: Iterator[tuple[int, Cells]], columns: Mapping[
     return source
 
 
-def _listed(cells: Sequence[Any], place: str) -> list[Any]:
+def _listed(cells: Sequence[object], place: str) -> list[object]:
     """Returns what the columns of negatives hold; a cell is a text or a list of texts, and of several columns one may be empty."""
-    found: list[Any] = []
+    found: list[object] = []
     for cell in cells:
         if isinstance(cell, list):
             found += cell
@@ -398,7 +398,7 @@ def _listed(cells: Sequence[Any], place: str) -> list[Any]:
     return found
 
 
-def _margins(cells: Sequence[Any], texts: Sequence[Row], place: str) -> tuple[float, ...]:
+def _margins(cells: Sequence[object], texts: Sequence[Row], place: str) -> tuple[float, ...]:
     """Returns the margins of the negatives of a row; equal texts take the margin of the first one."""
     given = [one for cell in cells for one in (cell if isinstance(cell, list) else [cell]) if len(cells) == 1 or one not in (None, "")]
     if len(given) != len(texts):
@@ -439,9 +439,12 @@ def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
     return contents[0] if len(contents) == 1 else (contents[0], contents[1])
 
 
-def _file(cell: Any, kind: FileKind, folder: Path, place: str) -> bytes:
+def _file(cell: object, kind: FileKind, folder: Path, place: str) -> bytes:
     """Returns the encoded file of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
-    data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
+    data = cell
+    if isinstance(cell, dict):
+        encoded = cell.get("bytes")
+        data = encoded if encoded else cell.get("path")
     if isinstance(data, str):
         try:
             data = read_plain(folder / data, kind.most_bytes, f"{place}: {kind.one} {shown(data, 80)}")

@@ -54,14 +54,14 @@ def read_squad(table: Table) -> Iterator[tuple[int, Cells]]:
                 yield number, (_entry(asked, "question", table, number), paragraph.get("context"), _entry(asked, "answers", table, number))
 
 
-def _list(value: Any, key: str, where: str) -> list[Any]:
+def _list(value: object, key: str, where: str) -> list[Any]:
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, list):
         raise InputError(f"{where}: no list {key!r}; JSON in the form of SQuAD (data, paragraphs, qas), or a list of rows, is allowed")
     return found
 
 
-def _entry(asked: Any, key: str, table: Table, number: int) -> Any:
+def _entry(asked: object, key: str, table: Table, number: int) -> object:
     if not isinstance(asked, dict) or key not in asked:
         raise InputError(f"{table.path} question {number}: no {key!r}; a question of SQuAD has question and answers")
     return asked[key]
@@ -85,7 +85,7 @@ def question_of(cells: Cells, place: str) -> tuple[tuple[str, str], tuple[Gold, 
     return (question.lstrip(), context), golds
 
 
-def _pairs(answers: Any, place: str) -> list[tuple[Any, Any]]:
+def _pairs(answers: object, place: str) -> list[tuple[object, object]]:
     """Returns text and place of each answer of a cell."""
     if isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
@@ -96,7 +96,7 @@ def _pairs(answers: Any, place: str) -> list[tuple[Any, Any]]:
     raise InputError(f"{place}: {shown(answers, 60)} given as answers; {_ALLOWED}")
 
 
-def _gold(text: Any, start: Any, context: str, place: str) -> Gold:
+def _gold(text: object, start: object, context: str, place: str) -> Gold:
     if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int) or start < 0 or not text:
         raise InputError(f"{place}: {shown(text, 40)} at {shown(start, 20)} given as an answer; a text and its first character are allowed")
     if context[start : start + len(text)] != text:

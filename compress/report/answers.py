@@ -6,20 +6,20 @@ from `foundation.measure.generation`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
 from compress.report.evaluations import exported, judged
 from compress.report.intervals import paired
-from compress.report.model.answers import Answer
-from foundation.artifacts import artifact
+from compress.report.model.answers import Agreement, Answer, CacheCost, Speculation
+from foundation.artifacts.document import Figures
 from foundation.artifacts.exported import Build, Engine, FloatCache, Generation
 from foundation.artifacts.run_folder import Run
-from foundation.core.engines import REFERENCE
+from foundation.artifacts.timed import Answering, Generated, ProposedSpeed, read_generated
 from foundation.measure.answers import load_groups, load_logits, load_predictions
-from foundation.measure.fastest import NAMES
+from foundation.measure.fastest import NAMES, Key
 
-GENERATION = "generation.json"
+Rows = TypeVar("Rows", bound=Answering)
 
 
 def answers(run: Run, variant: str) -> list[Answer]:
@@ -33,26 +33,23 @@ def answers(run: Run, variant: str) -> list[Answer]:
 
 
 def _answer(run: Run, build: Build, entry: Engine, generation: Generation) -> Answer:
-    what = dict(zip(NAMES, build.key(entry), strict=True))
-    measured, variant = _measured(run), what.pop("variant")
-    what = {key: what[key] for key in ("engine", "mode", "precision", "float_precision")}
-    return Answer.model_validate(
-        {
-            **what,
-            "cache_precision": entry.cache_precision,
-            "metrics": entry.metrics,
-            "prompt_tokens": generation.prompt_tokens,
-            "questions": generation.questions,
-            "quality": generation.quality,
-            "agreement": {"baseline": generation.baseline, REFERENCE: generation.torch},
-            "cache_cost": _cache_cost(run, entry, generation.float_cache),
-            "speeds": _of(measured.get("rows", []), variant, what),
-            "speculation": _speculation(entry.speculation, _of(measured.get("proposals", []), variant, what)),
-        }
+    key, measured = build.key(entry), _measured(run)
+    names = dict(zip(NAMES, key, strict=True))
+    return Answer(
+        **{name: names[name] for name in ("engine", "mode", "precision", "float_precision")},
+        cache_precision=entry.cache_precision,
+        metrics=entry.metrics,
+        prompt_tokens=generation.prompt_tokens,
+        questions=generation.questions,
+        quality=generation.quality,
+        agreement=Agreement(baseline=generation.baseline, torch=generation.torch),
+        cache_cost=_cache_cost(run, entry, generation.float_cache),
+        speeds=[row.speed for row in _of(measured.rows, key)],
+        speculation=_speculation(entry.speculation, [row.speed for row in _of(measured.proposals, key)]),
     )
 
 
-def _cache_cost(run: Run, entry: Engine, other: FloatCache | None) -> dict[str, Any] | None:
+def _cache_cost(run: Run, entry: Engine, other: FloatCache | None) -> CacheCost | None:
     """Compares an engine with the same engine with a float cache (`export.generation.float_cache`); None where its own is one."""
     made = run.of_kind("engine")
     if other is None or made is None:
@@ -61,32 +58,27 @@ def _cache_cost(run: Run, entry: Engine, other: FloatCache | None) -> dict[str, 
     after = load_logits(made.path / str(entry.predictions))
     groups = load_groups(run.predictions(run.baseline))
     change = paired(judged(run).metric, before, after, labels, groups=groups)
-    return {"metrics": other.metrics, "change": change, "tokens": other.tokens}
+    return CacheCost(metrics=other.metrics, change=change, tokens=other.tokens)
 
 
-def _of(rows: Sequence[Mapping[str, Any]], variant: str, what: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of one engine, without what it is."""
-    mine = [row for row in rows if row["variant"] == variant and all(row[key] == value for key, value in what.items())]
-    return [{key: value for key, value in row.items() if key not in ("variant", "device", "cache_precision", *what)} for row in mine]
+def _of(rows: Sequence[Rows], key: Key) -> list[Rows]:
+    """Returns the rows of one engine."""
+    return [row for row in rows if row.key == key]
 
 
-def _speculation(told: Mapping[str, Any] | None, speeds: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _speculation(told: Figures | None, speeds: Sequence[ProposedSpeed]) -> Speculation | None:
     if told is None:
         return None
-    kept = ("draft", "tokens", "compared", "proposed", "accepted", "tokens_per_step")
-    return {**{key: told[key] for key in kept}, "speeds": speeds}
+    figures = ("draft", "tokens", "compared", "proposed", "accepted", "tokens_per_step")
+    return Speculation(**{key: told[key] for key in figures}, speeds=speeds)
 
 
 def bandwidth(run: Run) -> float | None:
     """Returns the bytes per second that the machine read when the speeds were measured; None where no engine answers prompts."""
-    rate: float | None = _measured(run).get("bandwidth_bytes_per_s")
-    return rate
+    return _measured(run).bandwidth_bytes_per_s
 
 
-def _measured(run: Run) -> dict[str, Any]:
+def _measured(run: Run) -> Generated:
     """Returns what the step `latency` wrote about answers; empty where no engine answers prompts."""
     step = run.of_kind("latency")
-    if step is None or not (step.path / GENERATION).exists():
-        return {}
-    found: dict[str, Any] = artifact.read_json(step.path / GENERATION)
-    return found
+    return Generated() if step is None else read_generated(step.path)

@@ -7,14 +7,12 @@ found: rows (entities) predicted as the class; true: rows labelled with it; righ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from compress.report import phrases
-from compress.report.evaluations import Evaluation
-from compress.report.model.contents import Contents
+from compress.report.evaluations import Evaluation, class_names
+from compress.report.model.contents import Classes, ClassFigures, ClassRow, Contents, Majority, Served
 from compress.report.served import predictions_of
-from foundation.artifacts import artifact
 from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import Run
 from foundation.core.arrays import Array
@@ -22,11 +20,9 @@ from foundation.core.engines import REFERENCE
 from foundation.measure.answers import load_predictions
 from foundation.measure.judged import OF_CLASS, known_metric
 
-CONFIG = "config.json"
 
-
-def classes(run: Run, reference: Evaluation, served: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the block `classes` of report.json; empty where answers are no classes.
+def classes(run: Run, reference: Evaluation, served: Served | None) -> Classes | None:
+    """Returns the block `classes` of report.json; None where answers are no classes.
 
     Args:
         run: A finished run.
@@ -36,26 +32,26 @@ def classes(run: Run, reference: Evaluation, served: Mapping[str, Any] | None) -
     labels = reference.labels
     before = labels.class_counts(reference.logits)
     if before is None:
-        return {}
+        return None
     backend, after = _served(run, served)
     names = _names(run, reference, len(before))
     rows = [
-        {
-            "name": names[number],
-            "n": int(before[number, 2]),
-            "baseline": _figures(before[number]),
-            "served": None if after is None else _figures(after[number]),
-        }
+        ClassRow(
+            name=names[number],
+            n=int(before[number, 2]),
+            baseline=_figures(before[number]),
+            served=None if after is None else _figures(after[number]),
+        )
         for number in range(len(before))
         if before[number].any() or (after is not None and after[number].any())
     ]
     majority = _majority(before[:, 2], names) if labels.ONE_CLASS and len(labels) else None
-    return {"classes": {"backend": backend, "majority": majority, "rows": rows}}
+    return Classes(backend=backend, majority=majority, rows=rows)
 
 
-def _served(run: Run, served: Mapping[str, Any] | None) -> tuple[str | None, Array | None]:
+def _served(run: Run, served: Served | None) -> tuple[str | None, Array | None]:
     """Returns the last backend of what is served, and its counts."""
-    files = {} if served is None else predictions_of(run, served)
+    files = {} if served is None else predictions_of(run, served.names)
     if not files:
         return None, None
     backend, file = list(files.items())[-1]
@@ -63,24 +59,23 @@ def _served(run: Run, served: Mapping[str, Any] | None) -> tuple[str | None, Arr
     return backend, labels.class_counts(logits)
 
 
-def _figures(count: Array) -> dict[str, float | None]:
+def _figures(count: Array) -> ClassFigures:
     counts_of_class = [float(part) for part in count]
     parts = {name: OF_CLASS[name](*counts_of_class) for name in ("precision", "recall", "f1")}
-    return {name: numerator / divisor if divisor else None for name, (numerator, divisor) in parts.items()}
+    return ClassFigures(**{name: numerator / divisor if divisor else None for name, (numerator, divisor) in parts.items()})
 
 
 def _names(run: Run, reference: Evaluation, size: int) -> list[str]:
     """Returns the class names of the checkpoint, or the kinds of its tags; numbers if it has no names."""
-    file = run.artifacts[run.baseline].path / CONFIG
-    known = (artifact.read_json(file).get("id2label") or {}) if file.is_file() else {}
-    names = [str(known.get(str(number), number)) for number in range(max(size, len(known)))]
+    known = class_names(run)
+    names = [known.get(number, str(number)) for number in range(max(size, len(known)))]
     names = [*reference.labels.class_names(names)] if known else names
     return names if len(names) >= size else [str(number) for number in range(size)]
 
 
-def _majority(true: Array, names: Sequence[str]) -> dict[str, Any]:
+def _majority(true: Array, names: Sequence[str]) -> Majority:
     """Returns the most frequent class and its share of the rows, given how many rows have each, int64 `[C]`."""
-    return {"name": names[int(true.argmax())], "share": float(true.max() / true.sum())}
+    return Majority(name=names[int(true.argmax())], share=float(true.max() / true.sum()))
 
 
 def no_better(report: Contents) -> str | None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from compress.report import intervals
+from compress.report.model.contents import EvaluationRows, Split
 from foundation.artifacts import artifact
 from foundation.artifacts.chain import DATA
-from foundation.artifacts.document import read
+from foundation.artifacts.document import Figures, read
 from foundation.artifacts.exported import Build, Engine, Exported
+from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.run_folder import PROFILES, Run
 from foundation.artifacts.triton import Results, TritonModel
 from foundation.core.engines import REFERENCE
@@ -71,9 +74,15 @@ def judged(run: Run) -> Judged:
     """Returns the metric that is judged: `goals.metric`, else the primary one."""
     asked = run.recipe["goals"].get("metric")
     named = asked is not None and SEPARATOR in asked
-    config = artifact.read_json(run.artifacts[run.baseline].path / "config.json") if named else {}
-    names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    names = class_names(run) if named else {}
     return judged_of(run.recipe["model"]["task"], asked, [names[number] for number in sorted(names)])
+
+
+def class_names(run: Run) -> dict[int, str]:
+    """Returns the names of the classes of the baseline by number; empty where its config names none."""
+    file = run.artifacts[run.baseline].path / "config.json"
+    named = artifact.read_json(file).get("id2label") if file.is_file() else None
+    return {} if named is None else {int(number): str(name) for number, name in named.items()}
 
 
 def judged_value(run: Run, entry: Engine) -> float:
@@ -89,29 +98,28 @@ def exported(run: Run) -> Exported:
     return Exported() if made is None else read(Exported, made.path / EXPORTED)
 
 
-def profiles(run: Run, stage: str) -> list[dict[str, Any]]:
+def profiles(run: Run, stage: str) -> list[Figures]:
     """Returns the profiles of the trainings of a stage, by name; empty where none were asked for."""
     folder = run.folder / PROFILES / run.artifacts[stage].path.name
     return [artifact.read_json(file) for file in sorted(folder.glob("*.json"))]
 
 
-def shared_rows(run: Run) -> dict[str, Any]:
-    """Returns which rows train and evaluation had in common, and the digest of the latter, as `evaluation_rows`; empty in runs that do not
-    say."""
+def shared_rows(run: Run) -> EvaluationRows | None:
+    """Returns which rows train and evaluation had in common, and the digest of the latter; None in runs that do not say."""
     found = run.artifacts[f"{EVALUATION}{run.baseline}"].metrics.get("evaluation_rows")
-    return {} if found is None else {"evaluation_rows": found}
+    return None if found is None else EvaluationRows.model_validate(found)
 
 
-def sizes(run: Run) -> dict[str, Any]:
-    """Returns rows and lengths of each split as `data`; empty in runs that do not say."""
+def sizes(run: Run) -> list[Split] | None:
+    """Returns rows and lengths of each split; None in runs that do not say."""
     file = run.folder / DATA
-    return {"data": artifact.read_json(file)["splits"]} if file.is_file() else {}
+    return [Split.model_validate(split) for split in artifact.read_json(file)["splits"]] if file.is_file() else None
 
 
-def trained_on(run: Run) -> dict[str, int]:
-    """Returns how many evaluation rows are trained on as `in_train`, to stand next to a figure of them; empty where none is."""
-    count = shared_rows(run).get("evaluation_rows", {}).get("in_train", 0)
-    return {"in_train": count} if count else {}
+def accuracy(run: Run, logits: np.ndarray, labels: Labels, groups: np.ndarray | None) -> Accuracy:
+    """Returns the judged metric of predictions with its 95 % interval, and how many of the rows are trained on, where any is."""
+    cell, shared = intervals.single(judged(run).metric, logits, labels, groups=groups), shared_rows(run)
+    return cell.with_(in_train=shared.in_train) if shared is not None and shared.in_train else cell
 
 
 def main_builds(run: Run) -> dict[str, Build]:

@@ -161,6 +161,12 @@ def served_accuracy(report: Contents) -> Mapping[str, Accuracy]:
     return cells if own is None else {**{name: cell for name, cell in cells.items() if name == REFERENCE}, **own}
 
 
+def accuracy(report: Contents) -> Accuracy:
+    """Returns the primary metric of the served model in the last backend that evaluated it."""
+    backend = last_backend(report)
+    return Accuracy() if backend is None else served_accuracy(report)[backend]
+
+
 def served_drops(report: Contents) -> Mapping[str, Drop]:
     """Returns what the served model lost by backend; in its engines it is the loss of exactly what is served."""
     return {**served_variant(report).drops, **({} if report.served is None else report.served.drops)}
@@ -230,7 +236,7 @@ def speedup(report: Contents) -> Figure:
     missing = sorted(fast.keys() ^ slow.keys(), key=str)
     if missing:
         return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and torch (baseline)")
-    ratios = {shape: ratio(slow[shape].times, fast[shape].times) for shape in fast}
+    ratios = {shape: ratio(slow[shape], fast[shape]) for shape in fast}
     worst = min(ratios, key=lambda shape: ratios[shape].value)
     found = ratios[worst]
     figure = Figure(found.value, at=f"{engine}, {shape_name(worst)}", low=found.low, high=found.high)
@@ -341,7 +347,7 @@ def int8_gain(report: Contents) -> Figure:
     if not same:
         return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
     best, rival = (min(rows, key=lambda row: row.p50_ms or 0.0) for rows in ([row for row in int8 if row.shape == shape], same))
-    gain = ratio(rival.times, best.times)
+    gain = ratio(rival, best)
     where = f"{best.engine}, {shape_name(shape)}, against {rival.precision}"
     where += "" if rival.engine == best.engine else f" in {rival.engine}"
     where += " compiled" if rival.mode == "compiled" else ""

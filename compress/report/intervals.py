@@ -28,16 +28,19 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
+from foundation.artifacts.figures import Accuracy, Drop
 from foundation.core import resampling
 from foundation.core.arrays import Array
 from foundation.core.resampling import CONFIDENCE, RESAMPLES, Bounds, Groups, Interval, each_alone, score
 from foundation.labels.form import Figure, Labels
 from foundation.labels.next_token import LARGEST_EXPONENT, block_sums, mean_nll, perplexity_of
 from foundation.measure.metrics import METRICS, Metric
+
+Explained = TypeVar("Explained", Accuracy, Drop)
 
 
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -132,7 +135,7 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
     return resampling.percentiles((draws[:, 0] - draws[:, 1]) / n, each_alone(n), confidence)
 
 
-def single(metric: Metric, predictions: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
+def single(metric: Metric, predictions: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> Accuracy:
     """Returns a metric with its 95 % interval: Wilson for `accuracy` of rows drawn one by one, else over groups (`perplexity`: of blocks).
 
     Args:
@@ -156,10 +159,10 @@ def single(metric: Metric, predictions: Array, labels: Labels, *, groups: Array 
         found = Interval(*(None if end is None else math.exp(min(end, LARGEST_EXPONENT)) for end in nll))
     else:
         found = bootstrap(metric.of, values, true, groups=drawn, bounds=_bounds(metric), seed=seed)
-    return {"value": metric.of(values, true), **_told(found, drawn), "n": labels.count()}
+    return _explained(Accuracy(value=metric.of(values, true), low=found.low, high=found.high, groups=len(drawn), n=labels.count()), drawn)
 
 
-def paired(metric: Metric, before: Array, after: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> dict[str, Any]:
+def paired(metric: Metric, before: Array, after: Array, labels: Labels, *, groups: Array | None = None, seed: int = 0) -> Drop:
     """Compares two sets of predictions for the same rows.
 
     Args:
@@ -192,7 +195,8 @@ def paired(metric: Metric, before: Array, after: Array, labels: Labels, *, group
     else:
         difference = metric.drop(metric.of(ours, true), metric.of(theirs, true))
         found = paired_bootstrap(metric, ours, theirs, true, groups=drawn, seed=seed)
-    return {"difference": difference, **_told(found, drawn), "n": labels.count(), **changes}
+    change = Drop(difference=difference, low=found.low, high=found.high, groups=len(drawn), n=labels.count(), **changes)
+    return _explained(change, drawn)
 
 
 def _changes(before: tuple[Array, Array] | None, after: tuple[Array, Array] | None) -> tuple[dict[str, int | None], tuple[int, int]]:
@@ -208,9 +212,9 @@ def _bounds(metric: Metric) -> Bounds:
     return "share" if metric.is_share else "correlation" if metric.is_correlation else "none"
 
 
-def _told(found: Interval, groups: Groups) -> dict[str, Any]:
-    reason = {"interval_reason": resampling.no_interval(groups)} if found.low is None else {}
-    return {"low": found.low, "high": found.high, "groups": len(groups), **reason}
+def _explained(figure: Explained, groups: Groups) -> Explained:
+    """Returns a figure with the reason why it has no interval."""
+    return figure if figure.low is not None else figure.with_(interval_reason=resampling.no_interval(groups))
 
 
 def _groups(groups: Groups | None, rows: int) -> Groups:

@@ -195,7 +195,7 @@ class _Reader(HTMLParser):
     def _cell(self, element: _Element) -> str:
         """Returns a cell: of the head with its explanation, of the body with the name of its column."""
         table = self._tables[-1]
-        width, height = (int(element.attributes.get(name) or 1) for name in ("colspan", "rowspan"))
+        width, height = (int(spanned) if (spanned := element.attributes.get(name)) else 1 for name in ("colspan", "rowspan"))
         if table.in_head:
             term = self._term(element)
             alone = element.attributes.get("data-column")

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,13 +18,15 @@ from compress.report.classes import classes, no_better
 from compress.report.decision import decision_of
 from compress.report.evaluations import Evaluation
 from compress.report.flips.excerpt import excerpt
-from compress.report.model.contents import SCHEMA, Contents
-from compress.report.model.variant import Attention
+from compress.report.model.contents import SCHEMA, Contents, JudgedMetric, Stage, Timings
+from compress.report.model.variant import Attention, Latency, StoredVectors, TimedAccuracy, Variant, Vectors
 from compress.report.served import served
 from foundation.artifacts import artifact, document
 from foundation.artifacts.chain import FLIPS, chain_of, changes, damage, read_chain
-from foundation.artifacts.exported import Build
+from foundation.artifacts.exported import Build, Divided
+from foundation.artifacts.figures import Accuracy, Drop
 from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
+from foundation.artifacts.timed import VariantTiming, read_latency
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
 from foundation.core.errors import InputError
@@ -36,6 +37,7 @@ from foundation.labels import vectors
 from foundation.labels.tasks import Task
 from foundation.labels.vectors import VectorLabels
 from foundation.measure.chance import chance
+from foundation.measure.judged import Judged
 from foundation.measure.metrics import Metric
 
 FILE, PAGE = "report.json", "report.html"
@@ -93,37 +95,39 @@ def forgeries(run: Run) -> list[str]:
 
 def collect(run: Run, warnings: list[str]) -> Contents:
     """Returns the report of a run."""
-    task: Task = run.recipe["model"]["task"]
     evaluated, judged = list(evaluations.evaluations(run)), evaluations.judged(run)
     rows = _latency_rows(run)
     baseline = run.baseline
-    report: dict[str, Any] = {
+    chosen = served(run, evaluated[0])
+    report: dict[str, object] = {
         "schema": SCHEMA,
         "name": run.recipe["name"],
-        "task": task,
+        "task": run.recipe["model"]["task"],
         **_written(run),
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": judged.name, **_scale(judged.metric, evaluated[0])},
+        "metric": _judged_metric(judged, evaluated[0]),
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
-        "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
+        "variants": [_variant(run, name, evaluated, rows) for name in run.variants],
         "bandwidth_bytes_per_s": bandwidth(run),
-        "stages": [_stage(run, stage) for stage in run.stages],
+        "stages": [_stage(run, stage["id"], stage["seconds"], stage["cached"]) for stage in run.stages],
         "triton": _triton(run),
         "flips": _count_lines(run.folder / FLIPS),
         "warnings": warnings,
         "integrity": chain_of(run),
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
+        "served": chosen,
     }
-    report |= {**evaluations.shared_rows(run), **evaluations.sizes(run), **_timings(run, rows)}
-    windows = run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows")
-    if windows is not None:
-        report["windows"] = windows
-    report["served"] = served(run, evaluated[0])
-    report |= classes(run, evaluated[0], report["served"])
-    flipped = excerpt(run.folder / FLIPS, (report["served"] or {}).get("variant"))
-    report |= {} if flipped is None else {"flipped_rows": flipped}
+    not_everywhere: dict[str, object] = {
+        "evaluation_rows": evaluations.shared_rows(run),
+        "data": evaluations.sizes(run),
+        "timings": _timings(run, rows),
+        "windows": run.artifacts[f"{EVALUATION}{baseline}"].metrics.get("windows"),
+        "classes": classes(run, evaluated[0], chosen),
+        "flipped_rows": excerpt(run.folder / FLIPS, None if chosen is None else chosen.variant),
+    }
+    report |= {key: value for key, value in not_everywhere.items() if value is not None}
     contents = Contents.model_validate(report)
     found = no_better(contents)
     contents = contents if found is None or found in warnings else contents.with_(warnings=(*warnings, found))
@@ -143,15 +147,17 @@ def settled(report: Contents, limits: Goals) -> Contents:
     return report.with_(served=report.served.with_(reason=decision_of(report).reason))  # which the goals are part of
 
 
-def _written(run: Run) -> dict[str, Any]:
+def _written(run: Run) -> dict[str, str]:
     """Returns when the run finished and with which version; empty in runs that do not say."""
     known = {"created": run.finished, "compress": run.version}
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _scale(metric: Metric, baseline: Evaluation) -> dict[str, Any]:
-    """Returns which way the judged metric points, and what a model gets in it that knows nothing."""
-    return {"higher_is_better": metric.higher_is_better, "chance": chance(metric, baseline.logits, baseline.labels)}
+def _judged_metric(judged: Judged, baseline: Evaluation) -> JudgedMetric:
+    """Returns the judged metric, which way it points, and what a model gets in it that knows nothing."""
+    metric = judged.metric
+    worst = chance(metric, baseline.logits, baseline.labels)
+    return JudgedMetric(name=judged.name, higher_is_better=metric.higher_is_better, chance=worst)
 
 
 def _triton(run: Run) -> Triton:
@@ -161,47 +167,48 @@ def _triton(run: Run) -> Triton:
     return Triton(models=models) if found.tuned is None else Triton(models=models, tuned=found.tuned)
 
 
-def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _variant(run: Run, name: str, evaluated: list[Evaluation], rows: list[VariantTiming]) -> Variant:
     in_torch = run.artifacts[f"{EVALUATION}{name}"].metrics
     build = evaluations.main_builds(run).get(name)
     first = next(iter(build.recommended), None) if build else None
     mine = [evaluation for evaluation in evaluated if evaluation.variant == name]
     reference, metric = evaluated[0], evaluations.judged(run).metric
-    return {
-        "id": name,
-        "stages": artifact.lineage(name, run.variants),
-        "parameters": in_torch["parameters"],
-        "macs": in_torch["macs"],
-        "engine": first.engine if first else None,
-        "size_bytes": first.size_bytes if first else None,
-        "checkpoint_bytes": run.artifacts[name].size_bytes,
-        "precision": build.precision if build else None,
-        "int8_share": first.int8_share if first else None,
-        "int8_share_all": first.int8_share_all if first else None,
-        "int4_share": first.int4_share if first else None,
-        "integer_weights": first.integer_weights if first else None,
-        "int8_share_reason": first.int8_share_reason if first else "no engine was built for this variant",
-        "int8_layers": first.layers if first else [],
-        "attention": _attention(run, name),
-        "metrics": {one.backend: one.metrics for one in mine},
-        "accuracy": _accuracy(run, name, metric, mine, build),
-        "drops": {one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
-        "latency": [_with_accuracy(run, row) for row in rows if row["variant"] == name],
-        "vectors": _vectors(metric, reference, mine),
-        "parity": build.parity if build else None,
-        "divided": _divided(run, name),
-        "answers": answers(run, name),
-        "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
-        "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
-        "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,
-    }
+    made = run.artifacts[name]
+    return Variant(
+        id=name,
+        stages=artifact.lineage(name, run.variants),
+        parameters=in_torch["parameters"],
+        macs=in_torch["macs"],
+        engine=first.engine if first else None,
+        size_bytes=first.size_bytes if first else None,
+        checkpoint_bytes=made.size_bytes,
+        precision=build.precision if build else None,
+        int8_share=first.int8_share if first else None,
+        int8_share_all=first.int8_share_all if first else None,
+        int4_share=first.int4_share if first else None,
+        integer_weights=first.integer_weights if first else None,
+        int8_share_reason=first.int8_share_reason if first else "no engine was built for this variant",
+        int8_layers=first.layers if first else [],
+        attention=_attention(run, name),
+        metrics={one.backend: one.metrics for one in mine},
+        accuracy=_accuracy(run, name, mine, build),
+        drops={one.backend: _paired(metric, reference, one) for one in mine if one is not reference},
+        latency=[_with_accuracy(run, row) for row in rows if row.variant == name],
+        vectors=_vectors(metric, reference, mine),
+        parity=build.parity if build else None,
+        divided=_divided(run, name),
+        answers=answers(run, name),
+        quantization=made.metrics if made.manifest["stage"] == "quantize" else None,
+        pruning=made.metrics if made.manifest["stage"] == "prune" else None,
+        sparsity=made.metrics if made.manifest["stage"] == "sparsify" else None,
+    )
 
 
-def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
+def _paired(metric: Metric, reference: Evaluation, one: Evaluation) -> Drop:
     return intervals.paired(metric, reference.logits, one.logits, one.labels, groups=one.groups)
 
 
-def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
+def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Vectors] | None:
     """Compares the vectors of a variant in every backend with the vectors of the baseline in torch; None for other answers.
 
     Vectors of another width have no cosine with them.
@@ -212,37 +219,43 @@ def _vectors(metric: Metric, reference: Evaluation, mine: list[Evaluation]) -> d
     found = {}
     for one in mine:
         cosines = vectors.cosines(reference.logits, one.logits) if reference.logits.shape == one.logits.shape else None
-        found[one.backend] = {
-            "cosine": None if cosines is None else float(cosines.mean()),
-            "lowest_cosine": None if cosines is None else float(cosines.min()),
-            "top10_overlap": labels.overlap(reference.logits, one.logits),
-            "n": len(one.logits),
-            "stored": _stored(metric, reference, one, labels),
-        }
+        found[one.backend] = Vectors(
+            cosine=None if cosines is None else float(cosines.mean()),
+            lowest_cosine=None if cosines is None else float(cosines.min()),
+            top10_overlap=labels.overlap(reference.logits, one.logits),
+            n=len(one.logits),
+            stored=_stored(metric, reference, one, labels),
+        )
     return found
 
 
-def _stored(metric: Metric, reference: Evaluation, one: Evaluation, labels: VectorLabels) -> dict[str, Any]:
+def _stored(metric: Metric, reference: Evaluation, one: Evaluation, labels: VectorLabels) -> dict[str, StoredVectors]:
     """Judges the vectors as an index stores them, against the float vectors of the baseline in torch."""
     scale, width = stored_vectors.scale_of(one.logits, labels), one.logits.shape[1]
-    found: dict[str, Any] = {}
+    found: dict[str, StoredVectors] = {}
     for form in stored_vectors.FORMS:
         coded = replace(one, logits=stored_vectors.codes(one.logits, form, scale))
         change = _paired(metric, reference, coded)
-        found[form] = {
-            "value": metric.of(*labels.values(coded.logits)),
-            **{key: change[key] for key in ("difference", "low", "high", "n", "groups")},
-            "top10_overlap": labels.overlap(reference.logits, coded.logits),
-            "bytes": stored_vectors.bytes_of(width, form),
-            "scale": scale if form == "int8" else None,
-        }
+        found[form] = StoredVectors(
+            value=metric.of(*labels.values(coded.logits)),
+            difference=change.difference,
+            low=change.low,
+            high=change.high,
+            n=change.n,
+            groups=change.groups,
+            top10_overlap=labels.overlap(reference.logits, coded.logits),
+            bytes=stored_vectors.bytes_of(width, form),
+            scale=scale if form == "int8" else None,
+        )
     return found
 
 
-def _divided(run: Run, name: str) -> dict[str, Any] | None:
+def _divided(run: Run, name: str) -> Divided | None:
     """Returns what the export stage recorded of a variant that it divided over devices; None for others."""
     found = evaluations.exported(run).divided
-    return None if found is None or found.variant != name else {key: value for key, value in found.written().items() if key != "variant"}
+    if found is None or found.variant != name:
+        return None
+    return Divided.model_validate({key: value for key, value in found.written().items() if key != "variant"})
 
 
 def _attention(run: Run, name: str) -> list[Attention]:
@@ -265,61 +278,58 @@ def _attention(run: Run, name: str) -> list[Attention]:
     ]
 
 
-def _accuracy(run: Run, name: str, metric: Metric, mine: list[Evaluation], build: Build | None) -> dict[str, Any]:
+def _accuracy(run: Run, name: str, mine: list[Evaluation], build: Build | None) -> dict[str, Accuracy]:
     """Returns the judged metric in every backend with its 95 % interval, or why it was not measured."""
-    known = evaluations.trained_on(run)
-    cells: dict[str, Any] = {one.backend: {**intervals.single(metric, one.logits, one.labels, groups=one.groups), **known} for one in mine}
+    cells = {one.backend: evaluations.accuracy(run, one.logits, one.labels, one.groups) for one in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != REFERENCE:
             reasons = [entry.reason for entry in build.engines if entry.engine == engine] if build else []
             missing = "this variant was not exported" if build is None else "this engine was not built"
-            cells[engine] = {"value": None, "reason": next(iter(reasons), None) or missing}
+            cells[engine] = Accuracy(value=None, reason=next(iter(reasons), None) or missing)
     if "triton" not in cells:
         streams = [model for model in evaluations.served(run) if model.variant == name and model.tokens]
         has_repository = run.of_kind("model_repository") is not None
         reason = "this variant is not in the model repository" if has_repository else "the recipe has no triton_repo stage"
         reason = "the server streams answers, which are compared token by token: see Answers" if streams else reason
-        cells["triton"] = {"value": None, "reason": reason}
+        cells["triton"] = Accuracy(value=None, reason=reason)
     return cells
 
 
-def _with_accuracy(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+def _with_accuracy(run: Run, row: VariantTiming) -> Latency:
     """Returns a latency row, with the judged metric of exactly the timed configuration if that was evaluated."""
-    timed = {key: value for key, value in row.items() if key != "variant"}
-    wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
+    timed = Latency.model_validate({key: value for key, value in row.written().items() if key != "variant"})
     for build in evaluations.exported(run).builds:
         for engine in build.engines:
-            if build.key(engine) == wanted and engine.metrics:
-                return {**timed, "accuracy": {"value": evaluations.judged_value(run, engine), "n": engine.n}}
+            if build.key(engine) == row.key and engine.metrics:
+                return timed.with_(accuracy=TimedAccuracy(value=evaluations.judged_value(run, engine), n=engine.n))
     return timed
 
 
-def _latency_rows(run: Run) -> list[dict[str, Any]]:
+def _latency_rows(run: Run) -> list[VariantTiming]:
     measured = run.of_kind("latency")
-    rows: list[dict[str, Any]] = artifact.read_json(measured.path / "latency.json") if measured else []
-    return rows
+    return read_latency(measured.path) if measured else []
 
 
-def _timings(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns `timings`: how busy the machine was while engines were timed; nothing for runs that did not watch it."""
+def _timings(run: Run, rows: list[VariantTiming]) -> Timings | None:
+    """Returns how busy the machine was while engines were timed; None for runs that did not watch it."""
     measured = run.of_kind("latency")
     machine = measured.metrics.get("machine") if measured else None
     if machine is None:
-        return {}
-    counts = {key: sum(bool(row.get(key)) for row in rows) for key in ("estimated", "busy")}
-    return {"timings": {"rows": len(rows), **counts, "machine": machine}}
+        return None
+    estimated, busy = sum(bool(row.estimated) for row in rows), sum(bool(row.busy) for row in rows)
+    return Timings(rows=len(rows), estimated=estimated, busy=busy, machine=machine)
 
 
-def _stage(run: Run, stage: Any) -> dict[str, Any]:
-    manifest = run.artifacts[stage["id"]].manifest
-    return {
-        "id": stage["id"],
-        "stage": manifest["stage"],
-        "seconds": stage["seconds"],
-        "cached": stage["cached"],
-        "peak_memory_bytes": manifest["peak_memory_bytes"],
-        "profiles": evaluations.profiles(run, stage["id"]),
-    }
+def _stage(run: Run, name: str, seconds: float, cached: bool) -> Stage:
+    manifest = run.artifacts[name].manifest
+    return Stage(
+        id=name,
+        stage=manifest["stage"],
+        seconds=seconds,
+        cached=cached,
+        peak_memory_bytes=manifest["peak_memory_bytes"],
+        profiles=evaluations.profiles(run, name),
+    )
 
 
 def _commands(run: Run) -> list[str]:

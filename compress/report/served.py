@@ -9,25 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
+from compress.report.model.contents import Ranked, Served
 from foundation.artifacts.artifact import lineage
 from foundation.artifacts.exported import Build, Engine
+from foundation.artifacts.figures import Accuracy, Drop, Metrics
 from foundation.artifacts.run_folder import Run
 from foundation.artifacts.triton import TritonModel
 from foundation.core.goals import Goals
 from foundation.core.step_names import EVALUATION
 from foundation.core.target import Target
 from foundation.labels.tasks import TASKS, Task
+from foundation.measure import fastest
 from foundation.measure.answers import load_predictions
-from foundation.measure.fastest import NAMES, Measured, Ranked, competes, fastest
+from foundation.measure.fastest import NAMES, Measured, competes
 from foundation.measure.fastest_answers import engines_that_answer
 from foundation.measure.judged import Judged
 
 
-def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
+def served(run: Run, reference: Evaluation) -> Served | None:
     """Returns the block; None where no engine was built.
 
     Args:
@@ -40,18 +42,18 @@ def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
         return None
     build, entry = _find(run, chosen)
     cells, drops = _accuracy(run, build, entry, reference)
-    return {
+    return Served(
         **chosen,
-        "size_bytes": entry.size_bytes,
-        "accuracy": cells,
-        "drops": drops,
-        "metrics": _metrics(run, build, entry),
-        "reason": None if ranked else _reason(run.recipe, _answering(run, build)),
-        "ranking": [_row(one) for one in ranked],
-    }
+        size_bytes=entry.size_bytes,
+        accuracy=cells,
+        drops=drops,
+        metrics=_metrics(run, build, entry),
+        reason=None if ranked else _reason(run, _answering(run, build)),
+        ranking=[_row(one) for one in ranked],
+    )
 
 
-def ranking(run: Run) -> list[Ranked]:
+def ranking(run: Run) -> list[fastest.Ranked]:
     """Returns the configurations that compete, the one that is served first; empty where they do not."""
     task: Task = run.recipe["model"]["task"]
     exported, latency = run.of_kind("engine"), run.of_kind("latency")
@@ -60,7 +62,7 @@ def ranking(run: Run) -> list[Ranked]:
         return []
     line = lineage(list(run.variants)[-1], run.variants)
     goals, judged = Goals.model_validate(run.recipe["goals"]), evaluations.judged(run)
-    return fastest(Measured(exported.path, latency.path, line, run.baseline, _before(run, judged)), goals, judged)
+    return fastest.fastest(Measured(exported.path, latency.path, line, run.baseline, _before(run, judged)), goals, judged)
 
 
 def _before(run: Run, judged: Judged) -> float:
@@ -135,18 +137,18 @@ def _is(model: TritonModel, build: Build, entry: Engine) -> bool:
     return (model.variant, model.precision, model.mode, model.engine) == wanted
 
 
-def _accuracy(run: Run, build: Build, entry: Engine, reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+def _accuracy(run: Run, build: Build, entry: Engine, reference: Evaluation) -> tuple[dict[str, Accuracy], dict[str, Drop]]:
     """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
     metric = evaluations.judged(run).metric
     cells, drops = {}, {}
     for backend, file in _files(run, build, entry).items():
         logits, labels = load_predictions(file, run.recipe["model"]["task"])
-        cells[backend] = {**intervals.single(metric, logits, labels, groups=reference.groups), **evaluations.trained_on(run)}
+        cells[backend] = evaluations.accuracy(run, logits, labels, reference.groups)
         drops[backend] = intervals.paired(metric, reference.logits, logits, labels, groups=reference.groups)
     return cells, drops
 
 
-def _metrics(run: Run, build: Build, entry: Engine) -> dict[str, Any]:
+def _metrics(run: Run, build: Build, entry: Engine) -> dict[str, Metrics]:
     """Returns every metric of a configuration by backend."""
     files = _files(run, build, entry)
     own = {entry.engine: entry.metrics} if entry.engine in files else {}
@@ -154,15 +156,14 @@ def _metrics(run: Run, build: Build, entry: Engine) -> dict[str, Any]:
     return own | ({"triton": models[-1].metrics} if models and "triton" in files else {})
 
 
-def _row(ranked: Ranked) -> dict[str, Any]:
+def _row(ranked: fastest.Ranked) -> Ranked:
     one = ranked.candidate
-    figures = {"metric": one.metric, "size_bytes": one.size_bytes, "time_ms": round(ranked.time_ms, 4), "missed": list(ranked.missed)}
-    return {**one.names, **figures}
+    return Ranked(**one.names, metric=one.metric, size_bytes=one.size_bytes, time_ms=round(ranked.time_ms, 4), missed=ranked.missed)
 
 
-def _reason(recipe: Mapping[str, Any], answering: str | None) -> str:
+def _reason(run: Run, answering: str | None) -> str:
     """Returns in one line why this is served where nothing competed; else `compress.report.decision` says it."""
-    if recipe["target"].get("serve") == "first":
+    if run.recipe["target"].get("serve") == "first":
         return "target.serve: first"
     if answering is not None:
         return "the last variant in the engine of the target that answers fastest, or in the first one that nearly does"

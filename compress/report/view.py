@@ -19,7 +19,7 @@ def or_unmeasured(value: float | None, style: str = ",") -> str:
     return NOT_MEASURED if value is None else format(value, style)
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Returns a manifest value as text."""
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value) or "none"
@@ -30,6 +30,6 @@ def plain(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(value: object) -> bool:
     """Whether a value is a number, a string or a list of these."""
     return isinstance(value, str | int | float) or (isinstance(value, list) and all(isinstance(item, str | int | float) for item in value))

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from compress.run.cache import DEPENDS_ON, depends_on, explain_miss, find
 from compress.run.state import RunState
@@ -46,7 +45,7 @@ def advance(step: Stage, state: RunState, folder: Path, force: bool) -> tuple[Ar
 
 
 def _found_or_made(
-    step: Stage, state: RunState, context: Context, destination: Path, key: str, inputs: Mapping[str, Any], force: bool
+    step: Stage, state: RunState, context: Context, destination: Path, key: str, inputs: Mapping[str, object], force: bool
 ) -> tuple[Artifact, bool, float]:
     """Does what `advance` says.
 
@@ -64,7 +63,7 @@ def _found_or_made(
     if team.broadcast(found is not None):
         context.progress.log(f"{step.id}: cached in {destination}")
         found = found or artifact.load(destination)
-        return found, True, float(found.manifest["seconds"])
+        return found, True, found.manifest["seconds"]
     context.count_macs()  # checks, before the first step that runs, that the model fits all stages
     context.progress.log(f"{step.id}: running")
     if team.is_first and not force and (difference := explain_miss(step, destination.parent, inputs)):

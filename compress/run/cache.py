@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from compress.run.differences import Difference, differences
 from foundation.artifacts import artifact, chain
@@ -28,13 +27,13 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
     return artifact.digest(depends_on(step, parent, context))
 
 
-def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[str, Any]:
+def depends_on(step: Stage, parent: Artifact | None, context: Context) -> dict[str, object]:
     """Returns everything that the output of a step depends on: JSON types.
 
     Checkpoints depend on the inputs of training; everything that is built or measured also depends on the target, the library versions
     and the hardware. The name of the run and the goals are not part of the key, apart from shapes that goals add to the target.
     """
-    contents: dict[str, Any] = {
+    contents: dict[str, object] = {
         "stage": step.NAME,
         "version": step.VERSION,
         "config": step.model_dump(mode="json", exclude={"input"}),  # covered by the parent
@@ -77,7 +76,7 @@ def find(destination: Path, key: str, context: Context) -> Artifact | None:
     return found if found.key == key else None
 
 
-def explain_miss(step: Stage, stages: Path, wanted: Mapping[str, Any]) -> str | None:
+def explain_miss(step: Stage, stages: Path, wanted: Mapping[str, object]) -> str | None:
     """Returns in one line how the nearest artifact of a step differs from the one that is wanted.
 
     Args:
@@ -101,15 +100,15 @@ def explain_miss(step: Stage, stages: Path, wanted: Mapping[str, Any]) -> str | 
     return f"unlike {nearest}: {'; '.join(told)}"
 
 
-def _others(step: Stage, stages: Path) -> Iterator[tuple[str, Any]]:
+def _others(step: Stage, stages: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields the folder name of each artifact of a step, and what it depends on."""
     for folder in sorted(stages.glob(f"{step.id}-*")):
         try:
             known = artifact.load(folder)
         except artifact.DamagedArtifact:  # another process is writing it, or nothing uses it any longer
             continue
-        if known.id == step.id and DEPENDS_ON in known.manifest:
-            yield folder.name, known.manifest[DEPENDS_ON]
+        if known.id == step.id and "depends_on" in known.manifest:
+            yield folder.name, known.manifest["depends_on"]
 
 
 def _told(difference: Difference) -> str:

@@ -7,8 +7,9 @@ padding. The evaluation rows and not the training rows, since they are what is s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Buckets(Stage):
     quantized: bool
     """Whether the model is measured in int8."""
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Writes `buckets.json`.
 
         Returns:

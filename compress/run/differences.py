@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Difference(NamedTuple):
@@ -11,13 +11,13 @@ class Difference(NamedTuple):
 
     path: str
     """Key path, such as `stages[1].prune.sparsity`."""
-    before: Any
+    before: object
     """The value in the first; None where there is none."""
-    now: Any
+    now: object
     """The value in the second; None where there is none."""
 
 
-def differences(before: Any, now: Any, path: str = "") -> Iterator[Difference]:
+def differences(before: object, now: object, path: str = "") -> Iterator[Difference]:
     """Yields the values that differ, in the order of the data; lists of different lengths are one value."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*before, *now]):

@@ -25,9 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foundation.artifacts.artifact import digest
 from foundation.machine.environment import cache_folder, hardware, processor
@@ -60,6 +61,18 @@ class Expected:
         below = math.sqrt(sum((one.seconds - one.low) ** 2 for one in each))
         above = math.sqrt(sum((one.high - one.seconds) ** 2 for one in each))
         return cls(max(0.0, seconds - below), seconds, seconds + above)
+
+
+class Line(TypedDict):
+    """A recorded step."""
+
+    parts: dict[str, float]
+    seconds: float
+    reused: bool
+    busy: float
+    """Threads of other programs."""
+    memory: tuple[int, int] | None
+    """Bytes that were predicted, and bytes that were taken."""
 
 
 NO_TIME = Expected(0.0, 0.0, 0.0)
@@ -149,7 +162,7 @@ def predicted_memory(stage: str, size: int) -> int:
     return size if not near else round(size * float(np.exp(np.median([math.log(taken / said) for said, taken in near]))))
 
 
-def _factors(relative_NP: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _factors(relative_NP: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the factors of the parts, by coordinate descent; see the top of this file."""
     count = relative_NP.shape[1]
     weight_P = OWN * np.mean(relative_NP**2, axis=0) + SHARED * np.mean(relative_NP.sum(axis=1) ** 2)
@@ -167,7 +180,7 @@ def _around(seconds: float, misses: Sequence[float]) -> Expected:
     return Expected(seconds / math.exp(WIDTH * spread), seconds, seconds * math.exp(WIDTH * spread))
 
 
-def _lines(stage: str) -> Iterator[dict[str, Any]]:
+def _lines(stage: str) -> Iterator[Line]:
     """Yields the lines of a stage on this machine, the oldest first."""
     try:
         state = history_file().stat()
@@ -184,7 +197,8 @@ def _lines(stage: str) -> Iterator[dict[str, Any]]:
             seconds, memory = float(entry["seconds"]) / (slower if others >= BUSY else 1.0), entry.get("memory")
             pair = None if memory is None else (max(1, int(memory[0])), max(1, int(memory[1])))
             if math.isfinite(seconds) and all(map(math.isfinite, parts.values())):
-                yield {"parts": parts, "seconds": max(1e-3, seconds), "reused": bool(entry.get("reused")), "busy": others, "memory": pair}
+                reused = bool(entry.get("reused"))
+                yield Line(parts=parts, seconds=max(1e-3, seconds), reused=reused, busy=others, memory=pair)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
             continue  # written by something else
 

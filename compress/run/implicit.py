@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import field_serializer
 
 from compress.run.warm_start import check_intact
-from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
+from foundation.artifacts.artifact import Artifact, Kind, lineage
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Engine, Exported
+from foundation.artifacts.timed import Generated, VariantProposedSpeed, VariantSpeed, VariantTiming, write_generated, write_latency
 from foundation.core.engines import ENGINES, REFERENCE
 from foundation.core.target import Target
 from foundation.data.groups import groups_of_values
@@ -30,10 +32,13 @@ from foundation.stage.stage import Stage
 from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.training.finetune import Finetune
 
+if TYPE_CHECKING:
+    from export.engines.spec import EngineSpec
+    from foundation.machine.load import MachineLoad
+
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
 EXPORTED = "export.json"
-LATENCY, GENERATION = "latency.json", "generation.json"
 
 
 class Source(Stage):
@@ -48,17 +53,17 @@ class Source(Stage):
     """Tokenizer of a text model with random weights."""
 
     @field_serializer("model")
-    def _by_digest(self, model: ModelConfig) -> dict[str, Any]:
+    def _by_digest(self, model: ModelConfig) -> dict[str, object]:
         """Leaves out where a checkpoint of another run is: the key holds its digest."""
         dumped = model.model_dump(mode="json")
         return dumped if model.run is None else {key: value for key, value in dumped.items() if key not in ("path", "run", "stage")}
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Returns the digest of the source model and the labels; the training rows do not matter."""
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels)}
 
-    def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact | None, context: Context, out: Path) -> Mapping[str, object]:
         """Writes the checkpoint; this step has no parent."""
         check_intact(self.model)
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
@@ -72,12 +77,12 @@ class Evaluate(Stage):
     VERSION: ClassVar[int] = 3
     PRODUCES: ClassVar[Kind] = "evaluation"
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Returns the digest of the groups that intervals draw, as documents are no part of the rows, and what was removed from train."""
         groups = hashlib.sha256(groups_of_values(context.data.evaluation).tobytes()).hexdigest()
-        return {"groups": groups, **_shared(context)}
+        return {"groups": groups, "evaluation_rows": _shared(context)}
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Writes logits, labels and groups to `torch.safetensors` and returns the metrics with their n."""
         from foundation.machine.device import computing_device
         from foundation.measure import predictions
@@ -110,18 +115,18 @@ class Evaluate(Stage):
             "predictions": PREDICTIONS,
             **sizes,
             **_in_windows(processor, split.rows),
-            "evaluation_rows": {**_shared(context)["evaluation_rows"], "sha256": split.digest},
+            "evaluation_rows": {**_shared(context), "sha256": split.digest},
         }
 
 
-def _shared(context: Context) -> dict[str, Any]:
-    """Returns `evaluation_rows`, what the report says of rows that train and evaluation had in common."""
+def _shared(context: Context) -> dict[str, int]:
+    """Returns what the report says of rows that train and evaluation had in common."""
     shared = context.data.shared
     trained = shared.in_train if context.data.judge == "evaluation" else 0
-    return {"evaluation_rows": {"left_out_of_train": shared.left_out, "in_train": trained}}
+    return {"left_out_of_train": shared.left_out, "in_train": trained}
 
 
-def _in_windows(prepared: Preprocessor, rows: Sequence[Row]) -> dict[str, Any]:
+def _in_windows(prepared: Preprocessor, rows: Sequence[Row]) -> Mapping[str, object]:
     """Returns `windows`, what the report says of rows that are read in windows; nothing where they are truncated."""
     if not prepared.aggregate:
         return {}
@@ -136,11 +141,11 @@ class Latency(Stage):
     VERSION: ClassVar[int] = 2
     PRODUCES: ClassVar[Kind] = "latency"
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Returns the shapes at which a goal limits the p99, which takes more samples; None where there are none."""
         return [list(shape) for shape in sorted(_p99_shapes(context), key=str)] or None
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report; where engines answer prompts also
         `generation.json`: their speeds, with and without proposed tokens, and the read bandwidth of the machine."""
         from foundation.machine.load import Watch
@@ -148,17 +153,27 @@ class Latency(Stage):
 
         jobs, watch = engine_jobs(parent, context), Watch()
         race = race_of(jobs, _p99_shapes(context)) if context.target.device == "cpu" else None
-        rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress, race, watch)
+        timed = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress, race, watch)
+        rows = [VariantTiming(variant=jobs[number][0], **row.written()) for number, row in timed]
         machine = watch.summary()
         _tell(rows, machine, context)
-        write_json(out / LATENCY, [{"variant": jobs[row.pop("job")][0], **row} for row in rows])
+        write_latency(out, rows)
         answered = _generation(parent, context)
         if answered is not None:
-            write_json(out / GENERATION, answered)
+            write_generated(out, answered)
         return {"rows": len(rows), "machine": machine}
 
 
-def race_of(jobs: Sequence[tuple[str, Any]], p99: frozenset[tuple[int, int | None]]) -> Race:
+class BuiltEngine(NamedTuple):
+    """A runnable engine that was built."""
+
+    variant: str
+    entry: Engine
+    """Its entry of export.json."""
+    spec: EngineSpec
+
+
+def race_of(jobs: Sequence[tuple[str, EngineSpec]], p99: frozenset[tuple[int, int | None]]) -> Race:
     """Returns how engines compete: the reference in torch and the first engine of each variant are timed to the end in any case.
 
     Args:
@@ -177,9 +192,9 @@ def _p99_shapes(context: Context) -> frozenset[tuple[int, int | None]]:
     return frozenset((goal.batch, goal.sequence) for goal in context.goals.max_latency_ms if goal.percentile == 99)
 
 
-def _tell(rows: Sequence[dict[str, Any]], machine: dict[str, Any], context: Context) -> None:
+def _tell(rows: Sequence[VariantTiming], machine: MachineLoad, context: Context) -> None:
     """Warns where other work disturbed the timings."""
-    disturbed, busy = sum(bool(row.get("estimated")) for row in rows), sum(bool(row.get("busy")) for row in rows)
+    disturbed, busy = sum(bool(row.estimated) for row in rows), sum(bool(row.busy) for row in rows)
     if not disturbed and not busy:
         return
     others = "" if machine["other_cores"] is None else f": other work took {machine['other_cores']:.1f} of its {machine['cores']} cores"
@@ -189,39 +204,53 @@ def _tell(rows: Sequence[dict[str, Any]], machine: dict[str, Any], context: Cont
     )
 
 
-def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
+def _generation(exported: Artifact, context: Context) -> Generated | None:
     """Measures the engines that answer prompts; returns the contents of generation.json, None where there is none."""
     from compress.run.bandwidth import read_bandwidth
     from foundation.measure.generation import Reads, measure_generation, workloads
 
-    jobs = [(variant, entry, spec) for variant, entry, spec in _built(exported, context) if ENGINES[entry["engine"]].generates]
+    jobs = [job for job in _built(exported, context) if ENGINES[job.spec.engine].generates]
     if not jobs:
         return None
     config, bandwidth = Checkpoint(context.baseline.path).config, read_bandwidth(context.target.num_threads)
-    reads = [Reads(**entry["reads"]) for _, entry, _ in jobs]
+    reads = []
+    for job in jobs:
+        assert job.entry.reads is not None, "the export notes what an engine that answers prompts reads"
+        reads.append(Reads(**job.entry.reads))
     loads = workloads(most_tokens(config))
-    rows = measure_generation([spec for _, _, spec in jobs], reads, loads, config.vocab_size, bandwidth, context.progress)
-    named = []
-    for row in rows:
-        variant, entry, _ = jobs[row.pop("job")]
-        named.append({"variant": variant, "cache_precision": entry["cache_precision"], **row})
-    return {"bandwidth_bytes_per_s": round(bandwidth), "rows": named, **_proposals(exported, jobs, context)}
+    rows = measure_generation([job.spec for job in jobs], reads, loads, config.vocab_size, bandwidth, context.progress)
+    named = [
+        VariantSpeed(
+            variant=jobs[number].variant,
+            cache_precision=jobs[number].entry.cache_precision,
+            **{name: jobs[number].spec.labels[name] for name in ("engine", "mode", "precision", "float_precision")},
+            **row.written(),
+        )
+        for number, row in rows
+    ]
+    measured = Generated(bandwidth_bytes_per_s=round(bandwidth), rows=named)
+    proposals = _proposals(exported, jobs, context)
+    return measured.with_(proposals=tuple(proposals)) if proposals else measured
 
 
-def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any]], context: Context) -> dict[str, Any]:
-    """Measures the engines that tokens are proposed to; returns `proposals` of generation.json, nothing where there are none."""
+def _proposals(exported: Artifact, jobs: Sequence[BuiltEngine], context: Context) -> list[VariantProposedSpeed]:
+    """Measures the engines that tokens are proposed to; returns `proposals` of generation.json."""
     from export.engines.spec import proposed_to
     from foundation.measure.proposals import measure_proposals
     from foundation.measure.tokens import load_answers
 
-    asked = [(variant, entry, spec) for variant, entry, spec in jobs if "speculation" in entry]
+    def recorded_by(job: BuiltEngine) -> Path:
+        assert job.entry.generation is not None, "the export compares the answers of an engine that answers prompts"
+        return exported.path / str(job.entry.generation.file)
+
+    asked = [job for job in jobs if job.entry.speculation is not None]
     if not asked:
-        return {}
-    pairs = [(spec, proposed_to(spec, exported.path, entry)) for _, entry, spec in asked]
-    recorded = [load_answers(exported.path / entry["generation"]["file"]) for _, entry, _ in asked]
+        return []
+    pairs = [(job.spec, proposed_to(job.spec, exported.path, job.entry.written())) for job in asked]
+    recorded = [load_answers(recorded_by(job)) for job in asked]
     tokens = int(recorded[0][1].shape[1])
     rows = measure_proposals(pairs, recorded, tokens, context.progress)
-    return {"proposals": [{"variant": asked[job][0], **pairs[job][0].labels, **row} for row in rows for job in (row.pop("job"),)]}
+    return [VariantProposedSpeed(variant=asked[job].variant, **pairs[job][0].labels, **row.written()) for job, row in rows]
 
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
@@ -233,12 +262,12 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
     return [(batch, length) for batch in sorted(target.batch_sizes) for length in lengths]
 
 
-def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
+def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, EngineSpec]]:
     """Returns (variant, engine spec) of every runnable engine: in torch (`in_torch`), then each build with its recommended mode first."""
-    return [*in_torch(exported, context), *((variant, spec) for variant, _, spec in _built(exported, context))]
+    return [*in_torch(exported, context), *((job.variant, job.spec) for job in _built(exported, context))]
 
 
-def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
+def in_torch(exported: Artifact, context: Context) -> list[tuple[str, EngineSpec]]:
     """Returns (variant, engine spec) of what is timed in torch: the baseline in fp32, which speed-ups refer to, and in bf16.
 
     On a GPU also what int8 has to beat there: the float model behind the last variant in fp16 and bf16, eager and compiled, as far as
@@ -247,12 +276,13 @@ def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     from export.engines.spec import torch_spec
     from export.engines.torch import can_compile
 
-    folder, baseline, target = exported.path / _builds(exported)[0]["folder"], context.baseline, context.target
+    builds, baseline, target = read(Exported, exported.path / EXPORTED).builds, context.baseline, context.target
+    folder = exported.path / builds[0].folder
     jobs = [(baseline.id, torch_spec(Checkpoint(baseline.path), folder, precision, target)) for precision in ("fp32", "bf16")]
     if target.device != "cuda":
         return jobs
     last = list(context.checkpoints)[-1]
-    rival = competing(_builds(exported), lineage(last, context.checkpoints))[-1]
+    rival = competing(builds, lineage(last, context.checkpoints))[-1]
     compiles = can_compile()
     if not compiles:
         context.progress.warn("torch compiled is not timed: no C++ compiler is on PATH; install g++, or int8 is held against eager alone")
@@ -264,21 +294,16 @@ def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     return jobs
 
 
-def _built(exported: Artifact, context: Context) -> list[tuple[str, dict[str, Any], Any]]:
-    """Returns (variant, entry of export.json, engine spec) of every runnable engine that was built."""
+def _built(exported: Artifact, context: Context) -> list[BuiltEngine]:
+    """Returns every runnable engine that was built."""
     from export.engines.spec import spec_of
 
     return [
-        (build["variant"], entry, spec_of(exported.path, build, entry, context.target))
-        for build in _builds(exported)
-        for entry in build["engines"]
-        if entry["runnable"] and entry["engine"] != REFERENCE
+        BuiltEngine(build.variant, entry, spec_of(exported.path, build.written(), entry.written(), context.target))
+        for build in read(Exported, exported.path / EXPORTED).builds
+        for entry in build.engines
+        if entry.runnable and entry.engine != REFERENCE
     ]
-
-
-def _builds(exported: Artifact) -> list[dict[str, Any]]:
-    builds: list[dict[str, Any]] = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-    return builds
 
 
 def is_variant(step: Stage, steps: Sequence[Stage]) -> bool:

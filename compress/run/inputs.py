@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compress.run.split_sizes import lengths
 from foundation.artifacts.artifact import digest
@@ -25,7 +25,7 @@ from foundation.models.inputs.sounds import settle
 from foundation.models.inputs.tokenizer import TrainedTokenizer
 from foundation.models.library import quiet
 from foundation.stage.context import Context
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -54,7 +54,7 @@ def check_inputs(
 
 
 def num_truncated(
-    config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Any]
+    config: ModelConfig, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context, rows: Sequence[Row]
 ) -> int:
     """Returns how many texts are longer than data.max_length; 0 where texts are divided, or rows are none.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compress.reading.load import load_data
 from compress.recipe import Recipe
@@ -81,7 +81,7 @@ def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgre
     )
 
 
-def _engine_job(target: Target, root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], proposals: bool) -> EngineSpec:
+def _engine_job(target: Target, root: Path, build: Mapping[str, object], engine: Mapping[str, object], proposals: bool) -> EngineSpec:
     """Returns the spec of an engine of export.json, with what proposes tokens to it where that is asked for."""
     from export.engines.spec import proposed_to, spec_of
 
@@ -127,7 +127,9 @@ def _check_stages(recipe: Recipe, config: PreTrainedConfig, context: Context) ->
         stage.check(given, teacher, replace(context, team=stage.team(context.team)))
 
 
-def checked_with(recipe: Recipe, config: PreTrainedConfig, context: Context) -> Iterator[tuple[Stage, Any, Any]]:
+def checked_with(
+    recipe: Recipe, config: PreTrainedConfig, context: Context
+) -> Iterator[tuple[Stage, PreTrainedConfig, PreTrainedConfig | None]]:
     """Yields every stage with the Transformers configs of its input model and of its first teacher (None without one).
 
     Args:
@@ -136,7 +138,7 @@ def checked_with(recipe: Recipe, config: PreTrainedConfig, context: Context) -> 
         context: The context of the first step.
     """
     baseline = config
-    configs: dict[str, Any] = {}
+    configs: dict[str, PreTrainedConfig] = {}
     for stage in recipe.stages:
         config = {BASELINE: baseline, **configs}[named] if (named := input_named(stage)) else config
         known = {BASELINE: baseline, INPUT: config, **configs}
@@ -189,7 +191,7 @@ def _outside(step: Stage, name: str, context: Context) -> ModelConfig:
     return ModelConfig(path=name, task=context.task, head=getattr(step, "teacher_head", "keep"))
 
 
-def _config_outside(step: Any, name: str, context: Context) -> Any:
+def _config_outside(step: Stage, name: str, context: Context) -> PreTrainedConfig:
     """Returns the Transformers config of a teacher outside the run."""
     num_labels = num_classes(context.task, context.data.labels)
     key = f"stages.{step.id}.teacher"

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from foundation.machine.cached import read_cached, write_cached
 from foundation.machine.environment import cache_folder, hardware, processor, versions
@@ -105,7 +104,7 @@ def _write() -> None:
         stream.flush()
 
 
-def _best(work: Callable[[], Any]) -> float:
+def _best(work: Callable[[], object]) -> float:
     """Returns the seconds of the fastest of a few repeats; the first one loads what it needs and is never the fastest."""
     found = []
     for _ in range(REPEATS):

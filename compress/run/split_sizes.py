@@ -44,7 +44,7 @@ def _known(path: Path) -> str | None:
         return None
 
 
-def sizes(prepared: Preprocessor, context: Context) -> list[dict[str, Any]]:
+def sizes(prepared: Preprocessor, context: Context) -> list[dict[str, object]]:
     """Returns for each split its name, `rows`, and `longest` (tokens) and `truncated` (rows); both None where rows have no tokens, are
     windows or blocks that fit, or were cut before. Evaluation rows that must stay unseen are only counted."""
     data = context.data
@@ -53,7 +53,7 @@ def sizes(prepared: Preprocessor, context: Context) -> list[dict[str, Any]]:
     if data.hidden is not None:
         counts["evaluation"] = len(data.hidden)
     text = prepared.towers.get("text", prepared)
-    found = []
+    found: list[dict[str, object]] = []
     for name, rows in seen.items():
         counted = _lengths_shown(text, rows, context) if reads_texts(text) else []
         longest = max(counted, default=None)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from export.builds import HALVES
 from export.engines.registry import engine_module
@@ -58,7 +58,7 @@ class Timer:
     """The export stage of the recipe, else one with default settings."""
 
     @property
-    def settings(self) -> Any:
+    def settings(self) -> object:
         """The recipe settings that affect the latency, apart from the target; JSON types."""
         return [self._fast_quantizer().model_dump(mode="json"), self.exporter.float_precision]
 
@@ -91,7 +91,7 @@ class Timer:
     def _medians(self, specs: list[EngineSpec], shapes: Sequence[Shape]) -> list[list[float]]:
         """Returns for each shape the median latency in ms of engines that take turns."""
         rows = measure(specs, shapes, self.context.progress)
-        return [[float(row["p50_ms"]) for row in rows if (row["batch"], row["sequence"]) == shape] for shape in shapes]
+        return [[row.median_ms for _, row in rows if row.shape == shape] for shape in shapes]
 
     def at(self, checkpoint: Path, shapes: Sequence[Shape], precision: TimedPrecision) -> list[float]:
         """Returns the median latency in ms of one float checkpoint at several shapes; arguments and errors as above."""

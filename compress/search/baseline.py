@@ -6,20 +6,19 @@ refers), and the float model in every engine, to which the latency of an untrain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from compress.pipeline import run
 from compress.recipe import Recipe
 from compress.search.setup import TRIALS, Setup
 from export.export import Export
-from foundation.artifacts.artifact import read_json
 from foundation.artifacts.run_folder import open_run
 from foundation.artifacts.store import share, waited_for
+from foundation.artifacts.timed import Timing, read_latency
 from foundation.core.engines import REFERENCE
-from foundation.measure.fastest import LATENCY, reference_rows
+from foundation.measure.fastest import reference_rows
 from foundation.measure.latency import Shape
 
 BASELINE = "baseline"
@@ -63,26 +62,25 @@ def baseline(setup: Setup) -> Baseline:
     name, made = list(finished.variants.items())[-1]
     first = finished.baseline
     measured = finished.of_kind("latency")
-    rows: list[dict[str, Any]] = read_json(measured.path / LATENCY) if measured else []
+    rows = read_latency(measured.path) if measured else []
     return Baseline(
         checkpoint=made.path,
         metric=setup.metric_of(finished, first),
-        in_torch_ms={shape: row["p50_ms"] for shape, row in reference_rows(rows, first).items()},
-        shared_ms=float_times(rows, name),
-        first_ms=float_times(rows, first),
+        in_torch_ms={shape: row.median_ms for shape, row in reference_rows(rows, first).items()},
+        shared_ms=float_times(row for row in rows if row.variant == name),
+        first_ms=float_times(row for row in rows if row.variant == first),
     )
 
 
-def float_times(rows: Iterable[Mapping[str, Any]], variant: str) -> dict[tuple[str, Shape], float]:
+def float_times(rows: Iterable[Timing]) -> dict[tuple[str, Shape], float]:
     """Returns the median latency of a variant in fp32 by engine, other than torch, and shape: the median of the first row, the recommended
     mode.
 
     Args:
-        rows: The rows of latency.json, or of a variant in a report with the name of the variant.
-        variant: Its id.
+        rows: The rows of the variant.
     """
     found: dict[tuple[str, Shape], float] = {}
     for row in rows:
-        if row["variant"] == variant and row["engine"] != REFERENCE and row["precision"] == "fp32":
-            found.setdefault((row["engine"], (row["batch"], row["sequence"])), float(row["p50_ms"]))
+        if row.engine != REFERENCE and row.precision == "fp32":
+            found.setdefault((str(row.engine), row.shape), row.median_ms)
     return found

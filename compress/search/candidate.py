@@ -4,9 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypedDict
+
+from pydantic import JsonValue
 
 State = Literal["open", "dropped", "finished"]
+
+
+class TimedShape(TypedDict):
+    """The time of an untrained shape in the fastest engine."""
+
+    batch: int
+    sequence: int | None
+    engine: str
+    time_ms: float
+    baseline_ms: float
+
+
+class Record(TypedDict, total=False):
+    """What was measured of a candidate on one rung (`compress.search.rungs`)."""
+
+    seconds: float
+    """How long it took."""
+    failed: str
+    """Why it could not be measured."""
+    macs: int
+    parameters: int
+    weight_bytes: int
+    predicted_seconds: float | None
+    relative: float
+    shapes: list[TimedShape]
+    metric: float
+    told: bool
+    results: dict[str, float | None]
+    phase: float
+    excess: dict[str, float]
+    missed: list[str]
+    served: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -26,12 +60,12 @@ class Candidate:
     number: int
     wave: int
     """Candidates of one wave were drawn together, and are compared with each other."""
-    values: Mapping[str, Any]
+    values: Mapping[str, JsonValue]
     """The value of each knob by its path."""
     own: bool = False
     """Whether these are the values of the recipe itself."""
-    records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What was measured on each rung, with the `seconds` that it took."""
+    records: Mapping[str, Record] = field(default_factory=dict)
+    """What was measured on each rung."""
     passed: tuple[str, ...] = ()
     """The rungs that it has passed."""
     dropped: Dropped | None = None
@@ -51,13 +85,12 @@ class Candidate:
     @property
     def seconds(self) -> float:
         """The time that it has taken."""
-        return sum(float(record.get("seconds", 0.0)) for record in self.records.values())
+        return sum(record.get("seconds", 0.0) for record in self.records.values())
 
     @property
     def excess(self) -> dict[str, float]:
         """Excess over each goal of the recipe, at most 0 where it meets the goal; empty before it has finished."""
-        found: dict[str, float] = dict(self.records.get("full", {}).get("excess", {}))
-        return found
+        return dict(self.records.get("full", Record()).get("excess", {}))
 
     @property
     def feasible(self) -> bool:

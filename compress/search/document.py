@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from compress.report import goals as judged
 from compress.report.model.contents import Contents
 from compress.search import page
 from compress.search.baseline import Baseline
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.model import SCHEMA, Search
 from compress.search.points import Front, name_of, recipe_file, why_recommended
 from compress.search.rungs.full import OF_A_KIND, figures_of, names_of
@@ -23,7 +22,6 @@ from compress.search.study import Study
 from compress.search.work import rungs_of
 from compress.search_settings import Range
 from foundation.artifacts.artifact import write_json, write_text
-from foundation.artifacts.figures import Accuracy
 from foundation.machine import environment
 
 FILE, PAGE = "search.json", "search.html"
@@ -39,7 +37,7 @@ def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: R
     return contents
 
 
-def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, Any]:
+def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, object]:
     """Returns the outcome of a search as plain data, in the schema of `search.json`."""
     candidates = study.candidates()
     fingerprint = environment.fingerprint()
@@ -69,14 +67,14 @@ def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports:
     }
 
 
-def _knob(knob: Knob) -> dict[str, Any]:
+def _knob(knob: Knob) -> dict[str, object]:
     kind = "range" if isinstance(knob.given, Range) else "choices"
     return {"path": knob.path, "kind": kind, **knob.given.model_dump(mode="json", exclude_none=True)}
 
 
-def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, Any]:
+def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, object]:
     """Returns a candidate: its values, what every rung said, and what became of it."""
-    full = one.records.get("full", {})
+    full = one.records.get("full", Record())
     return {
         "number": one.number,
         "name": one.name,
@@ -95,10 +93,10 @@ def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _point(one: Candidate, setup: Setup, report: Contents) -> dict[str, Any]:
+def _point(one: Candidate, setup: Setup, report: Contents) -> dict[str, object]:
     """Returns a point of the front: its figures on selection rows, and on the evaluation split with intervals."""
     figures, cost = figures_of(report), judged.drop(report)
-    cell = judged.served_accuracy(report).get(judged.last_backend(report) or "", Accuracy())
+    cell = judged.accuracy(report)
     return {
         "number": one.number,
         "name": name_of(one, setup),

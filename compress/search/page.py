@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compress.report import phrases
 from compress.report.charts import scatter
@@ -146,7 +145,7 @@ def _knobs(contents: Search) -> list[View]:
     return rows
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return words({"": value})[1:]
 
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from compress.forecast import PlannedStep, looked_up, predicted
 from compress.pipeline import check_server
 from compress.recipe import Recipe, dump, written
 from compress.run.prepare import context_of, prepare
 from compress.search.candidate import Candidate
-from compress.search.space import Knob, each_value, knobs_of, recipe_of, words
+from compress.search.space import Knob, Values, each_value, knobs_of, recipe_of, words
 from compress.search_settings import Search
 from export.export import Export
 from foundation.artifacts.artifact import digest
@@ -93,7 +92,7 @@ class Setup:
         return self.judged.figure(run.artifacts[f"{EVALUATION}{variant}"].metrics["metrics"], run.predictions(variant))
 
     @cached_property
-    def base(self) -> dict[str, Any]:
+    def base(self) -> dict[str, object]:
         """The recipe as its author wrote it, plain data."""
         return written(self.recipe)
 
@@ -110,7 +109,7 @@ class Setup:
         rest = self.recipe.stages[len(self.shared) :]
         return tuple(stage for stage in rest if stage.PRODUCES == "checkpoint")
 
-    def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
+    def recipe_of(self, values: Mapping[str, object]) -> Recipe:
         """Returns the recipe of a candidate, which serves nothing: a server says no more of it than its engine does.
 
         Raises:
@@ -118,7 +117,7 @@ class Setup:
         """
         return without_servers(recipe_of(self.base, values))
 
-    def each_value(self) -> list[dict[str, Any]]:
+    def each_value(self) -> list[Values]:
         """Returns combinations of values in which every value occurs, of a range its ends."""
         return list(each_value(self.knobs))
 

@@ -17,7 +17,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from pydantic import JsonValue
 
 from compress.recipe import Recipe, check, put, written
 from compress.search_settings import Choices, Range, Search, same
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 MOST_COMBINATIONS = 512
 MOST_COUNTED = 10_000
 """Largest number of combinations of which the untried ones are listed."""
-Values = dict[str, Any]
+Values = dict[str, JsonValue]
 """The value of each knob by its path."""
 
 
@@ -49,12 +51,14 @@ class Knob:
         return self.path.split(".")[0]
 
     @property
-    def choices(self) -> tuple[Any, ...] | None:
+    def choices(self) -> tuple[JsonValue, ...] | None:
         """The values, numbers in rising order; None for a range."""
         if isinstance(self.given, Range):
             return None
-        values = self.given.choices
-        return tuple(sorted(values)) if self._numeric else values
+        if not self._numeric:
+            return self.given.choices
+        numbers = sorted(value for value in self.given.choices if _is_number(value))
+        return tuple(numbers)
 
     @property
     def _numeric(self) -> bool:
@@ -81,19 +85,23 @@ class Knob:
         assert isinstance(self.given, Range), "choices are drawn as places or categories"
         return self.given
 
-    def exact(self, value: Any) -> Any:
+    def exact(self, value: JsonValue) -> JsonValue:
         """Returns the number of a stepped range next to a value; without a step, and of choices, the value itself."""
         if isinstance(self.given, Choices) or self.given.step is None:
             return value
+        assert _is_number(value), f"a range has numbers: {value!r}"
         return self.given.nearest(value)
 
-    def value(self, drawn: Any) -> Any:
+    def value(self, drawn: float | str) -> JsonValue:
         """Returns the value in the recipe of what the sampler drew."""
         if self.choices is None:
             return self.exact(drawn)
-        return self.choices[drawn] if self._numeric else json.loads(drawn)
+        if not isinstance(drawn, str):
+            return self.choices[int(drawn)]
+        category: JsonValue = json.loads(drawn)
+        return category
 
-    def drawn(self, value: Any) -> Any:
+    def drawn(self, value: object) -> float | str | None:
         """Returns the sampler's representation of a value; None where the value is outside the space."""
         if self.choices is not None:
             found = next((index for index, other in enumerate(self.choices) if same(value, other) or _equal(value, other)), None)
@@ -105,7 +113,7 @@ class Knob:
         return number if type(number) is type(low) and low <= number <= high and number == self.exact(number) else None
 
     @property
-    def samples(self) -> tuple[Any, ...]:
+    def samples(self) -> tuple[JsonValue, ...]:
         """Every value of choices; the two ends of a range."""
         distribution: Any = self.distribution
         return self.choices if self.choices is not None else (distribution.low, distribution.high)
@@ -120,7 +128,7 @@ class Knob:
         return self._range.num_steps + 1
 
     @property
-    def all(self) -> tuple[Any, ...]:
+    def all(self) -> tuple[JsonValue, ...]:
         """Every value; only where `count` is known."""
         if self.choices is not None:
             return self.choices
@@ -198,7 +206,7 @@ def each_value(knobs: Sequence[Knob]) -> Iterator[Values]:
             yield {**first, knob.path: value}
 
 
-def recipe_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | None = None) -> Recipe:
+def recipe_of(base: Mapping[str, object], values: Mapping[str, object], name: str | None = None) -> Recipe:
     """Returns the recipe that a draw makes, checked and without its `search`.
 
     Args:
@@ -212,7 +220,7 @@ def recipe_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | No
     return check(plain_of(base, values, name))
 
 
-def plain_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+def plain_of(base: Mapping[str, object], values: Mapping[str, object], name: str | None = None) -> dict[str, object]:
     """Returns the recipe that a draw makes as plain data; see `recipe_of`."""
     raw = {key: value for key, value in deepcopy(dict(base)).items() if key != "search"}
     for path, value in values.items():
@@ -224,12 +232,13 @@ def own_values(recipe: Recipe, knobs: Sequence[Knob]) -> Values | None:
     """Returns the values that the recipe itself gives to the knobs; None where it leaves the space with one of them."""
     values: Values = {}
     for knob in knobs:
-        value: Any = recipe.stage(knob.stage).model_dump(mode="json")
+        value: object = recipe.stage(knob.stage).model_dump(mode="json")
         for part in knob.path.split(".")[1:]:
             value = value.get(part) if isinstance(value, Mapping) else None
-        if knob.drawn(value) is None:
+        drawn = knob.drawn(value)
+        if drawn is None:
             return None
-        values[knob.path] = knob.value(knob.drawn(value))
+        values[knob.path] = knob.value(drawn)
     return values
 
 
@@ -248,26 +257,26 @@ def untried(knobs: Sequence[Knob], tried: Sequence[Values]) -> Iterator[Values]:
             yield found
 
 
-def words(values: Mapping[str, Any]) -> str:
+def words(values: Mapping[str, object]) -> str:
     """Returns values as text: `prune.sparsity=0.5, quantize.mode=ptq`."""
     return ", ".join(f"{path}={_short(value)}" for path, value in values.items())
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value) if not isinstance(value, dict) else shown(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _equal(value: Any, other: Any) -> bool:
+def _equal(value: object, other: object) -> bool:
     """Whether two numbers are equal, 3 and 3.0 too."""
     return _is_number(value) and _is_number(other) and value == other
 
 
-def searched(search: Search) -> dict[str, Any]:
+def searched(search: Search) -> dict[str, object]:
     """Returns what makes one study: everything but its budget, plain data."""
     return search.model_dump(mode="json", exclude={"budget"})

@@ -16,10 +16,12 @@ import fcntl
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+from pydantic import JsonValue
 
 from compress.recipe import Recipe
 from compress.search.candidate import Candidate, Dropped
@@ -144,7 +146,7 @@ class Study:
         """Keeps the time that the baseline took, the longest of those given."""
         self._study.set_user_attr(BASELINE, max(seconds, self.baseline_seconds))
 
-    def record(self, number: int, rung: str, figures: Mapping[str, Any]) -> None:
+    def record(self, number: int, rung: str, figures: Mapping[str, object]) -> None:
         """Keeps what was measured of a candidate on a rung."""
         self._trial(number).set_user_attr(f"{RECORD}{rung}", dict(figures))
 
@@ -259,18 +261,19 @@ class Study:
         from optuna.trial import TrialState
 
         for trial in self._trials():
-            dropped = trial.user_attrs.get(DROPPED) or {}
-            if trial.state == TrialState.RUNNING and (VALUES not in trial.user_attrs or dropped) and not dropped.get("for_time"):
+            dropped = trial.user_attrs.get(DROPPED)
+            unfinished = trial.state == TrialState.RUNNING and (VALUES not in trial.user_attrs or dropped)
+            if unfinished and not (dropped and dropped.get("for_time")):
                 self._study.tell(trial.number, state=TrialState.PRUNED if dropped else TrialState.FAIL)
 
-    def _exact(self, values: Mapping[str, Any]) -> Values:
+    def _exact(self, values: Mapping[str, JsonValue]) -> Values:
         """Returns values with the numbers of the grids: a study of an older version holds sums of binary steps."""
         return {knob.path: knob.exact(values[knob.path]) for knob in self._knobs}
 
-    def _text(self, values: Mapping[str, Any]) -> str:
+    def _text(self, values: Mapping[str, JsonValue]) -> str:
         return json.dumps(self._exact(values), sort_keys=True)
 
-    def _drawn(self, values: Values) -> dict[str, Any]:
+    def _drawn(self, values: Values) -> dict[str, float | str | None]:
         return {knob.path: knob.drawn(values[knob.path]) for knob in self._knobs}
 
     def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
@@ -302,7 +305,7 @@ def _constrain(trial: optuna.Trial, excess: Mapping[str, float]) -> None:
             trial.set_constraint(name, value)
 
 
-def _objective(index: int) -> Any:
+def _objective(index: int) -> Callable[[FrozenTrial], float]:
     return lambda trial: trial.values[index]
 
 

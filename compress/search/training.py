@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from compress.recipe import Recipe
 from compress.search.setup import Setup
@@ -46,7 +47,7 @@ def shortened(setup: Setup, recipe: Recipe, share: float) -> Recipe:
     return _changed(setup, recipe, lambda stage: scaled(stage, share))
 
 
-def _changed(setup: Setup, recipe: Recipe, change: Any) -> Recipe:
+def _changed(setup: Setup, recipe: Recipe, change: Callable[[Stage], Stage]) -> Recipe:
     first = len(setup.shared)
     models = [stage for stage in recipe.stages[first:] if stage.PRODUCES == "checkpoint"]
     return recipe.model_copy(update={"stages": (*recipe.stages[:first], *map(change, models))})
@@ -64,11 +65,11 @@ def scaled(stage: Stage, share: float) -> Stage:
     return type(stage).model_validate(_scaled(stage.model_dump(mode="json"), share))
 
 
-def _scaled(value: Any, share: float) -> Any:
+def _scaled(value: object, share: float) -> object:
     if isinstance(value, dict):
-        return {key: inner * share if _is_epochs(key, inner) else _scaled(inner, share) for key, inner in value.items()}
+        return {key: share * inner if _is_epochs(key, inner) else _scaled(inner, share) for key, inner in value.items()}
     return [_scaled(inner, share) for inner in value] if isinstance(value, list) else value
 
 
-def _is_epochs(key: str, value: Any) -> bool:
+def _is_epochs(key: str, value: object) -> bool:
     return key == EPOCHS and isinstance(value, int | float) and not isinstance(value, bool)

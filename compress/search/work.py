@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 
 from compress.search.baseline import Baseline
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.price import Price, cheapest_first
 from compress.search.rungs.full import FullRun
 from compress.search.rungs.latency import UntrainedLatency
@@ -121,7 +121,7 @@ class Work:
         try:
             figures = rung.measure(one, self._setup)
         except (InputError, ParityError, EngineError) as error:  # of this candidate: it is dropped, and the reason is kept
-            figures = {FAILED: " ".join(str(error).split())}
+            figures = Record(failed=" ".join(str(error).split()))
             self._setup.progress.warn(f"{one.name} {rung.NAME}: {figures[FAILED]}")
         self._study.record(one.number, rung.NAME, {**figures, "seconds": round(time.monotonic() - started, 3)})
 
@@ -148,7 +148,7 @@ class Work:
             self._setup.progress.log(f"{one.name} dropped: {verdict.reason}")
             self._study.drop(one.number, rung.NAME, verdict.reason, verdict.excess)
         elif rung.NAME == FullRun.NAME:
-            results = one.records[rung.NAME]["results"]
+            results = {name: value for name, value in one.records[rung.NAME]["results"].items() if value is not None}
             self._study.finish(one.number, [results[name] for name in self._setup.search.objectives], one.excess)
             told = ", ".join(f"{name} {results[name]:.4g}" for name in self._setup.search.objectives)
             self._setup.progress.log(f"{one.name} finished: {told}")

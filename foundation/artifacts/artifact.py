@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from foundation.core.errors import InputError
 from foundation.core.files import read_plain
@@ -37,39 +37,65 @@ class DamagedArtifact(Exception):
     """An artifact does not match its manifest; the message names the file."""
 
 
+class FileEntry(TypedDict):
+    """A file of an artifact, in its manifest."""
+
+    sha256: str
+    size: int
+
+
+class Manifest(TypedDict, total=False):
+    """The contents of manifest.json, see above; what `ENTRIES` does not list is absent from manifests of earlier versions."""
+
+    schema: int
+    id: str
+    kind: Kind
+    key: str
+    parents: list[str]
+    digest: str
+    files: dict[str, FileEntry]
+    stage: str
+    config: Mapping[str, object]
+    seed: int
+    versions: Mapping[str, str]
+    hardware: Mapping[str, object]
+    metrics: dict[str, Any]
+    seconds: float
+    peak_memory_bytes: int
+    depends_on: Mapping[str, object]
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A finished artifact: its folder and its manifest."""
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
 
     @property
     def id(self) -> str:
         """Id of the stage that produced the artifact."""
-        return str(self.manifest["id"])
+        return self.manifest["id"]
 
     @property
     def kind(self) -> Kind:
         """What the artifact holds."""
-        kind: Kind = self.manifest["kind"]
-        return kind
+        return self.manifest["kind"]
 
     @property
     def key(self) -> str:
         """Cache key: the digest of all inputs of the stage."""
-        return str(self.manifest["key"])
+        return self.manifest["key"]
 
     @property
     def digest(self) -> str:
         """Digest of all outputs of the stage: the names and contents of the files."""
-        return str(self.manifest["digest"])
+        return self.manifest["digest"]
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The metrics that the stage returned."""
-        metrics: dict[str, Any] = self.manifest["metrics"]
-        return metrics
+        return self.manifest["metrics"]
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +114,7 @@ def lineage(name: str, artifacts: Mapping[str, Artifact]) -> list[str]:
     return line[::-1]
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Returns the sha256 (hex) of a JSON value in canonical form (sorted keys, no spaces)."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()).hexdigest()
 
@@ -171,12 +197,12 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes `value` as indented JSON to `path` atomically, replacing an existing file."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fields: Mapping[str, Any]) -> None:
+def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fields: Mapping[str, object]) -> None:
     """Hashes every file in `folder` and writes the manifest; the last step before `writing` renames the folder.
 
     Args:
@@ -198,7 +224,7 @@ def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fie
     write_json(folder / MANIFEST, {**manifest, SEAL: _sealed(manifest)})
 
 
-def _sealed(manifest: Mapping[str, Any]) -> str:
+def _sealed(manifest: Mapping[str, object]) -> str:
     return digest(json.loads(json.dumps({name: value for name, value in manifest.items() if name != SEAL}, allow_nan=False)))
 
 
@@ -222,14 +248,15 @@ def load(folder: Path) -> Artifact:
     Raises:
         DamagedArtifact: The manifest is missing, unreadable, of another schema version, or was changed.
     """
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+    manifest: Manifest = read_json(folder / MANIFEST)
+    entries: Mapping[str, object] = manifest
+    if not isinstance(entries, dict) or entries.get("schema") != SCHEMA:
         raise DamagedArtifact(f"{folder / MANIFEST}: schema {SCHEMA} expected")
     for name, fits in ENTRIES.items():
-        if name not in manifest or not fits(manifest[name]):
-            raise DamagedArtifact(f"{folder / MANIFEST}: {name}: {shown(manifest.get(name))} is no such entry of a manifest")
+        if name not in entries or not fits(entries[name]):
+            raise DamagedArtifact(f"{folder / MANIFEST}: {name}: {shown(entries.get(name))} is no such entry of a manifest")
     try:
-        intact = SEAL not in manifest or manifest[SEAL] == _sealed(manifest)
+        intact = SEAL not in entries or entries[SEAL] == _sealed(entries)
     except ValueError:  # NaN, or an integer too long to write
         intact = False
     if not intact:
@@ -237,13 +264,13 @@ def load(folder: Path) -> Artifact:
     return Artifact(folder, manifest)
 
 
-def _is_file_list(value: Any) -> bool:
+def _is_file_list(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and type(entry.get("size")) is int for entry in value.values()
     )
 
 
-ENTRIES: Mapping[str, Callable[[Any], bool]] = {
+ENTRIES: Mapping[str, Callable[[object], bool]] = {
     "id": lambda value: isinstance(value, str),
     "kind": lambda value: value in get_args(Kind),
     "key": lambda value: isinstance(value, str),

@@ -13,9 +13,9 @@ A chain inside the run folder finds damage, not a forger who also writes a new c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
@@ -27,23 +27,35 @@ CHAIN, SCHEMA = "chain.json", 1
 GOLDEN, FLIPS, DATA = "golden.safetensors", "flips.jsonl", "data.json"
 
 
-def chain_of(run: Run) -> dict[str, Any]:
-    """Returns the chain of a run as it is on disk now.
+class ChainFile(TypedDict):
+    """A file of the run folder."""
 
-    Returns:
-        `anchor`; `files`: path (relative to the run folder) and sha256 of each, null for a missing file; `model_repository`: where it
-        leads, null without one.
-    """
+    path: str
+    """Relative to the folder."""
+    sha256: str | None
+    """None for a missing file."""
+
+
+class Chain(TypedDict):
+    """The contents of chain.json but its schema."""
+
+    anchor: str
+    files: Sequence[ChainFile]
+    model_repository: str | None
+    """Where the link leads; None without one."""
+
+
+def chain_of(run: Run) -> Chain:
+    """Returns the chain of a run as it is on disk now."""
     data = [DATA] if os.path.lexists(run.folder / DATA) else []  # runs of earlier versions have none
     names = [LOCK_FILE, GOLDEN, FLIPS, *data, *(f"{stage['artifact']}/{artifact.MANIFEST}" for stage in run.stages)]
-    files = [{"path": name, "sha256": _digest(run.folder / name)} for name in names]
+    files = [ChainFile(path=name, sha256=_digest(run.folder / name)) for name in names]
     return anchored(files, _target(run.folder / REPOSITORY))
 
 
-def anchored(files: list[dict[str, Any]], link: str | None) -> dict[str, Any]:
+def anchored(files: Sequence[ChainFile], link: str | None) -> Chain:
     """Returns the chain of these entries, with its anchor."""
-    contents = {"files": files, "model_repository": link}
-    return {"anchor": artifact.digest(contents), **contents}
+    return Chain(anchor=artifact.digest({"files": files, "model_repository": link}), files=files, model_repository=link)
 
 
 def write_chain(run: Run) -> None:
@@ -51,7 +63,7 @@ def write_chain(run: Run) -> None:
     artifact.write_json(run.folder / CHAIN, {"schema": SCHEMA, **chain_of(run)})
 
 
-def read_chain(folder: Path) -> dict[str, Any]:
+def read_chain(folder: Path) -> Chain:
     """Returns the chain that the run wrote.
 
     Raises:
@@ -87,14 +99,15 @@ def forget(folder: Path, name: str) -> None:
         artifact.write_json(folder / CHAIN, {"schema": SCHEMA, **kept})
 
 
-def checked(document: Any) -> dict[str, Any]:
+def checked(document: Any) -> Chain:
     """Returns the chain in a document whose anchor belongs to its entries.
 
     Raises:
         KeyError, TypeError: An entry is missing or of the wrong type.
         ValueError: The anchor belongs to other entries.
     """
-    found = anchored([{"path": str(e["path"]), "sha256": e["sha256"]} for e in document["files"]], document["model_repository"])
+    files = [ChainFile(path=str(entry["path"]), sha256=entry["sha256"]) for entry in document["files"]]
+    found = anchored(files, document["model_repository"])
     if found["anchor"] != document["anchor"]:
         raise ValueError("its anchor belongs to other entries")
     return found
@@ -120,7 +133,7 @@ def damage(run: Run, log: Callable[[str], None] = lambda line: None, only: Artif
     yield from _link(run)
 
 
-def changes(expected: Mapping[str, Any], run: Run, source: str) -> list[str]:
+def changes(expected: Chain, run: Run, source: str) -> list[str]:
     """Returns one line for each entry of a chain that is not what is on disk now.
 
     Args:

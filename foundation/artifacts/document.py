@@ -41,7 +41,7 @@ class Document(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _without_nulls(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
         rules = _rules(cls)
@@ -52,7 +52,7 @@ class Document(BaseModel):
         """Returns the document as it is written: plain data, with the keys that were set, in the order of the fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
-    def with_(self, **more: Any) -> Self:
+    def with_(self, **more: object) -> Self:
         """Returns the document with other values of some fields."""
         return self.model_copy(update=more)
 
@@ -79,7 +79,7 @@ class _Rule(NamedTuple):
     items: bool
     """Whether entries of the list, or values of the map, may be null."""
 
-    def cleaned(self, value: Any) -> Any:
+    def cleaned(self, value: object) -> object:
         if self.items:
             return value
         if isinstance(value, list | tuple):
@@ -99,15 +99,15 @@ def _rules(model: type[Document]) -> dict[str, _Rule]:
     return rules
 
 
-def _is_nullable(kind: Any) -> bool:
+def _is_nullable(kind: object) -> bool:
     return NoneType in get_args(_unwrapped(kind))
 
 
-def _unwrapped(kind: Any) -> Any:
+def _unwrapped(kind: object) -> object:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def bare(kind: Any) -> Any:
+def bare(kind: object) -> object:
     """Returns a type without what is annotated, and without null."""
     kind = _unwrapped(kind)
     if get_origin(kind) not in (Union, UnionType):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
@@ -25,6 +25,7 @@ from foundation.core.shown import reason, shown
 from foundation.core.step_names import EVALUATION
 from foundation.core.version import version
 from foundation.core.yaml_file import parse_yaml
+from foundation.machine.environment import Fingerprint
 
 LOCK_FILE = "recipe.lock.yaml"
 MOST_BYTES = 10_000_000
@@ -37,6 +38,17 @@ JUDGE = ".judge"
 """Holds the rows that the run is judged on, where these are not the evaluation rows."""
 
 
+class StepEntry(TypedDict):
+    """A step of a run, in `recipe.lock.yaml`."""
+
+    id: str
+    artifact: str
+    """Path relative to the folder."""
+    digest: str
+    cached: bool
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run, read from its folder."""
@@ -44,9 +56,8 @@ class Run:
     folder: Path
     recipe: Mapping[str, Any]
     """The resolved recipe, as plain data."""
-    stages: tuple[Mapping[str, Any], ...]
-    """Per step: `id`, `artifact` (path relative to the folder), `digest`, `cached`, `seconds`."""
-    environment: Mapping[str, Any]
+    stages: tuple[StepEntry, ...]
+    environment: Fingerprint
     artifacts: Mapping[str, Artifact]
     """Finished artifacts by step id, in execution order."""
     finished: str | None = None
@@ -102,7 +113,7 @@ def open_run(folder: Path) -> Run:
     return run
 
 
-def _problem(document: Any) -> str | None:
+def _problem(document: object) -> str | None:
     """Describes the damage of `recipe.lock.yaml`; None if there is none."""
     if not isinstance(document, dict):
         return f"{shown(document)} instead of a map"
@@ -126,7 +137,7 @@ def _problem(document: Any) -> str | None:
     return None
 
 
-STEP: Mapping[str, Callable[[Any], bool]] = {
+STEP: Mapping[str, Callable[[object], bool]] = {
     "id": lambda value: isinstance(value, str),
     "artifact": lambda value: isinstance(value, str) and re.fullmatch(r"stages/[a-z][a-z0-9_-]*", value) is not None,
     "digest": lambda value: isinstance(value, str),
@@ -157,7 +168,7 @@ def blaming_damage(folder: Path) -> Iterator[None]:
 
 
 def write_lock(
-    folder: Path, recipe: Mapping[str, Any], environment: Mapping[str, Any], made: Mapping[str, tuple[Artifact, bool, float]]
+    folder: Path, recipe: Mapping[str, object], environment: Fingerprint, made: Mapping[str, tuple[Artifact, bool, float]]
 ) -> None:
     """Writes `recipe.lock.yaml`, with the present time and the version of compress.
 

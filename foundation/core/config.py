@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
@@ -17,6 +17,6 @@ class Config(BaseModel):
     keys."""
 
     @model_serializer(mode="wrap")
-    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields = type(self).model_fields
         return {key: value for key, value in whole(self).items() if key not in self.LATER or getattr(self, key) != fields[key].default}

@@ -100,7 +100,7 @@ class Decoding:
         """Whether tokens are drawn at random."""
         return self.temperature > 0
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Returns the settings as JSON types."""
         return asdict(self)
 
@@ -123,7 +123,7 @@ class Answer:
     accepted: int = 0
     """Proposed tokens that it accepted: tokens of the answer that cost no step of the model."""
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Returns the answer as JSON types."""
         return asdict(self)
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+T = TypeVar("T")
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 10.0
 SILENT_SECONDS = 9.0
@@ -38,7 +39,7 @@ class Progress(Protocol):
     def tick(self, label: str, message: str) -> None:
         """Writes one of many lines of the bar `label`, such as one for each epoch; a console need not show all of them."""
 
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """Yields `items`, showing rate and remaining time."""
 
     @contextmanager
@@ -120,7 +121,7 @@ class ConsoleProgress:
         else:
             self._show(message)
 
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """Yields `items` under a bar; `total` is their number where they have no length."""
         count = total if total is not None else len(items)  # type: ignore[arg-type]
         with self.bar(label, count) as advance:

@@ -6,14 +6,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
 
 LONGEST_INTEGER_BITS = 12_000
 """Python refuses to write larger integers in decimal."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def shown(value: Any, limit: int = 60) -> str:
+def shown(value: object, limit: int = 60) -> str:
     """Returns the start of a value's `repr`, at most `limit` characters.
 
     The work is bounded by `limit`, not by the value: a few lines of YAML aliases may stand for billions of entries. An object that is not
@@ -39,7 +38,7 @@ def pasted(*words: object) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def _pieces(value: Any, limit: int) -> Iterator[str]:
+def _pieces(value: object, limit: int) -> Iterator[str]:
     if isinstance(value, str | bytes):
         yield repr(value[: limit + 1])
     elif isinstance(value, bool | float) or value is None:

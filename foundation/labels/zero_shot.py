@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from foundation.core.arrays import Array
 from foundation.core.spread import spread
 from foundation.labels.form import MOST_CLASSES, counts_of_ids
 from foundation.labels.vectors import VectorLabels, follow_each_other, of_length_one
+from foundation.standalone.preprocess import Row
 
 IMAGE, TEXT = 0, 1
 SIDES: Mapping[str, int] = {"image": IMAGE, "text": TEXT}
@@ -47,7 +48,7 @@ def labels_of(sides: Array, classes: Array, pairs: Array | None = None) -> Image
     return ImagesAndTexts(np.stack([sides, classes, numbers], axis=1).astype(np.float32))
 
 
-def read_by(modality: str, rows: Sequence[Any]) -> list[int]:
+def read_by(modality: str, rows: Sequence[Row]) -> list[int]:
     """Returns the numbers of the rows that a model reads: the rows of its modality where there are images and texts, else all."""
     if modality == "image":
         return [number for number, row in enumerate(rows) if isinstance(row, bytes)]

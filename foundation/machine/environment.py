@@ -8,7 +8,7 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import psutil
 
@@ -30,6 +30,30 @@ NATIVE_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
+class Processor(TypedDict):
+    """What decides how fast a machine computes."""
+
+    cpu: str
+    cpu_features: list[str]
+    cores: int
+    """Usable physical cores."""
+    gpus: list[str]
+
+
+class Hardware(Processor):
+    """A machine."""
+
+    memory_bytes: int
+    kernel: str
+
+
+class Fingerprint(TypedDict):
+    """What everything depends on that is measured on or built for this machine."""
+
+    versions: dict[str, str]
+    hardware: Hardware
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of those installed libraries that results depend on."""
@@ -43,7 +67,7 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
-def hardware() -> dict[str, Any]:
+def hardware() -> Hardware:
     """Returns processor, features, usable physical cores, memory (bytes), GPUs and kernel of this machine."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
@@ -59,10 +83,10 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def processor() -> dict[str, Any]:
+def processor() -> Processor:
     """Returns the part of `hardware` that decides how fast this machine computes."""
     known = hardware()
-    return {name: known[name] for name in ("cpu", "cpu_features", "cores", "gpus")}
+    return {"cpu": known["cpu"], "cpu_features": known["cpu_features"], "cores": known["cores"], "gpus": known["gpus"]}
 
 
 @functools.cache
@@ -86,6 +110,6 @@ def cache_folder() -> Path:
     return (Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache") / "compress"
 
 
-def fingerprint() -> dict[str, Any]:
+def fingerprint() -> Fingerprint:
     """Returns versions and hardware, which are part of the cache key of everything measured on or built for this machine."""
     return {"versions": versions(), "hardware": hardware()}

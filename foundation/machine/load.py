@@ -18,7 +18,7 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -62,6 +62,22 @@ def calibrate() -> float:
     return min(times)
 
 
+class MachineLoad(TypedDict):
+    """How busy the machine was during a measurement (`compress.report.model.contents.Machine`)."""
+
+    seconds: float
+    cores: int
+    load_average: list[float]
+    other_cores: float | None
+    stolen: float | None
+    throttled_s: float | None
+    pressure: float | None
+    clock_mhz: list[int] | None
+    calibration_ms: float
+    calibration_spread: float | None
+    repeated: int
+
+
 class Watch:
     """Watches the machine during a measurement."""
 
@@ -80,7 +96,7 @@ class Watch:
         taken = (_since(now.stolen, before.stolen) or 0) / cores + (_since(now.throttled, before.throttled) or 0)
         return taken > DISTURBING * wall or min(self._calibrations[-2:]) > SLOW * min(self._calibrations)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> MachineLoad:
         """Returns how busy the machine was since the start; asked when the engines have ended."""
         now, start = snapshot(), self._start
         wall, cores = max(1e-9, now.wall - start.wall), os.cpu_count() or 1

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 Strategy = Literal["ddp", "fsdp2"]
@@ -177,11 +178,11 @@ class Team:
             return _mesh(dist.group.WORLD, (self.data_size, self.context), ("data", "context"))
         return _mesh(dist.group.WORLD, (self.data_size, 1, self.tensor), ("data", "one", "tensor"))
 
-    def data_group(self) -> Any:
+    def data_group(self) -> ProcessGroup | None:
         """Returns the process group of those that have the same part of the model, or of its tokens; None for all processes."""
         return self.mesh()["data"].get_group() if self.model_parallel_size > 1 else None
 
-    def gradient_group(self) -> Any:
+    def gradient_group(self) -> ProcessGroup | None:
         """Returns the process group over which gradients are summed; None for all processes."""
         return None if self.context > 1 else self.data_group()
 
@@ -361,7 +362,7 @@ def _is_told_elsewhere(error: BaseException, store: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def _mesh(world: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+def _mesh(world: ProcessGroup | None, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """Returns the mesh of a process group, for which it makes groups once."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -372,7 +373,7 @@ def _mesh(world: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceM
     return init_device_mesh(kind, shape, mesh_dim_names=names)
 
 
-def copy_from(tensor: Tensor, source: int = 0, group: Any = None) -> None:
+def copy_from(tensor: Tensor, source: int = 0, group: ProcessGroup | None = None) -> None:
     """Overwrites a contiguous tensor with the tensor of one process, in all processes of a group, which all must call it.
 
     Args:

@@ -44,7 +44,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], offload: bool = False, 
     return model
 
 
-def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
+def without_gradients(model: nn.Module) -> AbstractContextManager[object]:
     """Returns the context manager for inference: `inference_mode`, or `no_grad` for a divided model, which keeps tensors between calls."""
     import torch
 

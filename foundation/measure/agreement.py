@@ -29,7 +29,7 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Lab
     return {**judge(changed, distance / labels.unit(reference)), "differs": answer.DIFFERS}
 
 
-def shortfall(compared: Mapping[str, Any], other: str) -> str | None:
+def shortfall(compared: Mapping[str, object], other: str) -> str | None:
     """Returns in one line why two backends do not agree, None if they do.
 
     Args:

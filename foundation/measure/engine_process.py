@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import TracebackType, UnionType
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from foundation.machine.waits import bounded_spin
 from foundation.standalone.preprocess import Row, TokenPair
 from foundation.standalone.windows import Window
 
-KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
+KINDS: Mapping[str, type | UnionType] = {"image": bytes, "block": np.ndarray | TokenPair, "window": Window}
 """Kinds of rows in a file other than text."""
 MIXED = "mixed"
 """Images and texts, each behind the name of its type."""
@@ -54,7 +54,7 @@ class Job(Protocol):
     def command(self) -> list[str]:
         """Command line of its process."""
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Returns the map that opens the engine; JSON types."""
 
 
@@ -83,7 +83,7 @@ class EngineProcess:
             self.close()
             raise
 
-    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, op: str, **fields: object) -> dict[str, Any]:
         """Sends a request and waits for the response.
 
         Raises:

@@ -25,19 +25,20 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from foundation.artifacts.artifact import read_json
 from foundation.core.engines import REFERENCE, served_on
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.judged import Judged, known_metric
 from foundation.measure.turns import log_ratios, quantile, ratio
 
 if TYPE_CHECKING:  # pydantic, which the Python API is imported without
+    from foundation.artifacts.exported import Build, Engine
+    from foundation.artifacts.timed import Timing, VariantTiming
     from foundation.core.goals import Goals, LatencyGoal
     from foundation.core.target import Target
 
-EXPORTED, LATENCY = "export.json", "latency.json"
+EXPORTED = "export.json"
 CLOSE = 0.05
 """Times that differ by less are taken for equal: geometric means over shapes repeat between quiet runs to about half of this."""
 CLOSE_BEFORE = 0.02
@@ -51,7 +52,6 @@ MODES = ("dynamic", "static", "eager", "compiled")
 EXACT = 1e-9
 PERCENTILES = (99, 90, 50)
 """Quantiles of a latency row, the highest first."""
-Row = Mapping[str, Any]
 Shape = tuple[int, int | None]
 NAMES = ("variant", "precision", "float_precision", "engine", "mode")
 Key = tuple[str, str, str, str, str]
@@ -67,7 +67,7 @@ class Candidate:
     """The primary metric on the evaluation split."""
     size_bytes: int
     """What the engine loads."""
-    rows: Mapping[Shape, Row]
+    rows: Mapping[Shape, Timing]
     """Its latency row at each target shape."""
 
     @property
@@ -94,7 +94,7 @@ class Scale:
     metric: str
     before: float
     """The primary metric of the baseline in torch."""
-    reference: Mapping[Shape, Row]
+    reference: Mapping[Shape, Timing]
     """Latency rows of the baseline in torch, fp32, eager."""
 
 
@@ -126,57 +126,65 @@ def fastest(measured: Measured, goals: Goals, judged: Judged) -> list[Ranked]:
         goals: The goals of the recipe.
         judged: The metric that is judged.
     """
-    builds, latency = read_json(measured.exported / EXPORTED)["builds"], read_json(measured.latency / LATENCY)
-    for entry in (entry for build in builds for entry in build["engines"] if entry.get("predictions")):
-        entry["metrics"] = {**entry["metrics"], judged.name: judged.figure(entry["metrics"], measured.exported / entry["predictions"])}
-    found = candidates(builds, latency, competing(builds, measured.line), judged.name)
+    from foundation.artifacts.document import read
+    from foundation.artifacts.exported import Exported
+    from foundation.artifacts.timed import read_latency
+
+    builds, latency = read(Exported, measured.exported / EXPORTED).builds, read_latency(measured.latency)
+
+    def metric(entry: Engine) -> float:
+        return judged.figure(entry.figures, measured.exported / str(entry.predictions))
+
+    found = candidates(builds, latency, competing(builds, measured.line), metric)
     return ranking(found, goals, Scale(judged.name, measured.before, reference_rows(latency, measured.baseline)))
 
 
-def key_of(build: Mapping[str, Any], entry: Mapping[str, Any]) -> Key:
+def key_of(build: Mapping[str, object], entry: Mapping[str, object]) -> Key:
     """Returns the configuration of an engine of export.json: `entry` in its build."""
     rest = entry.get("float_precision", build["float_precision"])
-    return build["variant"], build["precision"], rest, entry["engine"], entry["mode"]
+    return str(build["variant"]), str(build["precision"]), str(rest), str(entry["engine"]), str(entry["mode"])
 
 
-def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], variants: Sequence[str], metric: str) -> list[Candidate]:
+def candidates(
+    builds: Iterable[Build], latency: Iterable[VariantTiming], variants: Sequence[str], metric: Callable[[Engine], float]
+) -> list[Candidate]:
     """Returns the configurations that could be served on the CPU, in the order of export.json.
 
     Args:
         builds: `builds` of export.json.
         latency: The rows of latency.json.
         variants: Ids of the variants that compete.
-        metric: Name of the primary metric.
+        metric: Returns the judged metric of an engine.
     """
-    timed: dict[Key, dict[Shape, Row]] = {}
+    timed: dict[Key, dict[Shape, Timing]] = {}
     for row in latency:
-        timed.setdefault(key_of(row, row), {})[row["batch"], row["sequence"]] = row
+        timed.setdefault(row.key, {})[row.shape] = row
     found = []
     for build in builds:
-        for entry in build["engines"]:
-            key = key_of(build, entry)
-            if build["variant"] in variants and entry["runnable"] and entry["engine"] in served_on("cpu") and key in timed:
-                found.append(Candidate(key, entry["metrics"][metric], entry["size_bytes"], timed[key]))
+        for entry in build.engines:
+            key = build.key(entry)
+            if build.variant in variants and entry.runnable and entry.engine in served_on("cpu") and key in timed:
+                assert entry.size_bytes is not None, f"the export stage measures {entry.engine}"
+                found.append(Candidate(key, metric(entry), entry.size_bytes, timed[key]))
     return found
 
 
-def competing(builds: Iterable[Mapping[str, Any]], line: Sequence[str]) -> list[str]:
+def competing(builds: Iterable[Build], line: Sequence[str]) -> list[str]:
     """Returns the variants that compete: the last one, and the float one that it was made of.
 
     Args:
         builds: `builds` of export.json.
         line: Ids of the variants that led to the last one, itself last.
     """
-    floating = {build["variant"] for build in builds if build["precision"] == "fp32"}
+    floating = {build.variant for build in builds if build.precision == "fp32"}
     made_of = next((name for name in reversed(line) if name in floating), line[-1])
     return list(dict.fromkeys((line[-1], made_of)))
 
 
-def reference_rows(latency: Iterable[Row], baseline: str) -> dict[Shape, Row]:
+def reference_rows(latency: Iterable[VariantTiming], baseline: str) -> dict[Shape, Timing]:
     """Returns the rows that speed-ups refer to, by shape: the baseline in torch, fp32, eager."""
     wanted = (baseline, REFERENCE, "fp32", "eager")
-    rows = (row for row in latency if (row["variant"], row["engine"], row["precision"], row["mode"]) == wanted)
-    return {(row["batch"], row["sequence"]): row for row in rows}
+    return {row.shape: row for row in latency if (row.variant, row.engine, row.precision, row.mode) == wanted}
 
 
 def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Ranked]:
@@ -194,7 +202,7 @@ def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Rank
     if not ranked:
         return []
     rivals = [one for one in ranked if len(one.missed) == len(ranked[0].missed)]
-    if not any("turns_ms" in row for one in rivals for row in one.candidate.rows.values()):
+    if not any(row.turns_ms for one in rivals for row in one.candidate.rows.values()):
         close = [one for one in rivals if one.time_ms <= (1 + CLOSE_BEFORE) * rivals[0].time_ms]
         first = min(close, key=lambda one: one.candidate.size_bytes)
     else:
@@ -212,13 +220,13 @@ def _complexity(one: Ranked) -> tuple[int, int, float]:
     return 1 + mixed, MODES.index(names["mode"]), one.time_ms
 
 
-def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tuple[Shape, str]]) -> float:
+def _least_ratio(one: Ranked, fastest: Ranked, goals: Goals, cells: Sequence[tuple[Shape, int]]) -> float:
     """Returns the lower end of the 95 % interval of how many times longer a configuration takes than the fastest one.
 
     Goals on other percentiles than the median, and on throughput, have no interval: the ratio itself.
     """
     exact = one.time_ms / fastest.time_ms
-    if any(key != "p50_ms" for _, key in cells) or (not goals.max_latency_ms and goals.min_throughput is not None):
+    if any(percentile != 50 for _, percentile in cells) or (not goals.max_latency_ms and goals.min_throughput is not None):
         return exact
     wanted = {shape for shape, _ in cells} or one.candidate.rows.keys()
     pairs = [log_ratios(one.candidate.rows[shape], fastest.candidate.rows[shape]) for shape in wanted]
@@ -240,15 +248,15 @@ def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
         "max_drop": lambda limit: metric.drop(scale.before, candidate.metric) > limit + EXACT,
         "min_speedup": lambda limit: slowest < limit - EXACT,
         "max_size_mb": lambda limit: candidate.size_bytes / 1e6 > limit + EXACT,
-        "min_throughput": lambda limit: max(row["throughput_per_s"] for row in rows.values()) < limit - EXACT,
+        "min_throughput": lambda limit: _most_rows_per_s(rows) < limit - EXACT,
     }
     found = [name for name, misses in judged.items() if (limit := getattr(goals, name)) is not None and misses(limit)]
     slow = any(_exceeds(rows, goal) for goal in goals.max_latency_ms)
     return (*found, *(["max_latency_ms"] if slow else []))
 
 
-def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, str]]:
-    """Returns the cells that `goals.max_latency_ms` orders candidates by: a shape and the percentile's key in its row, for each limit.
+def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, int]]:
+    """Returns the cells that `goals.max_latency_ms` orders candidates by: a shape and a percentile, for each limit.
 
     A percentile that one of the candidates lacks is replaced by the next lower one, so that all are ordered by the same. A limit at a shape
     that was not measured, as in runs of earlier versions, orders nothing.
@@ -256,13 +264,22 @@ def limited(found: Sequence[Candidate], goals: Goals) -> list[tuple[Shape, str]]
     cells = []
     for goal in goals.max_latency_ms:
         shape = goal.batch, goal.sequence
-        keys = [f"p{percentile}_ms" for percentile in PERCENTILES if percentile <= goal.percentile]
-        known = (key for key in keys if found and all(one.rows.get(shape, {}).get(key) is not None for one in found))
-        cells += [(shape, key) for key in list(known)[:1]]
+        lower = [percentile for percentile in PERCENTILES if percentile <= goal.percentile]
+        known = (percentile for percentile in lower if found and all(_has(one, shape, percentile) for one in found))
+        cells += [(shape, percentile) for percentile in list(known)[:1]]
     return cells
 
 
-def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, str]] | None = None) -> float:
+def _has(candidate: Candidate, shape: Shape, percentile: int) -> bool:
+    return shape in candidate.rows and candidate.rows[shape].percentile_ms(percentile) is not None
+
+
+def _most_rows_per_s(rows: Mapping[Shape, Timing]) -> float:
+    """Returns the throughput at the best shape."""
+    return max((float(row.throughput_per_s) for row in rows.values() if row.throughput_per_s is not None), default=0.0)
+
+
+def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, int]] | None = None) -> float:
     """Returns the time that candidates are ordered by; see above.
 
     Args:
@@ -272,13 +289,14 @@ def time_ms(candidate: Candidate, goals: Goals, cells: Sequence[tuple[Shape, str
     """
     rows, cells = candidate.rows, limited([candidate], goals) if cells is None else cells
     if not goals.max_latency_ms and goals.min_throughput is not None:
-        return 1e3 / max(float(row["throughput_per_s"]) for row in rows.values())
-    times = [float(rows[shape][key]) for shape, key in cells] or [float(row["p50_ms"]) for row in rows.values()]
+        return 1e3 / _most_rows_per_s(rows)
+    limited_ms = [rows[shape].percentile_ms(percentile) for shape, percentile in cells]
+    times = [value for value in limited_ms if value is not None] or [row.median_ms for row in rows.values()]
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
-def _exceeds(rows: Mapping[Shape, Row], goal: LatencyGoal) -> bool:
+def _exceeds(rows: Mapping[Shape, Timing], goal: LatencyGoal) -> bool:
     """Whether the latency that a goal limits is above it; a percentile is, if a lower one is."""
-    row = rows.get((goal.batch, goal.sequence), {})
-    values = [row.get(f"p{percentile}_ms") for percentile in PERCENTILES if percentile <= goal.percentile]
+    row = rows.get((goal.batch, goal.sequence))
+    values = [] if row is None else [row.percentile_ms(percentile) for percentile in PERCENTILES if percentile <= goal.percentile]
     return any(value is not None and value > goal.value + EXACT for value in values)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from foundation.artifacts.artifact import read_json
+from foundation.artifacts.document import read
+from foundation.artifacts.exported import Build, Engine, Exported
+from foundation.artifacts.timed import VariantSpeed, read_generated
 from foundation.core.engines import ENGINES
 from foundation.core.goals import Goals
 from foundation.core.target import Target
-from foundation.measure.fastest import EXACT, EXPORTED, Row, key_of
+from foundation.measure.fastest import EXACT, EXPORTED
 from foundation.measure.metrics import METRICS
 
-GENERATION = "generation.json"
 CLEARLY = 0.1
 """Share by which an engine has to be faster than the first one."""
 
@@ -39,33 +39,33 @@ def engines_that_answer(
         scale: Name of the primary metric, and its value for the baseline in torch; None where it is not known.
         proposed: Whether tokens are proposed to what is served: engines that take none then come last.
     """
-    rows = read_json(latency / GENERATION)["rows"] if latency is not None and (latency / GENERATION).exists() else []
+    rows = () if latency is None else read_generated(latency).rows
     found = {}
-    for build in read_json(exported / EXPORTED)["builds"]:
-        entries: dict[str, Mapping[str, Any]] = {}
-        for entry in build["engines"]:
-            if entry["runnable"] and ENGINES[entry["engine"]].generates:
-                entries.setdefault(entry["engine"], entry)
+    for build in read(Exported, exported / EXPORTED).builds:
+        entries: dict[str, Engine] = {}
+        for entry in build.engines:
+            if entry.runnable and ENGINES[entry.engine].generates:
+                entries.setdefault(entry.engine, entry)
         order = list(entries)  # the order of the target, in which export.json lists them
         rates = {name: rate(rows, build, entry) for name, entry in entries.items()} if target.serve == "fastest" else {}
         misses = {name: _misses(entry, goals, scale) for name, entry in entries.items()}
         fastest = _fastest_first(order, rates, misses)
-        found[build["folder"]] = tuple(sorted(fastest, key=lambda name: proposed and not ENGINES[name].proposed_to))
+        found[build.folder] = tuple(sorted(fastest, key=lambda name: proposed and not ENGINES[name].proposed_to))
     return found
 
 
-def rate(rows: Sequence[Row], build: Mapping[str, Any], entry: Mapping[str, Any]) -> float | None:
+def rate(rows: Sequence[VariantSpeed], build: Build, entry: Engine) -> float | None:
     """Returns the rate of an engine of a build; None where it was not timed."""
-    found = [float(row["tokens_per_s"]) for row in rows if key_of(row, row) == key_of(build, entry)]
+    found = [float(row.tokens_per_s) for row in rows if row.key == build.key(entry)]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None
 
 
-def _misses(entry: Mapping[str, Any], goals: Goals, scale: tuple[str, float] | None) -> bool:
+def _misses(entry: Engine, goals: Goals, scale: tuple[str, float] | None) -> bool:
     """Whether an engine loses more than `goals.max_drop`."""
     if goals.max_drop is None or scale is None:
         return False
     metric, before = scale
-    return METRICS[metric].drop(before, entry["metrics"][metric]) > goals.max_drop + EXACT
+    return METRICS[metric].drop(before, entry.figures[metric]) > goals.max_drop + EXACT
 
 
 def _fastest_first(order: Sequence[str], rates: Mapping[str, float | None], misses: Mapping[str, bool]) -> list[str]:

@@ -19,11 +19,11 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.timed import Speed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import Progress
 from foundation.measure.engine_process import EngineProcess, Job
@@ -79,7 +79,7 @@ def measure_generation(
     vocabulary: int,
     bandwidth: float,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[tuple[int, Speed]]:
     """Measures every engine under every load; all processes stay alive throughout.
 
     Args:
@@ -91,9 +91,7 @@ def measure_generation(
         progress: Shows a bar.
 
     Returns:
-        One row for each engine and load, engines in the order of `jobs`: `job` (index), `engine`, `mode`, `precision`, `float_precision`,
-        `threads`, `prompt_tokens`, `streams`, `tokens`, `first_token_ms` and `token_ms` (`p50`, `p90`, `p99` each), `tokens_per_s`, `n`
-        (times between tokens), `bandwidth_share`, `weight_bytes`, `cache_bytes_per_token`, `peak_memory_bytes`.
+        For each engine and load the index of the job and its row; engines in the order of `jobs`.
 
     Raises:
         EngineError: An engine failed.
@@ -112,7 +110,7 @@ def measure_generation(
                     cell.take(*_answer(process, prompts, load.tokens))
                     advance(1)
     return [
-        {"job": index, **cells[load][index].row(job, load, read, bandwidth)}
+        (index, cells[load][index].row(job, load, read, bandwidth))
         for index, (job, read) in enumerate(zip(jobs, reads, strict=True))
         for load in loads
     ]
@@ -137,24 +135,23 @@ class Cell:
         self.seconds += max(answer.seconds[-1] for answer in answers)
         self.peak_memory_bytes = peak_memory_bytes
 
-    def row(self, job: Job, load: Workload, reads: Reads, bandwidth: float) -> dict[str, Any]:
+    def row(self, job: Job, load: Workload, reads: Reads, bandwidth: float) -> Speed:
         """Returns the row of the report."""
         token_ms = percentiles(self.between_ms)
-        return {
-            **{name: job.labels[name] for name in ("engine", "mode", "precision", "float_precision")},
-            "threads": job.threads,
-            "prompt_tokens": load.prompt_tokens,
-            "streams": load.streams,
-            "tokens": load.tokens,
-            "first_token_ms": percentiles(self.first_ms),
-            "token_ms": token_ms,
-            "tokens_per_s": round(self.tokens / self.seconds, 2),
-            "n": len(self.between_ms),
-            "bandwidth_share": bandwidth_share(reads, load, token_ms["p50"], bandwidth) if load.streams == 1 else None,
-            "weight_bytes": reads.weight_bytes,
-            "cache_bytes_per_token": reads.cache_bytes_per_token,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
+        return Speed(
+            threads=job.threads,
+            prompt_tokens=load.prompt_tokens,
+            streams=load.streams,
+            tokens=load.tokens,
+            first_token_ms=percentiles(self.first_ms),
+            token_ms=token_ms,
+            tokens_per_s=round(self.tokens / self.seconds, 2),
+            n=len(self.between_ms),
+            bandwidth_share=bandwidth_share(reads, load, token_ms["p50"], bandwidth) if load.streams == 1 else None,
+            weight_bytes=reads.weight_bytes,
+            cache_bytes_per_token=reads.cache_bytes_per_token,
+            peak_memory_bytes=self.peak_memory_bytes,
+        )
 
 
 def percentiles(samples_ms: Sequence[float]) -> dict[str, float | None]:

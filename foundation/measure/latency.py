@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import ceil
-from typing import Any
 
 import numpy as np
 
+from foundation.artifacts.timed import Timing
 from foundation.core.progress import Progress
 from foundation.machine.load import Watch
 from foundation.measure import samples
@@ -44,7 +44,7 @@ Shape = tuple[int, int | None]
 
 def measure(
     jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress, race: Race | None = None, watch: Watch | None = None
-) -> list[dict[str, Any]]:
+) -> list[tuple[int, Timing]]:
     """Measures every engine at every shape; all processes stay alive throughout.
 
     Args:
@@ -55,10 +55,7 @@ def measure(
         watch: Watches the machine; its summary covers this call.
 
     Returns:
-        One row for each engine and shape, engines in the order of `jobs`: `job` (index), `engine`, `mode`, `precision`; `device`,
-        `provider` and `float_precision` as the engine reports them; `threads`, `batch`, `sequence`, `p50_ms`, `p90_ms`, `p99_ms`,
-        `throughput_per_s`, `n`, `quantiles_ms` (0, 5, ... 100 %), `peak_memory_bytes`; `turns_ms`, `interval_ms`, `between_turns`,
-        `within_turns`, `disturbed`, `estimated`, `busy` (`foundation.measure.samples`).
+        For each engine and shape the index of the job and its row; engines in the order of `jobs`.
 
     Raises:
         EngineError: An engine failed.
@@ -74,7 +71,9 @@ def measure(
                 table.more_turns(shape, range(len(jobs)))
         else:
             _run(race, table)
-    return [table.cells[index, shape].row(index, job, shape, table.elsewhere(index)) for index, job in enumerate(jobs) for shape in shapes]
+    return [
+        (index, table.cells[index, shape].row(job, shape, table.elsewhere(index))) for index, job in enumerate(jobs) for shape in shapes
+    ]
 
 
 def _run(race: Race, table: Table) -> None:
@@ -168,24 +167,29 @@ class Cell:
         """Returns the summary of the samples."""
         return samples.figures(self.turns, job.threads, elsewhere, on_cpu=job.labels["device"] == "cpu")
 
-    def row(self, index: int, job: Job, shape: Shape, elsewhere: float | None = None) -> dict[str, Any]:
+    def row(self, job: Job, shape: Shape, elsewhere: float | None = None) -> Timing:
         """Returns the row of the report."""
         found = self.figures(job, elsewhere)
         times = found.samples
         p50, p90, p99 = (round(float(value), 4) for value in np.percentile(times, (50, 90, 99)))
-        return {
-            "job": index,
+        return Timing(
             **{name: job.labels[name] for name in ("engine", "mode", "precision")},
             **self.placement,
-            "threads": job.threads,
-            "batch": shape[0],
-            "sequence": shape[1],
-            "p50_ms": p50,
-            "p90_ms": p90,
-            "p99_ms": p99 if len(times) >= MAX_SAMPLES else None,
-            "throughput_per_s": round(1e3 * shape[0] * len(times) / float(times.sum()), 2),
-            "n": len(times),
-            "quantiles_ms": [round(float(value), 4) for value in np.percentile(times, range(0, 101, 5))],
-            "peak_memory_bytes": self.peak_memory_bytes,
-            **found.keys(),
-        }
+            threads=job.threads,
+            batch=shape[0],
+            sequence=shape[1],
+            p50_ms=p50,
+            p90_ms=p90,
+            p99_ms=p99 if len(times) >= MAX_SAMPLES else None,
+            throughput_per_s=round(1e3 * shape[0] * len(times) / float(times.sum()), 2),
+            n=len(times),
+            quantiles_ms=[round(float(value), 4) for value in np.percentile(times, range(0, 101, 5))],
+            peak_memory_bytes=self.peak_memory_bytes,
+            turns_ms=[None if one is None else round(one, 4) for one in found.medians],
+            interval_ms=[round(end, 4) for end in found.interval],
+            between_turns=None if found.between is None else round(found.between, 4),
+            within_turns=round(found.within, 4),
+            disturbed=None if found.disturbed is None else round(found.disturbed, 4),
+            estimated=found.estimated,
+            busy=found.busy,
+        )

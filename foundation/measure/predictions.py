@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,13 +20,13 @@ from foundation.models.folder import Checkpoint
 from foundation.models.forward import forward
 from foundation.models.streaming import StreamedModel, is_large, meta_model, structure_problem
 from foundation.schemes.sites import load_sites
-from foundation.standalone.preprocess import Preprocessor
+from foundation.standalone.preprocess import Preprocessor, Row
 from foundation.standalone.windows import merged
 
 STEP = 16
 
 
-def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
+def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int, progress: Progress | None = None) -> Array:
     """Returns the predictions for `rows` (see `compressed`) in row order; a row is padded to its bucket, as in the engines and the server.
 
     Raises:
@@ -39,7 +38,7 @@ def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], b
 
 
 def logits_of(
-    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
     """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode. Where
     texts are read in windows, all rows are one batch."""
@@ -51,7 +50,7 @@ def logits_of(
 
 
 def _of_batches(
-    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
     was_training = model.training
     model.eval()
@@ -67,7 +66,7 @@ def _of_batches(
     model.train(was_training)
 
 
-def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int) -> Array:
+def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int) -> Array:
     """Like `predict`, but pads texts `finely`: faster, for predictions that are only compared with each other."""
     return predict(model, finely(preprocessor), rows, batch_size)
 
@@ -87,7 +86,7 @@ def predicts_streamed(folder: Path, task: Task) -> bool:
 
 
 def predict_streamed(
-    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
+    folder: Path, preprocessor: Preprocessor, rows: Sequence[Row], batch_size: int, scratch: Path, progress: Progress | None = None
 ) -> Array:
     """Like `predict`, for a checkpoint that is streamed from its files layer by layer."""
 

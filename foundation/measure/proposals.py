@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.artifacts.timed import ProposedSpeed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import Progress
 from foundation.core.speculation import per_step
@@ -29,7 +29,7 @@ Recorded = tuple[Sequence[NDArray[np.int32]], NDArray[np.int32]]
 
 def measure_proposals(
     pairs: Sequence[tuple[Job, Job]], recorded: Sequence[Recorded], tokens: int, progress: Progress
-) -> list[dict[str, Any]]:
+) -> list[tuple[int, ProposedSpeed]]:
     """Measures engines alone and with proposals.
 
     Args:
@@ -39,8 +39,7 @@ def measure_proposals(
         progress: Shows a bar.
 
     Returns:
-        One row for each pair and number of streams: `job` (index), `prompt_tokens`, `streams`, `tokens`, `tokens_per_s` and
-        `tokens_per_s_alone`, `proposed`, `accepted`, `tokens_per_step`, `n` (answers), `peak_memory_bytes` (with proposals).
+        For each pair and number of streams the index of the pair and its row.
 
     Raises:
         EngineError: An engine failed.
@@ -60,19 +59,17 @@ def measure_proposals(
                                 process.generate(chosen, Decoding(max_tokens=WARM_UP_TOKENS, ignore_end=True))
                             turns.take(process.generate(chosen, Decoding(max_tokens=tokens, ignore_end=goes_on)))
                         advance(1)
-                    rows.append(
-                        {
-                            "job": index,
-                            "prompt_tokens": int(np.median([len(prompt) for prompt in asked])),
-                            "streams": streams,
-                            "tokens": tokens,
-                            "tokens_per_s": helped.rate,
-                            "tokens_per_s_alone": alone.rate,
-                            **accepted(helped.answers),
-                            "n": len(helped.answers),
-                            "peak_memory_bytes": processes[1].peak_memory_bytes,
-                        }
+                    row = ProposedSpeed(
+                        prompt_tokens=int(np.median([len(prompt) for prompt in asked])),
+                        streams=streams,
+                        tokens=tokens,
+                        tokens_per_s=helped.rate,
+                        tokens_per_s_alone=alone.rate,
+                        **accepted(helped.answers),
+                        n=len(helped.answers),
+                        peak_memory_bytes=processes[1].peak_memory_bytes,
                     )
+                    rows.append((index, row))
     return rows
 
 
@@ -94,7 +91,7 @@ class Turns:
         return round(sum(len(answer.seconds) for answer in self.answers) / self._seconds, ROUNDING)
 
 
-def accepted(answers: Sequence[Answer]) -> dict[str, Any]:
+def accepted(answers: Sequence[Answer]) -> dict[str, float | None]:
     """Returns `proposed`, `accepted` and `tokens_per_step` of answers."""
     taken, tokens = sum(one.accepted for one in answers), sum(len(one.tokens[0]) for one in answers)
     return {"proposed": sum(one.proposed for one in answers), "accepted": taken, "tokens_per_step": per_step(tokens, taken)}

@@ -86,18 +86,6 @@ class Figures:
         """The median, ms."""
         return float(np.median(self.samples))
 
-    def keys(self) -> dict[str, Any]:
-        """Returns its fields of a row of latency.json."""
-        return {
-            "turns_ms": [None if one is None else round(one, 4) for one in self.medians],
-            "interval_ms": [round(end, 4) for end in self.interval],
-            "between_turns": None if self.between is None else round(self.between, 4),
-            "within_turns": round(self.within, 4),
-            "disturbed": None if self.disturbed is None else round(self.disturbed, 4),
-            "estimated": self.estimated,
-            "busy": self.busy,
-        }
-
 
 def enough(count: int, seconds: float, least: int, most: int, limit_s: float) -> bool:
     """Whether a block has its samples: `most`, or at least `least` that took `limit_s` seconds together."""

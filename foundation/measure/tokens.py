@@ -11,7 +11,7 @@ Disagreements among decisions are judged like other predictions of two engines (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
     }
 
 
-def token_shortfall(compared: dict[str, Any], other: str) -> str | None:
+def token_shortfall(compared: Mapping[str, object], other: str) -> str | None:
     """Returns in one line why two models do not agree, None if they do.
 
     Args:

@@ -10,15 +10,25 @@ Rows without turns, of older runs, have the ratio of their medians and no interv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from foundation.core.resampling import student
 
-Row = Mapping[str, Any]
+
+class Timed(Protocol):
+    """A latency row (`foundation.artifacts.timed.Timing`)."""
+
+    @property
+    def median_ms(self) -> float:
+        """Median of the samples."""
+
+    @property
+    def turns_ms(self) -> Sequence[float | None]:
+        """Median of each turn, None for a turn without a usable sample; empty for a row that was not timed in turns."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +53,16 @@ def quantile(freedom: float) -> float:
     return student(freedom + 1)
 
 
-def ratio(slow: Row, fast: Row) -> Estimate:
+def ratio(slow: Timed, fast: Timed) -> Estimate:
     """Returns how many times faster one latency row is than another at the same shape.
 
     Args:
-        slow: A row of latency.json: `p50_ms` and, if it was timed in turns, `turns_ms` (None for a turn without a usable sample).
+        slow: A latency row.
         fast: The other row, of the same latency step.
     """
     logarithms = log_ratios(slow, fast)
     if not logarithms:
-        return Estimate(float(slow["p50_ms"]) / float(fast["p50_ms"]))
+        return Estimate(slow.median_ms / fast.median_ms)
     middle = float(np.mean(logarithms))
     if len(logarithms) == 1:
         return Estimate(math.exp(middle))
@@ -60,7 +70,7 @@ def ratio(slow: Row, fast: Row) -> Estimate:
     return Estimate(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
-def log_ratios(slow: Row, fast: Row) -> list[float]:
+def log_ratios(slow: Timed, fast: Timed) -> list[float]:
     """Returns log(slow / fast) for each turn that both rows took."""
-    pairs = zip(slow.get("turns_ms") or (), fast.get("turns_ms") or (), strict=False)
+    pairs = zip(slow.turns_ms, fast.turns_ms, strict=False)
     return [math.log(one / other) for one, other in pairs if one and other]

@@ -52,7 +52,8 @@ def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool 
             raise InputError(f"{key.rpartition('.')[0]}.adapter: {adapter} given; {folder} has no {ADAPTER_JSON}: leave it out")
         return folder
     settings = read_json(folder / ADAPTER_JSON, key)
-    base = shown(settings.get("base_model_name_or_path") or "an unknown model", 120)
+    named = settings.get("base_model_name_or_path")
+    base = shown(named if named else "an unknown model", 120)
     what = f"an adapter of peft ({shown(settings.get('peft_type'), 40)}, for {base})"
     local = weights or any(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or (local and not any(folder.glob("model*.safetensors"))):

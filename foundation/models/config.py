@@ -158,7 +158,8 @@ def _config(folder: Path, key: str, state: Stamps) -> PreTrainedConfig:
     try:
         with quiet():
             own = without_outputs(raw)
-            if raw.get(SHAPE_KEY) or own != raw:
+            shape = raw.get(SHAPE_KEY)
+            if shape or own != raw:
                 found = CONFIG_MAPPING[kind].from_dict(own)
             else:
                 found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -175,7 +176,7 @@ def _defaults(kind: str) -> Mapping[str, object]:
     from transformers import CONFIG_MAPPING
 
     try:
-        found: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+        found: dict[str, object] = CONFIG_MAPPING[kind]().to_dict()
     except REFUSED:
         return {}
     return found
@@ -287,7 +288,8 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
         values = {**_tokenizer_values(tokenizer, values, default), **values}
     if config.facts.two_towers:
         check_towers(default, "model.config.model_type")
-        texts = values.get("text_config") or {}
+        own = values.get("text_config")
+        texts = own if isinstance(own, Mapping) else {}
         values["text_config"] = {**_tokenizer_values(tokenizer, texts, default.text_config), **texts}
     if config.facts.encoder_decoder:
         values = {**_decoder_values(values), **values}
@@ -308,7 +310,9 @@ def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
-def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, object], default: PreTrainedConfig) -> dict[str, Any]:
+def _tokenizer_values(
+    tokenizer: str | TrainedTokenizer | None, given: Mapping[str, object], default: PreTrainedConfig
+) -> dict[str, object]:
     """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
         raise InputError(NO_TOKENIZER)
@@ -324,7 +328,7 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
     return {"vocab_size": size, **ids}
 
 
-def _decoder_values(values: Mapping[str, object]) -> dict[str, Any]:
+def _decoder_values(values: Mapping[str, object]) -> dict[str, object]:
     """Returns the token ids that the decoder of a random encoder-decoder starts and ends with: T5 starts with padding, and so do we."""
     if values.get("pad_token_id") is None or values.get("eos_token_id") is None:
         raise InputError("tokenizer: it has no padding or no end token; an encoder-decoder needs both: train one with {train: bpe}")

@@ -24,7 +24,7 @@ class MeasureLatency(Protocol):
     """Times checkpoints, each in an engine process of its own; the processes take turns."""
 
     @property
-    def settings(self) -> Any:
+    def settings(self) -> object:
         """The recipe settings that affect the latency, apart from the target; JSON types."""
 
     def __call__(
@@ -50,7 +50,7 @@ class MeasureLatency(Protocol):
 class EngineJob(Protocol):
     """Tells how an exported engine is opened."""
 
-    def __call__(self, root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], proposals: bool) -> Any:
+    def __call__(self, root: Path, build: Mapping[str, object], engine: Mapping[str, object], proposals: bool) -> Any:
         """Returns the `foundation.measure.engine_process.Job` of an engine.
 
         Args:
@@ -102,7 +102,7 @@ class Context:
     """How trainings use devices and their memory."""
     profiles: Path | None = None
     """Folder for profiles of trainings, of the whole run or of this stage; None: none are made."""
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, object] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
 
     stride: int = 0

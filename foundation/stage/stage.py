@@ -6,9 +6,9 @@ writes its files into that folder and returns the figures for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -32,7 +32,7 @@ def is_model(teacher: str) -> bool:
     return "/" in teacher
 
 
-def teachers_named(stage: Any) -> tuple[str, ...]:
+def teachers_named(stage: object) -> tuple[str, ...]:
     """Returns the names in the `teacher` key of a stage, in order; empty for a stage without that key."""
     named = getattr(stage, "teacher", None)
     return () if named is None else (named,) if isinstance(named, str) else tuple(named)
@@ -67,7 +67,7 @@ class Stage(Config):
         """
         return ALONE
 
-    def depends(self, context: Context) -> Any:
+    def depends(self, context: Context) -> object:
         """Returns what the output depends on besides config, parent, data, seed, task and target: JSON types, part of the cache key."""
         return None
 
@@ -109,7 +109,7 @@ class Stage(Config):
         """
         return False
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Turns `parent` into the files of a new artifact.
 
         Args:
@@ -142,7 +142,8 @@ def lines(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
     before: tuple[Stage, ...] = ()
     for stage in stages:
         if stage.PRODUCES == "checkpoint":
-            before = (*found.get(input_named(stage) or "", before), stage)
+            named = input_named(stage)
+            before = (*(before if named is None else found.get(named, before)), stage)
             found[str(stage.id)] = before
             if stage.NAME in ("model", "finetune"):
                 found[BASELINE] = before

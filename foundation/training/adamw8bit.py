@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from foundation.machine.sharding import is_sharded
-from foundation.training.each_weight import EachWeight
+from foundation.training.each_weight import EachWeight, Group
 from foundation.training.processes.layer_share import local
 from foundation.training.state import Entry
 
@@ -104,10 +104,10 @@ class AdamW8bit(EachWeight):
         lr: Learning rate.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
+    def __init__(self, groups: Iterable[Group], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": BETAS, "eps": EPS, "weight_decay": 0.0})
 
-    def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _change(self, weight: Tensor, gradient: Tensor, group: Group) -> None:
         state, (b1, b2) = self.state[weight], group["betas"]
         if not state:
             state["step"] = torch.tensor(0.0)

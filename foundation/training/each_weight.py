@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Group = dict[str, Any]
+"""Parameters, as `params`, with the settings of their optimizer, as torch has them."""
+
 
 class EachWeight(torch.optim.Optimizer):
     """An optimizer whose step is the same for each weight."""
@@ -23,5 +26,5 @@ class EachWeight(torch.optim.Optimizer):
                     self._change(weight, weight.grad, group)
 
     @abstractmethod
-    def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _change(self, weight: Tensor, gradient: Tensor, group: Group) -> None:
         """Changes a weight, in place, and what is kept of it in `state`."""

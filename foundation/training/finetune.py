@@ -11,8 +11,9 @@ with p = softmax of the logits z. The final weights are those with the best metr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast, get_args
 
 from pydantic import Field
 
@@ -97,7 +98,7 @@ class Finetune(TrainingSettings, Stage):
             given = f"{key}.micro_batch_size: {self.micro_batch_size} given"
             raise InputError(f"{given}; contrastive compares the rows of a batch: leave it out")
 
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+    def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Writes the trained checkpoint.
 
         Returns:

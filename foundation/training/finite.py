@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foundation.core.shown import shown
+from foundation.standalone.preprocess import Row
 
 MOST_REPEATED = 10
 """Steps that are taken again before a training goes on in float32."""
@@ -35,7 +35,7 @@ def not_finite(found: Gradients) -> str | None:
     return None if math.isfinite(norm) else f"gradient became {norm}"
 
 
-def blamed(indices: NDArray[np.int64], rows: Sequence[Any], alone: Callable[[NDArray[np.int64]], Gradients]) -> str:
+def blamed(indices: NDArray[np.int64], rows: Sequence[Row], alone: Callable[[NDArray[np.int64]], Gradients]) -> str:
     """Returns which rows of a step give no number by themselves, as a part of a message; '' where none or all of them do.
 
     Args:

@@ -86,7 +86,7 @@ class GradCache:
         return {ANSWERS: forward(model, batch.features)}
 
     def backward(
-        self, engine: Engine, batches: Sequence[Batch], num_rows: int, autocast: Callable[[], AbstractContextManager[Any]]
+        self, engine: Engine, batches: Sequence[Batch], num_rows: int, autocast: Callable[[], AbstractContextManager[object]]
     ) -> dict[str, float]:
         """Accumulates the gradient of the micro-batches of a step; returns the sums of the loss terms of this process.
 
@@ -123,7 +123,7 @@ class GradCache:
         return sums
 
     def _compared(
-        self, answers: Sequence[Tensor], batches: Sequence[Batch], num_rows: int, autocast: Callable[[], AbstractContextManager[Any]]
+        self, answers: Sequence[Tensor], batches: Sequence[Batch], num_rows: int, autocast: Callable[[], AbstractContextManager[object]]
     ) -> tuple[dict[str, float], list[Tensor]]:
         """Returns the sums of the loss terms, and their gradients by the vectors of each micro-batch."""
         with torch.no_grad(), autocast():

@@ -21,7 +21,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from foundation.machine.parallel import Team
 from foundation.machine.sharding import full
 from foundation.training.adamw8bit import AdamW8bit, bytes_of
 from foundation.training.choices import Optimizer, OptimizerName
-from foundation.training.each_weight import EachWeight
+from foundation.training.each_weight import EachWeight, Group
 from foundation.training.state import Entry
 
 BETAS = 0.9, 0.999
@@ -46,10 +45,10 @@ class Lamb(EachWeight):
         lr: Learning rate.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
+    def __init__(self, groups: Iterable[Group], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": BETAS, "eps": EPS, "weight_decay": 0.0, "scaled": True})
 
-    def _change(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _change(self, weight: Tensor, gradient: Tensor, group: Group) -> None:
         state, (b1, b2) = self.state[weight], group["betas"]
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
@@ -65,12 +64,12 @@ class Lamb(EachWeight):
         weight.sub_(update, alpha=rate)
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[Group]:
     """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
 
     Sharded parameters are in separate groups, one for each mesh of processes, because a fused optimizer step cannot mix them.
     """
-    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
             groups.setdefault((parameter.ndim <= 1, getattr(parameter, "device_mesh", None)), []).append(parameter)

@@ -54,6 +54,8 @@ MOST_OPERATIONS = 12
 COMMUNICATION = re.compile(r"^(gloo:|nccl:|c10d::|ncclDevKernel|ncclKernel)")
 MEMORY = "[memory]"
 Interval = tuple[float, float]
+Event = Mapping[str, Any]
+"""An event of a trace: `ph`, `name`, `ts` and `dur` (microseconds), `args`."""
 
 
 @dataclass
@@ -154,7 +156,7 @@ class Profiler:
         write_json(self.folder / f"{name}.json", self.figures(events, self.tracer.key_averages()) | {"trace": trace.name})
         self.tracer = None
 
-    def figures(self, events: Sequence[Mapping[str, Any]], averages: Iterable[Any]) -> dict[str, Any]:
+    def figures(self, events: Sequence[Event], averages: Iterable[Any]) -> dict[str, object]:
         """Returns the contents of LABEL.json.
 
         Args:
@@ -193,7 +195,7 @@ def macs_of(model: nn.Module) -> Callable[[int], int]:
     return functools.cache(lambda length: count(config, task, length).macs)
 
 
-def communication(events: Iterable[Mapping[str, Any]]) -> list[Interval]:
+def communication(events: Iterable[Event]) -> list[Interval]:
     """Returns the intervals, in microseconds, in which a collective runs or is waited for."""
     found = [event for event in events if event.get("ph") == "X" and COMMUNICATION.match(str(event.get("name", "")))]
     return [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in found]
@@ -208,7 +210,7 @@ def busy(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def memory_timeline(events: Iterable[Mapping[str, Any]], device_type: int) -> list[tuple[float, int]]:
+def memory_timeline(events: Iterable[Event], device_type: int) -> list[tuple[float, int]]:
     """Returns (milliseconds since the first event, bytes that torch holds) by time.
 
     Args:
@@ -227,7 +229,7 @@ def thinned(timeline: Sequence[tuple[float, int]]) -> list[list[float]]:
     return [[round(at, 3), size] for at, size in (max(part, key=lambda point: point[1]) for part in parts)]
 
 
-def operations(averages: Iterable[Any], on_gpu: bool) -> list[dict[str, Any]]:
+def operations(averages: Iterable[Any], on_gpu: bool) -> list[dict[str, object]]:
     """Returns the operations with the most time of their own: `name`, `share` of the time of all operations, `calls`."""
     times = {one.key: (one.self_device_time_total if on_gpu else one.self_cpu_time_total, one.count) for one in averages}
     whole = sum(spent for spent, _ in times.values()) or 1.0

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -38,6 +38,10 @@ from foundation.models.size import inputs_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
 
 _aten = torch.ops.aten
 PRODUCTS = [
@@ -130,16 +134,17 @@ def _changed_twice(config: PreTrainedConfig, task: Task, length: int, kind: Chec
     return [name for name, state in after.items() if state != before[name] and not (norms and name.startswith(norms))]
 
 
-def _again(forward: Callable[..., Any], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def _again(forward: Callable[P, R], contexts: Callable[[], Contexts]) -> Callable[P, R]:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        found: R = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)  # type: ignore[arg-type]
+        return found
 
     return run
 
 
-def _contexts(kind: Checkpointing, block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _contexts(kind: Checkpointing, block: nn.Module) -> Contexts:
     """Returns the context of the first run of a block, and of its second run."""
     if kind == "full":
         return nullcontext(), _second(block, nullcontext())
@@ -148,7 +153,7 @@ def _contexts(kind: Checkpointing, block: nn.Module) -> tuple[AbstractContextMan
 
 
 @contextmanager
-def _second(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
+def _second(block: nn.Module, inner: AbstractContextManager[object]) -> Iterator[None]:
     """Within the block, batch norms leave their running means as they are."""
     with norms_at_rest(block), inner:
         yield

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foundation.core.runs import rows_of
-from foundation.standalone.preprocess import INPUTS, Preprocessor
+from foundation.standalone.preprocess import INPUTS, Preprocessor, Row
 
 MULTIPLE = 8
 WINDOW = 50
@@ -50,7 +50,7 @@ class Rows:
 
     preprocessor: Preprocessor
     """The preprocessor of the rows."""
-    rows: Sequence[Any]
+    rows: Sequence[Row]
     """The raw rows, used again only for images and sounds that do not fit in memory."""
     lengths: NDArray[np.int64]
     """Tokens or samples of each row `[n]`; 0 for rows of one size."""
@@ -62,7 +62,7 @@ class Rows:
     """For images and texts: the rows of each tower, and the place of every row in its tower, -1 for rows of the other one `[n]`."""
 
     @classmethod
-    def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+    def prepare(cls, rows: Sequence[Row], preprocessor: Preprocessor) -> Rows:
         """Tokenizes texts, takes blocks and pairs of tokens as they are, and preprocesses images and sounds if they fit in memory."""
         if preprocessor.towers:
             return cls._of_towers(rows, preprocessor)
@@ -78,7 +78,7 @@ class Rows:
         return cls(preprocessor, rows, lengths, tokens, None)
 
     @classmethod
-    def _of_towers(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+    def _of_towers(cls, rows: Sequence[Row], preprocessor: Preprocessor) -> Rows:
         """Prepares images and texts apart."""
         lengths, towers = np.zeros(len(rows), np.int64), {}
         for name, members in preprocessor.members(rows).items():
@@ -89,7 +89,7 @@ class Rows:
         return cls(preprocessor, rows, lengths, {}, None, towers)
 
     @classmethod
-    def _waveforms(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+    def _waveforms(cls, rows: Sequence[Row], preprocessor: Preprocessor) -> Rows:
         """Decodes waveforms; keeps them if they fit in memory, else their lengths alone."""
         kept: list[NDArray[np.float32]] = []
         lengths: list[int] = []

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from foundation.artifacts.artifact import file_digest, put_back, write_json, writing
 from foundation.artifacts.shards import ShardWriter, stored_in
+from foundation.standalone.preprocess import Row
 
 SCHEMA = 2
 FOLDER = "training"
@@ -48,7 +49,7 @@ class Unwritten:
 
     tensors: Gathers
     """All tensors; types with fewer bytes come last."""
-    values: dict[str, Any]
+    values: Mapping[str, object]
     """Everything else: JSON types."""
 
     def gather(self) -> None:
@@ -87,7 +88,7 @@ def by_bytes(entries: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
     return dict(sorted(entries, key=lambda named: -named[1].dtype.itemsize))
 
 
-def write_state(scratch: Path, settings: Mapping[str, Any], state: Unwritten) -> None:
+def write_state(scratch: Path, settings: Mapping[str, object], state: Unwritten) -> None:
     """Atomically replaces the checkpoint in `scratch`.
 
     Args:
@@ -116,7 +117,7 @@ def write_state(scratch: Path, settings: Mapping[str, Any], state: Unwritten) ->
         write_json(folder / STATE, document)
 
 
-def read_state(scratch: Path, settings: Mapping[str, Any], warn: Callable[[str], None]) -> State | None:
+def read_state(scratch: Path, settings: Mapping[str, object], warn: Callable[[str], None]) -> State | None:
     """Returns the checkpoint in `scratch` and restores the random generators; None, with a warning, if it cannot be used."""
     folder = scratch / FOLDER
     put_back(folder)
@@ -167,7 +168,7 @@ def weights_digest(model: nn.Module, objective: nn.Module | None) -> str:
     return total.hexdigest()
 
 
-def rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:
+def rows_digest(rows: Sequence[Row], labels: NDArray[Any]) -> str:
     """Returns the sha256 (hex) of training rows and their labels."""
     total = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
     for row in rows:
@@ -191,5 +192,5 @@ def _restore_generators(tensors: Mapping[str, Tensor], generators: Mapping[str, 
         torch.cuda.set_rng_state(tensors[f"generator.cuda{i}"], i)
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(state: Mapping[str, object]) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ FILE = "logits.safetensors"
 SHA256 = "sha256"
 
 
-def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], context: Context, label: str) -> Tensor:
+def teacher_logits(model: nn.Module, rows: Rows, identity: Mapping[str, object], context: Context, label: str) -> Tensor:
     """Returns a model's logits for all rows, float32 `[n, C]` on the CPU; reads them where they are known.
 
     Args:

@@ -362,7 +362,7 @@ class _Loop:
             labels = torch.full_like(labels, NO_ROW)
         return Batch(features, labels, indices, self.history.steps, self.num_steps, counts)
 
-    def _autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    def _autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Returns the context of a forward pass."""
         return torch.autocast(self.device.type, torch.bfloat16, dtype == torch.bfloat16, self.caches_casts)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from foundation.data.splits import Data
 from foundation.labels.captions import Captions
+from foundation.standalone.preprocess import Row
 
 
 class CaptionFlips:
@@ -23,7 +24,7 @@ class CaptionFlips:
     def __init__(self, data: Data, labels: Captions) -> None:
         self.data, self.labels = data, labels
         self.images, texts = labels.sides()
-        first: dict[Any, int] = {}
+        first: dict[Row, int] = {}
         for row in texts.tolist():
             first.setdefault(data.evaluation.rows[row], row)
         self.rows = np.sort(np.array([*self.images.tolist(), *first.values()], np.int64))
@@ -34,7 +35,7 @@ class CaptionFlips:
         answers[self.rows] = self.rows[self.labels[self.rows].found(logits[self.rows], 1)[:, 0]]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns the results before and now, which of them are right, and the image or caption of the query."""
         numbers = self.labels.array[:, 1]
         right = {f"right_{name}": bool(numbers[row] == numbers[place[0]]) for name, row in (("before", before), ("after", after))}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from foundation.data.splits import Data
 from foundation.labels.form import Labels
+from foundation.standalone.preprocess import Row
 from foundation.standalone.sound import is_sound
 
 
@@ -24,13 +25,13 @@ class RowFlips:
         found = self.labels.choices(logits)
         return np.zeros(len(logits), np.int64) if found is None else found[0]
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both predictions, the label and the input row."""
         names, label = self.data.labels, int(self.labels.array[place])
         text = readable(self.data.evaluation.rows[place[0]])
         return {"before": names[before], "after": names[after], "label": names[label], "input": text}
 
 
-def readable(row: Any) -> Any:
+def readable(row: Row) -> Row | str:
     """Returns a row as JSON shows it."""
     return f"{'sound' if is_sound(row) else 'image'} of {len(row)} bytes" if isinstance(row, bytes) else row

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from compress.report.model.contents import Flip
 from foundation.artifacts.artifact import DamagedArtifact
 from foundation.core.shown import reason
 
 MOST_ROWS, MOST_CHARACTERS = 60, 2000
-KEYS = ("row", "variant", "from", "to", "of", "position", "before", "after", "label", "right_before", "right_after", "input")
+KEYS = [field.alias or name for name, field in Flip.model_fields.items()]
 
 
-def excerpt(file: Path, served: str | None) -> list[dict[str, Any]] | None:
+def excerpt(file: Path, served: str | None) -> list[Flip] | None:
     """Returns up to 60 lines of `flips.jsonl`, served variant first, spread evenly over the steps; None if there is no such file.
 
     Args:
@@ -30,10 +29,10 @@ def excerpt(file: Path, served: str | None) -> list[dict[str, Any]] | None:
         lines = [_line(json.loads(line)) for line in file.read_text(encoding="utf-8").split("\n") if line]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedArtifact(f"{file}: damaged ({reason(error)})") from error
-    steps: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in sorted(lines, key=lambda line: line["variant"] != served):
-        steps.setdefault((line["variant"], line["to"]), []).append(line)
-    chosen: list[dict[str, Any]] = []
+    steps: dict[tuple[str | None, str | None], list[Flip]] = {}
+    for line in sorted(lines, key=lambda line: line.variant != served):
+        steps.setdefault((line.variant, line.to), []).append(line)
+    chosen: list[Flip] = []
     for own in (True, False):
         groups = [group for (variant, _), group in steps.items() if (variant == served) == own]
         room = MOST_ROWS - len(chosen)
@@ -43,11 +42,12 @@ def excerpt(file: Path, served: str | None) -> list[dict[str, Any]] | None:
     return chosen
 
 
-def _line(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _short(line[key]) for key in KEYS if key in line} | {"variant": str(line["variant"]), "to": str(line["to"])}
+def _line(line: dict[str, object]) -> Flip:
+    known = {key: _short(line[key]) for key in KEYS if key in line}
+    return Flip.model_validate({**known, "variant": str(line["variant"]), "to": str(line["to"])})
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     """Returns a text, or the texts of a pair, cut to a length that a page can hold."""
     if isinstance(value, list):
         return [_short(part) for part in value]

@@ -46,7 +46,7 @@ class Flips(Protocol):
     def answers(self, logits: np.ndarray) -> np.ndarray:
         """Returns the answer that counts, of each row or of each of its parts, whole numbers `[n, ...]`."""
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Describes the flip at a place of `answers`, from one number to another."""
 
 
@@ -74,7 +74,7 @@ def write_flips(run: Run, data: Data) -> int:
     Returns:
         The number of lines.
     """
-    lines: list[dict[str, Any]] = []
+    lines: list[Mapping[str, object]] = []
     baseline: np.ndarray | None = None
     before: tuple[np.ndarray, str] | None = None
     describe = _described(run, data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -28,9 +28,14 @@ class FirstFlips:
             answers[query.rows.min()] = query.rows[0]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both candidates with their grades, and the query."""
-        rows: list[Any] = [*self.data.evaluation.rows]
-        (query, first), (_, second) = rows[before], rows[after]
+        (query, first), (_, second) = self._pair(before), self._pair(after)
         grades = {"grade_before": int(self.labels.array[before, 2]), "grade_after": int(self.labels.array[after, 2])}
         return {"before": first, "after": second, **grades, "label": None, "input": query}
+
+    def _pair(self, row: int) -> tuple[str, str]:
+        """Returns a query and a candidate."""
+        pair = self.data.evaluation.rows[row]
+        assert isinstance(pair, tuple), type(pair)
+        return pair

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from foundation.data.splits import Data
 from foundation.labels.relevance import Judged, nearest
+from foundation.standalone.preprocess import Row
 
 
 class FoundFlips:
@@ -23,7 +24,7 @@ class FoundFlips:
     def __init__(self, data: Data, labels: Judged) -> None:
         self.data = data
         self.known = labels.known
-        first: dict[Any, int] = {}
+        first: dict[Row, int] = {}
         for row in self.known.documents.tolist():
             first.setdefault(data.evaluation.rows[row], row)
         self.documents = np.array(list(first.values()))
@@ -40,7 +41,7 @@ class FoundFlips:
         answers[self.known.queries] = self.documents[places]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both documents with their grades, and the query."""
         rows, grades = self.data.evaluation.rows, self.grades[place[0]]
         found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class SetFlips:
         """Returns whether each label holds, 0 or 1 [n, C]."""
         return np.asarray((logits > 0).astype(np.int64))
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns the label, whether it was found, and whether it holds, and the input row."""
         row, label = place
         said = {"before": SAID[before], "after": SAID[after], "label": SAID[int(self.labels.array[place])]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,13 +27,14 @@ class SpanFlips:
         """Returns for the first window of each question the number of the text of its answer [n]; 0 for other windows."""
         numbers, found = self.labels.numbers, np.zeros(len(logits), np.int64)
         for question in self.labels.questions(logits):
-            row: Any = self.data.evaluation.rows[question.row]
+            row = self.data.evaluation.rows[question.row]
+            assert isinstance(row, Window), type(row)
             start, end = (0, 0) if question.none else logits[question.row, Part.CHARACTERS].astype(int)
             first = int(np.argmax(numbers == numbers[question.row]))
             found[first] = self._texts.setdefault(row.context[start:end], len(self._texts))
         return found
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both answers and the question; an empty one says that there is none."""
         row, texts = self.data.evaluation.rows[place[0]], list(self._texts)
         assert isinstance(row, Window), type(row)

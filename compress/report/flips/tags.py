@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class TagFlips:
         """Returns the tag of each word, `NO_WORD` behind the last one [n, L]."""
         return choices(logits)
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns the word, its tags and the true one, and the sentence; a word without a token is O."""
         (row, position), text = place, str(self.data.evaluation.rows[place[0]])
         names = dict(enumerate(self.data.labels)) | {NO_WORD: OUTSIDE}

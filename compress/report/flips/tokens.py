@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,14 +32,16 @@ class TokenFlips:
         """Returns the id of the most likely token [n, T]."""
         return choices(logits)
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both predicted tokens, the token that followed, and the text just before it."""
         (row, position), label = place, int(self.labels.array[place])
-        given: Any = self.data.evaluation.rows[row]
+        given = self.data.evaluation.rows[row]
         # what stands before the token: the source and the target up to it, or the block
-        pair = isinstance(given, TokenPair)
-        block = np.concatenate([given.source, given.target]) if pair else given
-        end = len(given.source) + position if pair else position + 1
+        if isinstance(given, TokenPair):
+            block, end = np.concatenate([given.source, given.target]), len(given.source) + position
+        else:
+            assert isinstance(given, np.ndarray), type(given)
+            block, end = given, position + 1
         texts = {name: self._text([token]) for name, token in (("before", before), ("after", after), ("label", label))}
         return {"position": position + 1, **texts, "input": self._text(block[max(0, end - TOKENS_SHOWN) : end].tolist())}
 

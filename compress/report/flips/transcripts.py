@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class TranscriptFlips:
         """Returns the number of the text of each sound [n]."""
         return np.array([self._texts.setdefault(text, len(self._texts)) for text in texts_of(logits)], np.int64)
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both texts, the true one and the sound."""
         texts, names = list(self._texts), self.data.labels
         said = {name: shown(texts[number], names) for name, number in (("before", before), ("after", after))}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from foundation.data.splits import Data
 from foundation.labels.vectors import VectorLabels, neighbours
+from foundation.standalone.preprocess import Row
 
 
 class NeighbourFlips:
@@ -22,7 +23,7 @@ class NeighbourFlips:
 
     def __init__(self, data: Data, labels: VectorLabels) -> None:
         self.data = data
-        first: dict[Any, int] = {}
+        first: dict[Row, int] = {}
         for number, row in enumerate(data.evaluation.rows):
             first.setdefault(row, number)
         self.rows = np.array(list(first.values()))
@@ -34,7 +35,7 @@ class NeighbourFlips:
             answers[self.rows] = self.rows[neighbours(logits[self.rows])[:, 0]]
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both neighbours and the text; there is no label of them."""
         rows = self.data.evaluation.rows
         return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}

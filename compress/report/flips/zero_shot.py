@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class NearestClassFlips:
         answers[self.labels.judged] = self.labels.nearest_classes(logits)
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int) -> Mapping[str, object]:
         """Returns both classes, the true one and the image."""
         names, label = self.data.labels, int(self.labels.array[place[0], 1])
         row = self.data.evaluation.rows[place[0]]

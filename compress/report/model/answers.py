@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from foundation.artifacts.document import Document, Number
-from foundation.artifacts.figures import Drop, Metrics, Percentiles, Quality, Tokens
+from foundation.artifacts.figures import Drop, Metrics, Quality, Tokens
+from foundation.artifacts.timed import ProposedSpeed, Speed
 
 
 class Agreement(Document):
@@ -26,60 +27,6 @@ class CacheCost(Document):
     """What the primary metric lost by the cache."""
     tokens: Tokens = Tokens()
     """Greedy answers compared with those with such a cache."""
-
-
-class Speed(Document):
-    """The speed of an engine under one load."""
-
-    threads: int | None = None
-    """Threads of the engine."""
-    prompt_tokens: int = 0
-    """Tokens of each prompt of this load."""
-    streams: int = 1
-    """Prompts that were asked at once."""
-    tokens: int | None = None
-    """Tokens of each answer."""
-    first_token_ms: Percentiles = Percentiles()
-    """Time to the first token."""
-    token_ms: Percentiles = Percentiles()
-    """Time between two tokens of a stream."""
-    tokens_per_s: Number = 0.0
-    """Tokens per second of all streams together."""
-    n: int | None = None
-    """Number of times between tokens."""
-    bandwidth_share: Number | None = None
-    """Share of the read bandwidth that one stream uses; null for several."""
-    weight_bytes: int | None = None
-    """Bytes of the weights that are read for each token."""
-    cache_bytes_per_token: Number | None = None
-    """Bytes of the keys and values of one token."""
-    peak_memory_bytes: int | None = None
-    """Peak memory of the engine's process."""
-
-
-class ProposedSpeed(Document):
-    """The speed with proposed tokens under one load."""
-
-    prompt_tokens: int | None = None
-    """Tokens of each prompt, from evaluation rows."""
-    streams: int = 1
-    """Prompts that were asked at once."""
-    tokens: int | None = None
-    """Tokens of each answer."""
-    tokens_per_s: Number = 0.0
-    """Tokens per second of all streams, with proposals."""
-    tokens_per_s_alone: Number = 0.0
-    """The same for the same prompts, without proposals."""
-    proposed: int = 0
-    """Tokens that were proposed in this measurement."""
-    accepted: int = 0
-    """Proposed tokens that were accepted."""
-    tokens_per_step: Number = 0.0
-    """Tokens / passes of the model."""
-    n: int | None = None
-    """Number of answers."""
-    peak_memory_bytes: int | None = None
-    """Peak memory of the process, with proposals."""
 
 
 class Speculation(Document):

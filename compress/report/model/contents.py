@@ -194,6 +194,11 @@ class Configuration(Document):
     mode: str = ""
     """The mode of its engine."""
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What it is called by."""
+        return {name: str(getattr(self, name)) for name in Configuration.model_fields}
+
 
 class Ranked(Configuration):
     """A configuration that competed."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -11,6 +10,7 @@ from compress.report.model.answers import Answer
 from foundation.artifacts.document import Document, Figures, Number
 from foundation.artifacts.exported import Divided, Layer, Parity
 from foundation.artifacts.figures import Accuracy, Backend, Drop, Metrics
+from foundation.artifacts.timed import Timing
 
 Form = Annotated[str, "FORM"]
 
@@ -28,69 +28,11 @@ class TimedAccuracy(Document):
     """Rows of that evaluation."""
 
 
-class Latency(Document):
+class Latency(Timing):
     """The latency of one variant in one configuration of an engine, at one shape."""
 
-    engine: str | None = None
-    """Engine that was timed."""
-    mode: str | None = None
-    """`static` or `dynamic` shapes; `eager` or `compiled` for torch."""
-    precision: str | None = None
-    """Precision of the build."""
-    device: str | None = None
-    """`cpu` or `cuda`, as the engine reports it."""
-    provider: str | None = None
-    """What ran the graph there, such as `CPUExecutionProvider`, as the engine reports it."""
-    float_precision: str | None = None
-    """Precision of the float layers of an int8 build."""
-    threads: int | None = None
-    """Threads of the engine."""
-    batch: int | None = None
-    """Batch size."""
-    sequence: int | None = None
-    """Sequence length in tokens; null for images."""
-    p50_ms: Number | None = None
-    """Median of the samples, milliseconds."""
-    p90_ms: Number | None = None
-    """90th percentile, milliseconds."""
-    p99_ms: Number | None = None
-    """99th percentile; null below 200 samples."""
-    throughput_per_s: Number | None = None
-    """Rows per second: batch * n / sum of the samples."""
-    n: int | None = None
-    """Number of samples."""
-    quantiles_ms: tuple[Number | None, ...] = ()
-    """Quantiles of the samples at 0, 5, ... 100 %, milliseconds."""
-    peak_memory_bytes: int | None = None
-    """Peak memory of the engine's process."""
-    turns_ms: tuple[Number | None, ...] = ()
-    """Median of each turn; null for a turn without one. Ratios are formed within a turn."""
-    interval_ms: tuple[Number, ...] | None = None
-    """95 % interval of the median, by Student's t over the turns; of the one turn's order statistics where there is only one."""
-    between_turns: Number | None = None
-    """Standard deviation of the turns' medians, relative; null for one turn."""
-    within_turns: Number | None = None
-    """Interquartile range within turns, relative to their medians."""
-    disturbed: Number | None = None
-    """Share of the samples taken during which threads waited for a core; null if the kernel does not report it."""
-    estimated: bool | None = None
-    """Whether times follow from processor time, as too few samples were undisturbed."""
-    busy: bool | None = None
-    """Whether other work spoiled the figure: goals that depend on it are not judged."""
-    reason: str | None = None
-    """Only where there is no time: why."""
     accuracy: TimedAccuracy | None = None
     """The primary metric of exactly this configuration, if it was evaluated."""
-
-    @property
-    def shape(self) -> tuple[int, int | None]:
-        """Batch and sequence length."""
-        return self.batch or 1, self.sequence
-
-    @property
-    def times(self) -> Mapping[str, Any]:
-        """What `foundation.measure.turns` compares: the median, and the medians of the turns."""
-        return {"p50_ms": self.p50_ms, "turns_ms": self.turns_ms}
 
 
 class Attention(Document):

@@ -282,7 +282,7 @@ def _samples(row: Latency) -> list[float]:
 
 def _latency_row(report: Contents, variant: Variant, row: Latency, shape: goals.Shape, scale: tuple[float, float]) -> View:
     slow = goals.reference_cells(report, row.device).get(shape)
-    faster = ratio(slow.times, row.times).value if slow and row.p50_ms else None
+    faster = ratio(slow, row).value if slow and row.p50_ms else None
     return {
         "id": variant.id,
         "engine": engine_name(row.engine),

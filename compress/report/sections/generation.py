@@ -8,12 +8,13 @@ from typing import Any
 from compress.report import phrases
 from compress.report.charts import scatter
 from compress.report.charts.lines import Series, line_chart
-from compress.report.model.answers import Answer, CacheCost, ProposedSpeed, Speculation, Speed
+from compress.report.model.answers import Answer, CacheCost, Speculation
 from compress.report.model.contents import Contents
 from compress.report.model.variant import Variant
 from compress.report.phrases import NOT_MEASURED, engine_name
 from compress.report.view import View
 from foundation.artifacts.figures import Percentiles, Quality, Tokens
+from foundation.artifacts.timed import ProposedSpeed, Speed
 from foundation.artifacts.triton import TritonModel
 
 

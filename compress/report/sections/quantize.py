@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from compress.report import phrases
 from compress.report.model.contents import Contents
+from compress.report.model.stages import Attempt, LayerGain, LayerNoise, Quantization
 from compress.report.view import View, is_scalar, plain
 
 
@@ -13,62 +14,63 @@ def quantization(report: Contents) -> list[View]:
     """Returns for each quantized variant its settings and, if measured, its layers, the most sensitive first."""
     views = []
     for variant in report.variants:
-        found = variant.quantization
-        if found is not None:
-            layers = _sensitivities(found.get("layers"))
-            settings = [(key, plain(value)) for key, value in found.items() if key != "layers" and is_scalar(value)]
-            scan, tried = found.get("sensitivity") or {}, found.get("attempts")
+        if variant.quantization is not None:
+            found = Quantization.model_validate(variant.quantization)
             views.append(
                 {
                     "id": variant.id,
-                    "settings": settings,
-                    "layers": layers,
-                    "scan": _scan(scan.get("layers") or []),
-                    "unit": phrases.DISTANCES.get(str(scan.get("measure")), "distance"),
-                    "attempts": _attempts(tried if isinstance(tried, list) else []),
+                    "settings": [
+                        (key, plain(value)) for key, value in variant.quantization.items() if key != "layers" and is_scalar(value)
+                    ],
+                    "layers": _sensitivities(found.layers),
+                    "scan": _scan(found.sensitivity.layers),
+                    "unit": phrases.DISTANCES.get(str(found.sensitivity.measure), "distance"),
+                    "attempts": _attempts(found.attempts),
                 }
             )
     return views
 
 
-def _scan(layers: list[Any]) -> list[View]:
+def _scan(layers: Sequence[LayerGain]) -> list[View]:
     """Returns the error that each layer causes in int8, in scan order: the gain of keeping it in float, and its error alone and by part."""
-    top = max((abs(layer["gain"]) for layer in layers), default=0) or 1
+    top = max((abs(layer.gain) for layer in layers), default=0) or 1
     return [
         {
-            "name": layer["name"],
-            "width": round(100 * max(0.0, layer["gain"]) / top, 2),
-            **{key: f"{layer[key]:.2e}" for key in ("gain", "alone", "weights", "inputs")},
+            "name": layer.name,
+            "width": round(100 * max(0.0, layer.gain) / top, 2),
+            "gain": f"{layer.gain:.2e}",
+            "alone": f"{layer.alone:.2e}",
+            "weights": f"{layer.weights:.2e}",
+            "inputs": f"{layer.inputs:.2e}",
         }
         for layer in layers
     ]
 
 
-def _attempts(attempts: list[Any]) -> list[View]:
+def _attempts(attempts: Sequence[Attempt]) -> list[View]:
     """Returns the attempts that preceded the choice: name, error, seconds, and whether it was chosen."""
     return [
         {
-            "name": attempt.get("name") or "unnamed",
-            "value": plain(attempt.get("value")),
-            "seconds": f"{attempt['seconds']:.1f} s" if attempt.get("seconds") is not None else "not measured",
-            "kept": bool(attempt.get("kept")),
+            "name": attempt.name,
+            "value": plain(attempt.value),
+            "seconds": "not measured" if attempt.seconds is None else f"{attempt.seconds:.1f} s",
+            "kept": attempt.kept,
         }
         for attempt in attempts
     ]
 
 
-def _sensitivities(layers: Any) -> list[View]:
+def _sensitivities(layers: Sequence[LayerNoise]) -> list[View]:
     """Returns the signal-to-quantization-noise ratio of each layer, lowest input ratio first; layers without one are skipped."""
-    items = layers if isinstance(layers, list) else []
-    measured = [item for item in items if item and item.get("input_sqnr_db") is not None]
-    known = sorted(measured, key=lambda item: float(item["input_sqnr_db"]))
-    top = max((item["input_sqnr_db"] for item in known), default=0) or 1
+    measured = [(float(layer.input_sqnr_db), layer) for layer in layers if layer.input_sqnr_db is not None]
+    known = sorted(measured, key=lambda one: one[0])
+    top = max((ratio_db for ratio_db, _ in known), default=0.0) or 1.0
     return [
         {
-            "name": item.get("name") or "unnamed",
-            "input": f"{item['input_sqnr_db']:.1f}",
-            "weight": f"{item['weight_sqnr_db']:.1f}" if item.get("weight_sqnr_db") is not None else None,
-            "width": max(0, round(100 * item["input_sqnr_db"] / top, 2)),
+            "name": layer.name,
+            "input": f"{ratio_db:.1f}",
+            "weight": None if layer.weight_sqnr_db is None else f"{layer.weight_sqnr_db:.1f}",
+            "width": max(0, round(100 * ratio_db / top, 2)),
         }
-        for item in known
+        for ratio_db, layer in known
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from compress.report import phrases
 from compress.report.model.contents import ClassFigures, Contents, Flip
@@ -95,7 +94,7 @@ def _place(line: Flip) -> str:
     return of if line.position is None else f"{of} (place {line.position})".strip()
 
 
-def _name(backend: Any) -> str:
+def _name(backend: object) -> str:
     words = str(backend).split(" ")
     return " ".join([*words[:-1], engine_name(words[-1])])
 
@@ -109,9 +108,9 @@ def _verdict(line: Flip) -> str:
     return "lost" if right[0] else "gained" if right[1] else "wrong before and after"
 
 
-def _text(value: Any) -> View:
+def _text(value: object) -> View:
     """Returns a text, or the texts of a pair, in full and, if it is long, its beginning."""
-    parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    parts: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     whole = " / ".join("" if part is None else str(part) for part in parts)
     return {"whole": whole, "start": f"{whole[:FOLDED]} ..." if len(whole) > FOLDED else None}
 

@@ -5,65 +5,62 @@ Each function turns figures of the manifest into strings and positions for the t
 
 from __future__ import annotations
 
-from typing import Any
-
 from compress.report import phrases
 from compress.report.model.contents import Contents
+from compress.report.model.stages import Groups, SparseLayer, Sparsity
 from compress.report.view import View
-from foundation.artifacts.document import Figures
 
 
 def sparsity(report: Contents) -> list[View]:
     """Returns a view for each sparsified variant."""
-    return [_view(variant.id, variant.sparsity) for variant in report.variants if variant.sparsity and variant.sparsity.get("layers")]
+    found = [(variant.id, Sparsity.model_validate(variant.sparsity)) for variant in report.variants if variant.sparsity]
+    return [_view(name, figures) for name, figures in found if figures.layers]
 
 
-def _view(name: str, figures: Figures) -> View:
+def _view(name: str, figures: Sparsity) -> View:
     return {
         "id": name,
         "settings": _settings(figures),
-        "layers": [_layer(row) for row in figures["layers"]],
-        "quantiles": [_share(share) for share in (figures.get("groups") or {}).get("quantiles") or ()],
-        "groups": _groups(figures.get("groups") or {}),
-        "claim": str(figures.get("speed") or ""),
+        "layers": [_layer(row) for row in figures.layers],
+        "quantiles": [_share(share) for share in figures.groups.quantiles],
+        "groups": _groups(figures.groups),
+        "claim": figures.speed,
     }
 
 
-def _settings(figures: Figures) -> list[tuple[str, str]]:
-    unused = figures.get("unread") or {}
+def _settings(figures: Sparsity) -> list[tuple[str, str]]:
+    unread = figures.unread
     settings = [
-        ("method", str(figures.get("method"))),
-        ("pattern", str(figures.get("pattern"))),
-        ("zero weights", _share(figures.get("sparsity"))),
-        ("target", _share(figures.get("asked"))),
+        ("method", str(figures.method)),
+        ("pattern", str(figures.pattern)),
+        ("zero weights", _share(figures.sparsity)),
+        ("target", _share(figures.asked)),
     ]
-    if (figures.get("groups") or {}).get("metric"):
-        settings.append(("metric of the groups", str(figures["groups"]["metric"])))
-    if unused.get("heads") is not None:
-        settings.append(("without effect", f"{unused['heads']} heads, {unused['neurons']} neurons"))
+    if figures.groups.metric:
+        settings.append(("metric of the groups", figures.groups.metric))
+    if unread.heads is not None:
+        settings.append(("without effect", f"{unread.heads} heads, {unread.neurons} neurons"))
     return settings
 
 
-def _layer(row: Figures) -> View:
-    blocks = f"{row['zero_blocks']:,} of {row['blocks']:,}" if row.get("blocks") else ""
+def _layer(row: SparseLayer) -> View:
     return {
-        "name": row["name"],
-        "share": _share(row.get("sparsity")),
-        "width": round(100 * (row.get("sparsity") or 0), 2),
-        "blocks": blocks,
-        "outputs": row.get("outputs"),
-        "inputs": row.get("inputs"),
+        "name": row.name,
+        "share": _share(row.sparsity),
+        "width": 0 if row.sparsity is None else round(100 * row.sparsity, 2),
+        "blocks": f"{row.zero_blocks:,} of {row.blocks:,}" if row.blocks else "",
+        "outputs": row.outputs,
+        "inputs": row.inputs,
     }
 
 
-def _groups(groups: Figures) -> list[View]:
+def _groups(groups: Groups) -> list[View]:
     """Returns for each layer the quantiles of its group sizes, before and after training with the penalty."""
-    before, after = groups.get("before") or {}, groups.get("after") or {}
     return [
-        {"name": name, "before": [f"{value:.2g}" for value in before[name]], "after": [f"{value:.2g}" for value in after[name]]}
-        for name in before
+        {"name": name, "before": [f"{value:.2g}" for value in sizes], "after": [f"{value:.2g}" for value in groups.after[name]]}
+        for name, sizes in groups.before.items()
     ]
 
 
-def _share(value: Any) -> str:
-    return phrases.NOT_MEASURED if value is None else f"{100 * float(value):.1f} %"
+def _share(value: float | None) -> str:
+    return phrases.NOT_MEASURED if value is None else f"{100 * value:.1f} %"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.halving import survivors
 from compress.search.rungs.rung import Verdict
 from compress.search.setup import Setup
@@ -19,7 +19,7 @@ def losses(candidate: Candidate, rung: str, setup: Setup) -> tuple[float, ...]:
     The metric is measured at a rung. Time is the time of the untrained shape, relative to the baseline, or else its multiply-accumulates.
     Size is counted from the weights.
     """
-    size, latency = candidate.records["size"], candidate.records.get("latency", {})
+    size, latency = candidate.records["size"], candidate.records.get("latency", Record())
     metric = float(candidate.records[rung]["metric"]) * (-1 if setup.metric.higher_is_better else 1)
     time = float(latency.get("relative", size["macs"]))
     known = {"metric": metric, "latency": time, "throughput": time, "size": float(size["weight_bytes"])}

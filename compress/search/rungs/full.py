@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compress.pipeline import run
 from compress.report import goals as judged
 from compress.report.model.contents import Contents, Goal
 from compress.search.baseline import Baseline, float_times
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
-from foundation.artifacts.figures import Accuracy
 from foundation.artifacts.store import share
 from foundation.core.errors import InputError
 from foundation.measure.fastest import NAMES
@@ -47,7 +46,7 @@ class FullRun(Rung):
     def __init__(self, baseline: Baseline | None = None) -> None:
         self._baseline = baseline
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
         """Returns `results` (the objectives), `phase`, `excess`, `missed` (goals that were not met) and `served` (what it would serve)."""
         assert self._baseline is not None, "the baseline runs first"
         folder = setup.run_folder(candidate, self.NAME)
@@ -63,7 +62,7 @@ class FullRun(Rung):
         for index, goal in enumerate(report.goals):
             if goal.goal not in OF_A_KIND and goal.value is not None:
                 excess[f"{goal.goal}_{index}" if names.count(goal.goal) > 1 else str(goal.goal)] = exceeds(goal)
-        missed = [goal.goal for goal in report.goals if goal.met is False and goal.goal not in OF_A_KIND]
+        missed = [str(goal.goal) for goal in report.goals if goal.met is False and goal.goal not in OF_A_KIND]
         return {"results": figures, "phase": phase, "excess": excess, "missed": missed, "served": names_of(report)}
 
     def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:
@@ -82,7 +81,7 @@ def figures_of(report: Contents) -> dict[str, float | None]:
     times = [row.p50_ms for row in judged.served_cells(report).values() if row.p50_ms]
     own = math.exp(sum(map(math.log, times)) / len(times)) if times else None
     return {
-        "metric": judged.served_accuracy(report).get(judged.last_backend(report) or "", Accuracy()).value,
+        "metric": judged.accuracy(report).value,
         "latency": ranking[0].time_ms if ranking else own,
         "size": judged.served_size(report),
         "throughput": judged.throughput(report).value,
@@ -91,9 +90,7 @@ def figures_of(report: Contents) -> dict[str, float | None]:
 
 def phase_of(report: Contents, before: Baseline) -> float:
     """Returns how many times slower the machine was in a run than in the run of the baseline; 1 where nothing was timed in both."""
-    name = str(report.baseline)
-    rows = [{**row.written(), "variant": name} for row in judged.baseline(report).latency]
-    now = float_times(rows, name)
+    now = float_times(judged.baseline(report).latency)
     ratios = [time / before.first_ms[key] for key, time in now.items() if key in before.first_ms]
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
 

@@ -17,19 +17,19 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from compress.recipe import Recipe
 from compress.run.implicit import shapes
 from compress.run.lengths import in_samples
 from compress.search.baseline import Baseline
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record, TimedShape
 from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
 from distill.distill import Distill
 from export.engines.registry import engine_module
 from foundation.artifacts.artifact import digest, write_json
-from foundation.core.engines import ENGINES, REFERENCE
+from foundation.core.engines import ENGINES, REFERENCE, EngineName
 from foundation.machine import environment
 from foundation.measure.latency import Shape
 from foundation.models.architecture.shapes import remade
@@ -73,7 +73,7 @@ class UntrainedLatency(Rung):
         timed = [str(stage.id) for stage in setup.own if isinstance(stage, Prune) and _shape_is_open(stage)]
         return f"the shape that {timed[0]} makes is known only when it has run" if timed else None
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
         """Returns `relative`, and under `shapes` the `batch`, `sequence`, `engine`, `time_ms` and `baseline_ms` of each."""
         assert self._baseline is not None, "the baseline runs first"
         recipe = self.recipe(candidate, setup)
@@ -83,7 +83,7 @@ class UntrainedLatency(Rung):
         if not known.is_file():
             known.parent.mkdir(exist_ok=True)
             write_json(known, self._timed(recipe, config, precision, setup))
-        rows: list[dict[str, Any]] = json.loads(known.read_text(encoding="utf-8"))
+        rows: list[TimedShape] = json.loads(known.read_text(encoding="utf-8"))
         best = [min((row for row in rows if _shape(row) == shape), key=lambda row: row["time_ms"]) for shape in _shapes(recipe)]
         ratios = [row["time_ms"] / row["baseline_ms"] for row in best]
         return {"relative": math.exp(sum(map(math.log, ratios)) / len(ratios)), "shapes": best}
@@ -98,7 +98,7 @@ class UntrainedLatency(Rung):
                 found[one.number] = Verdict("; ".join(text for *_, text in misses), {name: excess for name, excess, _ in misses})
         return found
 
-    def _timed(self, recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> list[dict[str, Any]]:
+    def _timed(self, recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> list[TimedShape]:
         """Builds the engines of the baseline and of a model with this config and new weights, and times both."""
         assert self._baseline is not None
         found, wanted = [], _shapes(recipe)
@@ -112,10 +112,10 @@ class UntrainedLatency(Rung):
                 assert context.measure_latency is not None, "prepare provides it"
                 pair = [self._baseline.checkpoint, shape]
                 for one, (floating, time) in zip(wanted, context.measure_latency.turns(pair, wanted, ["fp32", precision]), strict=True):
-                    found.append({"batch": one[0], "sequence": one[1], "engine": engine, "time_ms": time, "baseline_ms": floating})
+                    found.append(TimedShape(batch=one[0], sequence=one[1], engine=engine, time_ms=time, baseline_ms=floating))
         return found
 
-    def _excesses(self, rows: dict[Shape, dict[str, Any]], setup: Setup) -> list[tuple[str, float, str]]:
+    def _excesses(self, rows: dict[Shape, TimedShape], setup: Setup) -> list[tuple[str, float, str]]:
         """Returns for each goal of time its name, by which share it is missed, and the miss in words."""
         assert self._baseline is not None
         goals, found = setup.recipe.goals, []
@@ -136,7 +136,7 @@ class UntrainedLatency(Rung):
             found.append(("min_speedup", goals.min_speedup / gain - 1, text))
         return found
 
-    def _speedup(self, shape: Shape, row: dict[str, Any]) -> float | None:
+    def _speedup(self, shape: Shape, row: TimedShape) -> float | None:
         """Returns the speed-up over torch by two ratios of one run each; None where the baseline was not timed."""
         assert self._baseline is not None
         slow, engine = self._baseline.in_torch_ms.get(shape), self._baseline.shared_ms.get((row["engine"], shape))
@@ -153,7 +153,7 @@ def _shape_is_open(stage: Prune) -> bool:
     return stage.measure == "latency" or "vocabulary" in stage.granularity
 
 
-def _engines(recipe: Recipe) -> list[Any]:
+def _engines(recipe: Recipe) -> list[EngineName]:
     """Returns the engines of the target that are built and run here."""
     names = [name for name in recipe.target.engines if name != REFERENCE and not ENGINES[name].generates]
     return [name for name in names if engine_module(name).absence(recipe.target.device) is None]
@@ -163,7 +163,7 @@ def _shapes(recipe: Recipe) -> list[Shape]:
     return shapes(recipe.model.task, in_samples(recipe).target)
 
 
-def _shape(row: dict[str, Any]) -> Shape:
+def _shape(row: TimedShape) -> Shape:
     return row["batch"], row["sequence"]
 
 
@@ -171,10 +171,11 @@ def _words(shape: Shape) -> str:
     return f"batch {shape[0]}" + (f", {shape[1]} tokens" if shape[1] is not None else "")
 
 
-def _key(recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> Any:
+def _key(recipe: Recipe, config: PreTrainedConfig, precision: TimedPrecision, setup: Setup) -> object:
     """Returns everything that the times depend on, JSON types."""
     shape = {name: value for name, value in config.to_dict().items() if name not in ("_name_or_path", "id2label", "label2id")}
     context = setup.context_of(recipe)
     settings = context.measure_latency.settings if context.measure_latency else None
     target = recipe.target.model_dump(mode="json")
-    return json.loads(json.dumps([shape, precision, target, settings, environment.fingerprint()], default=str))
+    depends: object = json.loads(json.dumps([shape, precision, target, settings, environment.fingerprint()], default=str))
+    return depends

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from compress.recipe import Recipe
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.setup import Setup
 
-FAILED = "failed"
+FAILED: Final = "failed"
 """Key of a record whose run failed: the reason."""
 
 
@@ -38,8 +38,8 @@ class Rung(Protocol):
         """Returns the recipe whose price stands for the measurement, by default that of the candidate."""
         return setup.recipe_of(candidate.values)
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
-        """Measures a candidate; returns figures of JSON types.
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
+        """Measures a candidate.
 
         Raises:
             InputError, ParityError, EngineError: The candidate cannot be made; whoever calls drops it for that.

@@ -6,10 +6,10 @@ Schedules are shortened with the epochs, so that the learning rate ends where it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compress.recipe import Recipe
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.rungs.estimate import halved
 from compress.search.rungs.evaluated import evaluated
 from compress.search.rungs.rung import Rung, Verdict
@@ -32,7 +32,7 @@ class ShortTraining(Rung):
         """The recipe of the candidate with fewer epochs."""
         return shortened(setup, setup.recipe_of(candidate.values), setup.search.halving.short)
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
         """Returns `metric` on selection rows, in torch."""
         return {"metric": evaluated(self.recipe(candidate, setup), setup.run_folder(candidate, self.NAME), setup)}
 

@@ -8,10 +8,10 @@ latency that a goal asks for, as how fast a processor does them depends on the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compress.run.disk import Variant, weight_bytes
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.price import Price
 from compress.search.rungs.rung import Rung, Verdict
 from compress.search.setup import Setup
@@ -23,7 +23,7 @@ class PredictedSize(Rung):
     NAME: ClassVar[str] = "size"
     ABOUT: ClassVar[str] = "predicted multiply-accumulates and size"
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
         """Returns `macs` and `parameters` of the last model, `weight_bytes`, and the price of the whole run: `predicted_seconds` (null
         where a step is unknown)."""
         recipe = self.recipe(candidate, setup)
@@ -32,12 +32,12 @@ class PredictedSize(Rung):
         steps = setup.forecast(recipe)
         last = next(step for step in reversed(steps) if step.size is not None)
         assert last.size is not None
-        return {
-            "macs": last.size.macs,
-            "parameters": last.size.parameters,
-            "weight_bytes": weight_bytes(Variant(last.config, last.made_by), context),
-            "predicted_seconds": Price.of(steps).whole_seconds,
-        }
+        return Record(
+            macs=last.size.macs,
+            parameters=last.size.parameters,
+            weight_bytes=weight_bytes(Variant(last.config, last.made_by), context),
+            predicted_seconds=Price.of(steps).whole_seconds,
+        )
 
     def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:
         """Drops what exceeds the limit of the size."""

@@ -7,11 +7,11 @@ it says little about what training brings back, so these stay unjudged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compress.recipe import Recipe
 from compress.search.baseline import Baseline
-from compress.search.candidate import Candidate
+from compress.search.candidate import Candidate, Record
 from compress.search.rungs.estimate import halved
 from compress.search.rungs.evaluated import evaluated
 from compress.search.rungs.rung import Rung, Verdict
@@ -46,7 +46,7 @@ class WithoutTraining(Rung):
         """The recipe of the candidate without training."""
         return untrained(setup, setup.recipe_of(candidate.values))
 
-    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+    def measure(self, candidate: Candidate, setup: Setup) -> Record:
         """Returns `metric` on selection rows, in torch, and `told`: whether it is near enough to the baseline to be compared by it."""
         assert self._baseline is not None, "the baseline runs first"
         value = evaluated(self.recipe(candidate, setup), setup.run_folder(candidate, self.NAME), setup)

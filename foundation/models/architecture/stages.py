@@ -82,7 +82,8 @@ class Stages:
         """Returns the stages that hold a parameter or buffer; the first of them saves it. What no stage reads is with the first one."""
         number = block_of(name, self.blocks)
         if number is None:
-            return self.readers.get(name) or (0,)
+            readers = self.readers.get(name, ())
+            return readers if readers else (0,)
         return (next(stage for stage, span in enumerate(self.spans) if number in span),)
 
     def shape(self, features: Mapping[str, Tensor]) -> tuple[int, int, int]:

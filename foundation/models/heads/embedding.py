@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
 from pydantic import Field
 
@@ -87,9 +88,25 @@ class EmbeddingConfig(Config):
     """Text that is put before each text. Default: the default prompt of the files, if any."""
 
 
-def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> dict[str, Any]:
-    """Returns the settings of a model, complete: `pooling`, `normalize`, `dimensions` (None: all), `prompt`, `max_length` (None: unknown),
-    `prompts`, where some have names, and `similarity`, where it is not the cosine.
+class EmbeddingSettings(TypedDict, total=False):
+    """Settings of a model in its config, below `EMBEDDING_KEY`."""
+
+    pooling: str | None
+    normalize: bool
+    dimensions: int | None
+    """Numbers of a vector; None: all."""
+    prompt: str
+    """Text that is put before each text."""
+    max_length: int | None
+    """None: unknown."""
+    prompts: dict[str, str]
+    """Other prompts, where some have names."""
+    similarity: str
+    """What vectors are compared by, where it is not the cosine."""
+
+
+def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Path | None, path: str | None) -> EmbeddingSettings:
+    """Returns the settings of a model, complete.
 
     Args:
         given: What the recipe says.
@@ -103,9 +120,9 @@ def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Pa
     """
     own = getattr(config, EMBEDDING_KEY, None)
     found = own or (_read(folder, path) if folder is not None and (folder / MODULES).is_file() else {})
-    usual = {"pooling": None, "normalize": True, "dimensions": None, "prompt": "", "max_length": None}
+    usual = EmbeddingSettings(pooling=None, normalize=True, dimensions=None, prompt="", max_length=None)
     said = given.model_dump(exclude_none=True) if given is not None else {}
-    settings = {**usual, **found, **said}
+    settings: EmbeddingSettings = {**usual, **found, **said}  # type: ignore[typeddict-item]
     if settings["pooling"] not in get_args(Pooling):
         where = f"model.path: {path} has no {MODULES}" if folder is not None else "model.embedding: pooling missing"
         raise InputError(f"{where}, so that nothing says how a vector is made of the tokens; give model.embedding: {{pooling: mean}}")
@@ -136,7 +153,7 @@ def pooling_file(folder: Path, path: str | None) -> Path | None:
     return None
 
 
-def _modules(folder: Path) -> list[dict[str, Any]]:
+def _modules(folder: Path) -> list[dict[str, object]]:
     file = folder / MODULES
     try:
         modules = parse_json(read_plain(file, MOST_JSON, f"model.path: {file}"))
@@ -149,11 +166,11 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def _kind(entry: dict[str, Any]) -> str:
+def _kind(entry: Mapping[str, object]) -> str:
     return str(entry.get("type", "")).rpartition(".")[2]
 
 
-def _read(folder: Path, path: str | None) -> dict[str, Any]:
+def _read(folder: Path, path: str | None) -> EmbeddingSettings:
     """Returns the settings in the files of sentence-transformers."""
     kinds = [_kind(entry) for entry in _modules(folder)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", NORMALIZE]):
@@ -165,14 +182,14 @@ def _read(folder: Path, path: str | None) -> dict[str, Any]:
     if file is None or not file.is_file():
         raise InputError(f"model.path: {folder} has no config.json of its Pooling module; copy the whole folder of the model")
     prompt, named, similarity = _prompt(folder), named_prompts(folder), _similarity(folder)
-    return {
-        "pooling": _pooling(file, prompt),
-        "normalize": kinds[-1] == NORMALIZE,
-        "prompt": prompt,
-        "max_length": _max_length(folder),
-        **({"prompts": named} if named else {}),
-        **({"similarity": similarity} if similarity != COSINE else {}),
-    }
+    settings = EmbeddingSettings(
+        pooling=_pooling(file, prompt), normalize=kinds[-1] == NORMALIZE, prompt=prompt, max_length=_max_length(folder)
+    )
+    if named:
+        settings["prompts"] = named
+    if similarity != COSINE:
+        settings["similarity"] = similarity
+    return settings
 
 
 def _similarity(folder: Path) -> str:
@@ -240,7 +257,8 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if not (folder / PROMPTS).is_file():
         return {}, None
     said = read_json(folder / PROMPTS, "model.path")
-    default, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
+    default, named = said.get("default_prompt_name"), said.get("prompts")
+    prompts = named if named else {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise InputError(f"model.path: {folder / PROMPTS} has the prompts {shown(prompts)}; names with texts are allowed")
     if default is not None and default not in prompts:

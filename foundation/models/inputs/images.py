@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -19,7 +19,7 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
     return int(getattr(own, "num_channels", 3)), int(height), int(width)
 
 
-def image_settings(config: PreTrainedConfig) -> dict[str, Any]:
+def image_settings(config: PreTrainedConfig) -> dict[str, object]:
     """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
     channels, height, width = image_shape(config)
     return {

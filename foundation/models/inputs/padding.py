@@ -53,7 +53,7 @@ def pad_token_id(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer) -
 def named_pad(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Returns the id of the padding token that the tokenizer files of a folder name."""
     name = names_of(folder, tokenizer).get("pad_token")
-    return None if name is None else tokenizer.token_to_id(name)
+    return tokenizer.token_to_id(name) if isinstance(name, str) else None
 
 
 def configured_pad(config: PreTrainedConfig) -> int | None:

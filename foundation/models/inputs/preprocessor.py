@@ -21,7 +21,7 @@ from foundation.core.stamps import Stamps
 from foundation.core.target import Target
 from foundation.labels.tasks import TASKS, Task
 from foundation.models.config import most_tokens, read_config
-from foundation.models.heads.embedding import EMBEDDING_KEY
+from foundation.models.heads.embedding import EMBEDDING_KEY, EmbeddingSettings
 from foundation.models.heads.reader import THRESHOLD_KEY
 from foundation.models.heads.towers import CAUSAL_TEXT, check_towers, width_of
 from foundation.models.heads.transcriber import strides_of
@@ -63,7 +63,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
         if facts.two_towers:
             return _two_towers(checkpoint, task, max_length, target)
         if facts.modality == "image":
-            own = config.get("vision_config") or config
+            inner = config.get("vision_config")
+            own = inner if inner else config
             if not isinstance(own, dict):
                 raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
             image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
@@ -93,7 +94,7 @@ def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -
     )
 
 
-def _sound_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max_length: int, target: Target) -> Preprocessor:
+def _sound_preprocessor(checkpoint: Path, config: Mapping[str, object], task: Task, max_length: int, target: Target) -> Preprocessor:
     facts = TASKS[task]
     own, response = read_config(checkpoint, "checkpoint"), facts.answer.RESPONSE
     sound = sound_steps(_read_json(checkpoint / SETTINGS), own, str(checkpoint / SETTINGS))
@@ -116,7 +117,9 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     tokenizer = tokenizer_file(checkpoint, embeds=facts.embeds_texts).tokenizer()
     generates = facts.generates  # its rows are ids: nothing is truncated
     reads_blocks = generates and not facts.encoder_decoder  # which have no padding that is read
-    embedding = config.get(EMBEDDING_KEY) or {} if facts.embeds else {}
+    named = config.get(EMBEDDING_KEY) if facts.embeds else None
+    embedding: EmbeddingSettings = named if named else {}
+    width = embedding.get("dimensions")
     own = read_config(checkpoint, "checkpoint")
     own = own.text_config if facts.two_towers else own
     problems = [*_unreadable(checkpoint, settings, own, max_length, generates)]
@@ -139,13 +142,13 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, checkpoint / "tokenizer_config.json"),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if facts.encoder_decoder else None,
         prompt=embedding.get("prompt", ""),
-        dimensions=(embedding.get("dimensions") or config["hidden_size"]) if embedding else 0,
+        dimensions=0 if not embedding else config["hidden_size"] if width is None else width,
         response=facts.answer.RESPONSE,
         tokenizer=tokenizer,
     )
 
 
-def _unreadable(checkpoint: Path, settings: dict[str, Any], own: PreTrainedConfig, max_length: int, generates: bool) -> Iterator[str]:
+def _unreadable(checkpoint: Path, settings: Mapping[str, object], own: PreTrainedConfig, max_length: int, generates: bool) -> Iterator[str]:
     """Yields what of a tokenizer's settings, or of `data.max_length`, does not fit the model."""
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
@@ -174,7 +177,9 @@ def _names(checkpoint: Path, config: Mapping[str, object], task: Task) -> tuple[
     if known is not None:
         return known
     where = checkpoint / "config.json"
-    named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
+    named = config.get("id2label")
+    if not named:
+        named = {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
     if not isinstance(named, dict) or not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in named):
         raise InputError(f"{where}: id2label: {shown(named)} given; a map from ids to names is allowed")
     return check_labels({int(key): name for key, name in named.items()}, str(where))
@@ -214,7 +219,7 @@ def _threshold(checkpoint: Path, config: Mapping[str, object]) -> float | None:
     return float(value)
 
 
-def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: dict[str, Any], task: Task) -> tuple[str, ...]:
+def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: Mapping[str, object], task: Task) -> tuple[str, ...]:
     """Returns the inputs that the model's forward accepts and uses, and that its tokenizer makes in Transformers.
 
     Some models accept token_type_ids but have a single type (RoBERTa), or none, and then add the embedding of the token of that id (GPT-2,
@@ -241,7 +246,7 @@ def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: dict[str, An
     return tuple(name for name in TEXT_INPUTS if name in forward and (name != "token_type_ids" or types))
 
 
-def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
+def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, object]:
     """Returns preprocessor_config.json with all defaults of its processor class filled in."""
     from transformers import AutoImageProcessor
     from transformers.image_processing_backends import PilBackend
@@ -264,7 +269,7 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
     steps |= {
         key: {name: edge for name, edge in dict(steps[key]).items() if edge is not None} for key in ("size", "crop_size") if steps[key]
     }
-    plain: dict[str, Any] = json.loads(json.dumps({**steps, "num_channels": num_channels}))  # plain JSON types, no tuples or enums
+    plain: dict[str, object] = json.loads(json.dumps({**steps, "num_channels": num_channels}))  # plain JSON types, no tuples or enums
     return plain
 
 

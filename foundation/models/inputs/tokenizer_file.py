@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FILE, SETTINGS, SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
 MOST_TOKENIZER = 2**29
 """Most bytes of a tokenizer.json that is read."""
+Part = dict[str, Any]
+"""A part of tokenizer.json, such as its normalizer, or the whole file."""
 NORMALIZERS = {"do_lower_case": ("lowercase", "Lowercase"), "strip_accents": ("strip_accents", "StripAccents")}
 """Keys of tokenizer_config.json, with the field of a BertNormalizer and the normalizer of a chain that they switch."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -119,7 +121,7 @@ def _checked(folder: Path, data: bytes) -> str:
     return text
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def settings_of(folder: Path) -> dict[str, object]:
     """Returns tokenizer_config.json; empty where there is none.
 
     Raises:
@@ -128,7 +130,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return _json(folder / SETTINGS)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
@@ -234,19 +236,19 @@ def write_tokenizer(folder: Path, out: Path, changes: Mapping[str, object], *, e
         write_json(out / SETTINGS, {**settings, **changes})
 
 
-def _links(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _links(part: Part | None) -> list[Part]:
     """Returns the normalizers, or pre-tokenizers, of a chain in order."""
     if part is None:
         return []
-    inner = part.get("normalizers") or part.get("pretokenizers") if part.get("type") == "Sequence" else None
-    return [part] if inner is None else [link for one in inner for link in _links(one)]
+    inner = part.get("normalizers", part.get("pretokenizers")) if part.get("type") == "Sequence" else None
+    return [link for one in inner for link in _links(one)] if inner else [part]
 
 
-def _chain(links: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
+def _chain(links: list[Part], key: str) -> Part | None:
     return None if not links else links[0] if len(links) == 1 else {"type": "Sequence", key: links}
 
 
-def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[str, object]) -> Iterator[str]:
+def _applied(folder: Path, parts: Part, name: str, settings: Mapping[str, object]) -> Iterator[str]:
     """Writes a setting of tokenizer_config.json into the parts of a tokenizer.json; yields what was done."""
     value, present = settings.get(name), _present(parts, name)
     if name == "strip_accents" and name in settings and value is None:  # as for lower case
@@ -261,7 +263,7 @@ def _applied(folder: Path, parts: dict[str, Any], name: str, settings: Mapping[s
     yield f"{told}; it is applied, as in Transformers"
 
 
-def _present(parts: dict[str, Any], name: str) -> bool | None:
+def _present(parts: Part, name: str) -> bool | None:
     """Returns a setting of a tokenizer.json; None where it has none."""
     links = _links(parts.get("normalizer"))
     bert = next((link for link in links if link["type"] == "BertNormalizer"), None)
@@ -281,7 +283,7 @@ def _present(parts: dict[str, Any], name: str) -> bool | None:
     return None
 
 
-def _set(parts: dict[str, Any], name: str, value: bool) -> None:
+def _set(parts: Part, name: str, value: bool) -> None:
     if name == "add_prefix_space":
         link = next(link for link in _links(parts["pre_tokenizer"]) if link["type"] in ("ByteLevel", "Metaspace"))
         link.update({"add_prefix_space": value} if link["type"] == "ByteLevel" else {"prepend_scheme": "always" if value else "never"})
@@ -302,7 +304,7 @@ def _reads(folder: Path, name: str, value: bool) -> bool:
     return any(made[0][part] != made[1][part] for part in ("normalizer", "pre_tokenizer"))
 
 
-def _added(folder: Path, parts: dict[str, Any], settings: Mapping[str, object]) -> Iterator[str]:
+def _added(folder: Path, parts: Part, settings: Mapping[str, object]) -> Iterator[str]:
     """Writes the tokens of `added_tokens_decoder` into the parts as Transformers has them; yields what was done."""
     given = settings.get("added_tokens_decoder")
     if not isinstance(given, dict) or not given:
@@ -359,7 +361,8 @@ def class_inputs(settings: Mapping[str, object], model_type: str) -> tuple[str, 
     given = settings.get("model_input_names")
     if isinstance(given, list):
         return tuple(map(str, given))
-    name = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(model_type)
+    named = settings.get("tokenizer_class")
+    name = named if named else TOKENIZER_MAPPING_NAMES.get(model_type)
     found = tokenizer_class_from_name(name) if isinstance(name, str) else None
     names = getattr(found, "model_input_names", None)
     return None if names is None or names is PreTrainedTokenizerFast.model_input_names else tuple(names)
@@ -375,13 +378,13 @@ def has_token_types(config: PreTrainedConfig) -> bool:
     return (getattr(config, "type_vocab_size", None) or 0) > 1 or config.model_type in ("xlnet", "funnel")
 
 
-def names_of(folder: Path, used: Tokenizer) -> dict[str, Any]:
+def names_of(folder: Path, used: Tokenizer) -> dict[str, object]:
     """Returns the special tokens of a folder by their keys, as far as the tokenizer has them; `extra_special_tokens` is a list.
 
     The class in Transformers names them, or tokenizer_config.json where that class does not read the folder.
     """
     known, extra = _names(folder, state_of(folder))
-    names: dict[str, Any] = {name: token for name, token in known if used.token_to_id(token) is not None}
+    names: dict[str, object] = {name: token for name, token in known if used.token_to_id(token) is not None}
     extra = tuple(token for token in extra if used.token_to_id(token) is not None)
     return {**names, EXTRA: list(extra)} if extra else names
 
@@ -391,13 +394,14 @@ def _names(folder: Path, state: Stamps) -> tuple[tuple[tuple[str, str], ...], tu
     del state  # part of the key
     try:
         made = from_class(folder)
-        known: dict[str, Any] = {name: getattr(made, name, None) for name in (*SPECIAL, EXTRA)}
+        known: dict[str, object] = {name: getattr(made, name, None) for name in (*SPECIAL, EXTRA)}
     except InputError:  # tokenizer.json is there and decides: only names are missing
         known = {**_json(folder / "special_tokens_map.json"), **settings_of(folder)}
-        known[EXTRA] = known.get(EXTRA) or known.get("additional_special_tokens")
+        named = known.get(EXTRA)
+        known[EXTRA] = named if named else known.get("additional_special_tokens")
     contents = [(name, content_of(known.get(name))) for name in SPECIAL]
-    given = known[EXTRA] if isinstance(known[EXTRA], list | tuple) else ()
-    extra = tuple(token for token in map(content_of, given) if token is not None)
+    given = known[EXTRA]
+    extra = tuple(token for token in map(content_of, given if isinstance(given, list | tuple) else ()) if token is not None)
     return tuple((name, token) for name, token in contents if token is not None), extra
 
 

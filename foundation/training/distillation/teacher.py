@@ -23,6 +23,7 @@ from foundation.core.errors import InputError
 from foundation.labels.form import Labels
 from foundation.models.architecture.origin import Origin
 from foundation.models.forward import on_device
+from foundation.standalone.preprocess import Row
 from foundation.training.distillation.capture import Capture, Captured, Wanted
 from foundation.training.distillation.masking import Masking
 from foundation.training.rows import CHUNK, Rows
@@ -141,7 +142,7 @@ class InputMatch(NamedTuple):
     """Every input is equal."""
 
 
-def match_inputs(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Any]) -> InputMatch:
+def match_inputs(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Row]) -> InputMatch:
     """Compares the inputs that two models get for all rows.
 
     Tokens are equal if their strings are: a model with a reduced vocabulary has other ids for the same tokens. If the tokenizers differ,

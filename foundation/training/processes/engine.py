@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from foundation.core.target import Parallel
 from foundation.machine.parallel import Team
 from foundation.machine.sharding import is_sharded
 from foundation.training.processes.gradients import hook_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Objective = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
@@ -103,7 +106,7 @@ class Engine:
             yield
 
 
-def _reduced(step: nn.Module, group: Any, parallel: Parallel, num_steps: int) -> nn.parallel.DistributedDataParallel:
+def _reduced(step: nn.Module, group: ProcessGroup | None, parallel: Parallel, num_steps: int) -> nn.parallel.DistributedDataParallel:
     """Returns the step in `DistributedDataParallel`, which sums gradients; its weights must be equal in all processes of the group."""
     reduced = nn.parallel.DistributedDataParallel(
         step,
@@ -120,7 +123,7 @@ def _reduced(step: nn.Module, group: Any, parallel: Parallel, num_steps: int) ->
     return reduced
 
 
-def summed(gradients: Tensor, group: Any = None) -> torch.futures.Future[Tensor]:
+def summed(gradients: Tensor, group: ProcessGroup | None = None) -> torch.futures.Future[Tensor]:
     """Starts to sum a bucket of gradients over a group, in place: the sum, where `DistributedDataParallel` would take the mean."""
     import torch.distributed as dist
 

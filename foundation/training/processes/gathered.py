@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from foundation.machine.parallel import Team
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 NO_ROW = -1
 """What labels of vectors start with in a row that runs for its collectives alone, in a process that a batch has no rows for."""
@@ -41,7 +44,7 @@ class Gathered:
     """Which rows of this process they are, int64."""
     num_rows: int
     """Rows of this process, counted or not."""
-    group: Any
+    group: ProcessGroup | None
     """The process group of those that have them."""
 
     def own(self, losses_n: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ class _AllRows(torch.autograd.Function):
     """The rows of all processes, `[n, E]`, from the rows of one `[b, E]`; processes may have different numbers of them."""
 
     @staticmethod
-    def forward(ctx: Any, rows_bE: Tensor, counts: Sequence[int], rank: int, group: Any) -> Tensor:
+    def forward(ctx: Any, rows_bE: Tensor, counts: Sequence[int], rank: int, group: ProcessGroup | None) -> Tensor:
         import torch.distributed as dist
 
         ctx.own, ctx.group = slice(sum(counts[:rank]), sum(counts[: rank + 1])), group
@@ -104,7 +107,7 @@ class _Total(torch.autograd.Function):
     """The sum of numbers over the processes; what each of them computes from it depends on the numbers of all."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.group = group
         return _summed(values, group)
 
@@ -113,7 +116,7 @@ class _Total(torch.autograd.Function):
         return _summed(gradients[0], ctx.group), None
 
 
-def _summed(values: Tensor, group: Any) -> Tensor:
+def _summed(values: Tensor, group: ProcessGroup | None) -> Tensor:
     """Returns the sum over the processes; the argument stays as it is, because autograd may use it elsewhere."""
     import torch.distributed as dist
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from foundation.machine.sharding import is_sharded
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -86,7 +87,7 @@ class _Read(torch.autograd.Function):
     """The identity, whose gradient is summed over a group."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, group: ProcessGroup | None) -> Tensor:
         """Returns a view of the tensor."""
         ctx.group = group
         return whole.view_as(whole)

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ from foundation.training.processes.division import in_model
 from foundation.training.processes.engine import Objective
 from foundation.training.rows import Rows
 from foundation.training.state import Entry, Gathers, by_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FEW = 2
 """Rows that are run whole and in stages before the training."""
@@ -89,7 +92,7 @@ class _Step:
     """Rows that count: the first ones."""
     num_rows: int
     """Rows of the whole batch, over all processes."""
-    autocast: AbstractContextManager[Any]
+    autocast: AbstractContextManager[object]
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Loss terms, summed over the rows that count; in the last stage alone."""
 
@@ -151,13 +154,13 @@ class Pipeline:
         """Returns which processes of the pipeline hold a parameter or buffer, in order of their stages."""
         return tuple(dict.fromkeys(stage % self.count for stage in self.stages.holders(name)))
 
-    def _groups_of_shared(self) -> dict[str, Any]:
+    def _groups_of_shared(self) -> dict[str, ProcessGroup | None]:
         """Returns the process group that sums the gradient of each parameter that several processes hold, by its name."""
         import torch.distributed as dist
 
         held = {names[0]: tuple(sorted(self._processes(names[0]))) for names in self.names if self.trained[names[0]]}
         several = sorted({ranks for ranks in held.values() if len(ranks) > 1})
-        groups: dict[tuple[int, ...], Any] = {}
+        groups: dict[tuple[int, ...], ProcessGroup | None] = {}
         for ranks in several:
             for first in range(0, self.team.size, self.count):  # every process has to make all groups
                 made = _group(dist.group.WORLD, tuple(first + rank for rank in ranks))
@@ -217,7 +220,7 @@ class Pipeline:
         return np.concatenate([indices, np.repeat(indices[:1], missing)])
 
     def backward(
-        self, objective: Objective, batch: Any, num_counted: int, num_rows: int, autocast: AbstractContextManager[Any]
+        self, objective: Objective, batch: Any, num_counted: int, num_rows: int, autocast: AbstractContextManager[object]
     ) -> dict[str, float]:
         """Accumulates the gradient of some rows; returns the sums of the loss terms, in all processes of the pipeline.
 
@@ -386,8 +389,9 @@ def _set(model: nn.Module, names: list[str], parameter: nn.Parameter) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _group(world: Any, ranks: tuple[int, ...]) -> Any:
+def _group(world: ProcessGroup | None, ranks: tuple[int, ...]) -> ProcessGroup | None:
     """Returns the process group of some ranks, which is made once; all processes must make the call."""
     import torch.distributed as dist
 
-    return dist.new_group(list(ranks))
+    group: ProcessGroup | None = dist.new_group(list(ranks))
+    return group

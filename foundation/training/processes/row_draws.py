@@ -70,7 +70,8 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func in IN_PLACE and self._has_rows(args[0].shape) and args[0].device.type == "cpu":
                 whole = func(_like(args[0], self._of_all(args[0].shape)), *args[1:], **given)
                 return args[0].copy_(self._own(whole))
-            if func in NEW and self._has_rows(args[0]) and torch.device(given.get("device") or "cpu").type == "cpu":
+            device = given.get("device")
+            if func in NEW and self._has_rows(args[0]) and torch.device("cpu" if device is None else device).type == "cpu":
                 return self._own(func(self._of_all(args[0]), *args[1:], **given))
         return func(*args, **given)
 

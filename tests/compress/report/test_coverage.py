@@ -168,7 +168,7 @@ def coverage(case: str, groups: int, simulations: int, together: bool = True) ->
         given = drawn.groups if together else None
         alone = intervals.single(METRICS[name], drawn.before, drawn.labels, groups=given, seed=seed)
         both = intervals.paired(METRICS[name], drawn.before, drawn.after, drawn.labels, groups=given, seed=seed)
-        held += [found["low"] <= true <= found["high"] for found, true in zip((alone, both), truth(case), strict=True)]
+        held += [found.low <= true <= found.high for found, true in zip((alone, both), truth(case), strict=True)]
     return float(held[0] / simulations), float(held[1] / simulations)
 
 

@@ -27,19 +27,19 @@ def test_every_step_of_the_served_variant_comes_first(tmp_path: Path) -> None:
     lines = [line(row, "prune") for row in range(100)] + [line(row, to="torch") for row in range(40)] + [line(row) for row in range(5)]
     found = excerpt(written(tmp_path, lines), "quantize") or []
     assert len(found) == MOST_ROWS
-    assert [(one["variant"], one["to"]) for one in found] == [("quantize", "torch")] * 40 + [("quantize", "openvino")] * 5 + [
+    assert [(one.variant, one.to) for one in found] == [("quantize", "torch")] * 40 + [("quantize", "openvino")] * 5 + [
         ("prune", "openvino")
     ] * 15
-    assert [one["row"] for one in found[:40]] == list(range(40))
+    assert [one.row for one in found[:40]] == list(range(40))
     shared = excerpt(written(tmp_path, [*lines, *(line(row) for row in range(100))]), "quantize") or []
-    assert {to: sum(one["to"] == to for one in shared) for to in ("torch", "openvino")} == {"torch": 30, "openvino": 30}
+    assert {to: sum(one.to == to for one in shared) for to in ("torch", "openvino")} == {"torch": 30, "openvino": 30}
 
 
 def test_texts_are_kept_whole_up_to_a_length(tmp_path: Path) -> None:
     texts = ["x" * 5000, "two\u2028lines"]
     (found,) = excerpt(written(tmp_path, [line(0, input=texts)]), None) or []
-    assert found["input"][1] == texts[1]
-    assert len(found["input"][0]) <= MOST_CHARACTERS + 4
+    assert found.input[1] == texts[1]
+    assert len(found.input[0]) <= MOST_CHARACTERS + 4
 
 
 def test_without_the_file_there_are_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -74,16 +74,16 @@ def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
     y = x + draw.normal(size=1500)
     found = intervals.single(METRICS["pearson"], x[:, None], Numbers(y))
     expected = stats.pearsonr(x, y).confidence_interval()
-    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.01)
-    assert found["value"] == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert found["n"] == 1500
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.01)
+    assert found.value == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert found.n == 1500
 
 
 def test_single_accuracy_is_the_wilson_interval() -> None:
     labels = np.array([0, 1, 1, 0])
     found = intervals.single(METRICS["accuracy"], logits_of(np.array([0, 1, 0, 0])), ClassIds(labels))
     low, high = intervals.wilson(3, 4)
-    assert found == {"value": 0.75, "low": low, "high": high, "groups": 4, "n": 4}
+    assert found.written() == {"value": 0.75, "low": low, "high": high, "groups": 4, "n": 4}
 
 
 def test_paired_counts_every_kind_of_change() -> None:
@@ -91,17 +91,17 @@ def test_paired_counts_every_kind_of_change() -> None:
     before = logits_of(np.array([0, 0, 0, 1, 0, 2]), 3)
     after = logits_of(np.array([1, 0, 1, 1, 1, 0]), 3)
     found = intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))
-    assert (found["right_to_wrong"], found["wrong_to_right"], found["changed"], found["n"]) == (2, 1, 4, 6)
-    assert found["difference"] == pytest.approx(1 / 6)
+    assert (found.right_to_wrong, found.wrong_to_right, found.changed, found.n) == (2, 1, 4, 6)
+    assert found.difference == pytest.approx(1 / 6)
 
 
 def test_counting_gives_the_interval_of_resampling_rows() -> None:
     before, after, labels = two_models(800)
     quick = intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))
     slow = intervals.paired(Metric(lambda p, t: float(np.mean(p.argmax(axis=1) == t))), before, after, ClassIds(labels))
-    assert slow["difference"] == pytest.approx(quick["difference"])
-    assert (slow["low"], slow["high"]) == pytest.approx((quick["low"], quick["high"]), abs=0.003)
-    assert quick["low"] <= quick["difference"] <= quick["high"]
+    assert slow.difference == pytest.approx(quick.difference)
+    assert (slow.low, slow.high) == pytest.approx((quick.low, quick.high), abs=0.003)
+    assert quick.low <= quick.difference <= quick.high
 
 
 def test_paired_interval_has_the_width_of_the_normal_approximation() -> None:
@@ -117,14 +117,14 @@ def test_paired_regression_has_no_counts_and_a_signed_difference() -> None:
     before = (labels + 0.1 * draw.normal(size=400))[:, None]
     after = (labels + 0.8 * draw.normal(size=400))[:, None]
     found = intervals.paired(METRICS["pearson"], before, after, Numbers(labels))
-    assert found["right_to_wrong"] is found["wrong_to_right"] is found["changed"] is None
-    assert 0 < found["low"] < found["difference"] < found["high"]
+    assert found.right_to_wrong is found.wrong_to_right is found.changed is None
+    assert 0 < found.low < found.difference < found.high
 
 
 def test_equal_predictions_have_no_difference() -> None:
     before, _, labels = two_models(100)
     found = intervals.paired(METRICS["accuracy"], before, before, ClassIds(labels))
-    assert (found["difference"], found["low"], found["high"], found["changed"]) == (0, 0, 0, 0)
+    assert (found.difference, found.low, found.high, found.changed) == (0, 0, 0, 0)
 
 
 def test_equal_seeds_give_equal_intervals() -> None:
@@ -151,7 +151,7 @@ def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() ->
 
     intervals.bootstrap(counted, before, labels, resamples=50)
     assert calls == 50
-    assert intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels))["n"] == 10_000
+    assert intervals.paired(METRICS["accuracy"], before, after, ClassIds(labels)).n == 10_000
 
 
 def blocks_of(losses: list[list[float]], chosen: list[list[int]], width: int = 3) -> np.ndarray:
@@ -183,9 +183,9 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
     for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 40, 40)
         figures.append(perplexity(before[rows], labels[rows]))
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, levels(40))), rel=1e-5)
-    assert found["value"] == perplexity(before, labels)
-    assert found["n"] == (labels != IGNORED).sum()
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(figures, levels(40))), rel=1e-5)
+    assert found.value == perplexity(before, labels)
+    assert found.n == (labels != IGNORED).sum()
 
 
 @settings(max_examples=10)
@@ -197,13 +197,13 @@ def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
     for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 30, 30)
         figures.append(perplexity(after[rows], labels[rows]) / perplexity(before[rows], labels[rows]) - 1)
-    assert found["difference"] == pytest.approx(perplexity(after, labels) / perplexity(before, labels) - 1)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, levels(30))), rel=1e-6, abs=1e-6)
+    assert found.difference == pytest.approx(perplexity(after, labels) / perplexity(before, labels) - 1)
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(figures, levels(30))), rel=1e-6, abs=1e-6)
     right = [before[..., 1] == labels, after[..., 1] == labels]
-    assert found["right_to_wrong"] == (right[0] & ~right[1]).sum()
-    assert found["wrong_to_right"] == (~right[0] & right[1]).sum()
-    assert found["changed"] == (before[..., 1] != after[..., 1]).sum()
-    assert found["n"] == (labels != IGNORED).sum()
+    assert found.right_to_wrong == (right[0] & ~right[1]).sum()
+    assert found.wrong_to_right == (~right[0] & right[1]).sum()
+    assert found.changed == (before[..., 1] != after[..., 1]).sum()
+    assert found.n == (labels != IGNORED).sum()
 
 
 def test_another_metric_of_tokens_is_bootstrapped_over_blocks() -> None:
@@ -211,11 +211,11 @@ def test_another_metric_of_tokens_is_bootstrapped_over_blocks() -> None:
     metric = metric_of("text-generation", "accuracy")
     found = intervals.paired(metric, before, after, Tokens(labels))
     figures = [metric.of(answers, labels) for answers in (before, after)]
-    assert found["difference"] == pytest.approx(figures[0] - figures[1])
-    assert found["low"] < found["difference"] < found["high"]
+    assert found.difference == pytest.approx(figures[0] - figures[1])
+    assert found.low < found.difference < found.high
     alone = intervals.single(metric, before, Tokens(labels))
-    assert alone["low"] < alone["value"] == figures[0] < alone["high"]
-    assert alone["n"] == found["n"] == (labels != IGNORED).sum()
+    assert alone.low < alone.value == figures[0] < alone.high
+    assert alone.n == found.n == (labels != IGNORED).sum()
 
 
 def test_what_got_worse_is_lost_whichever_way_a_metric_points() -> None:
@@ -224,7 +224,7 @@ def test_what_got_worse_is_lost_whichever_way_a_metric_points() -> None:
     before, after = ((labels + noise * draw.normal(size=400))[:, None] for noise in (0.1, 0.8))
     error = Metric(lambda values, truth: float(np.mean(np.abs(values[:, 0] - truth))), higher_is_better=False)
     found = intervals.paired(error, before, after, Numbers(labels))
-    assert 0 < found["low"] < found["difference"] < found["high"]
+    assert 0 < found.low < found.difference < found.high
     assert Metric(error.of, higher_is_better=False, relative=True).drop(2.0, 3.0) == 0.5
     assert Metric(error.of, relative=True).drop(2.0, 1.5) == 0.25
 

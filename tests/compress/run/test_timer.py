@@ -13,6 +13,7 @@ import pytest
 from compress.run.timer import Timer
 from export.engines.openvino import computes_bf16
 from export.export import Export
+from foundation.artifacts.timed import Timing
 from foundation.core.errors import InputError
 from foundation.core.target import Target
 from foundation.data.splits import Data, Split
@@ -43,10 +44,10 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
     """The machine is half as fast in the second group: what is told must not show it."""
     true, groups = {str(number): 1.0 + number for number in range(7)}, []
 
-    def measured(jobs: Any, shapes: Any, progress: Any) -> list[dict[str, Any]]:
+    def measured(jobs: Any, shapes: Any, progress: Any) -> list[tuple[int, Timing]]:
         groups.append([job.name for job in jobs])
         cells = [(job, batch, sequence) for job in jobs for batch, sequence in shapes]
-        return [{"batch": b, "sequence": s, "p50_ms": true[job.name] * len(groups) * b} for job, b, s in cells]
+        return [(0, Timing(batch=b, sequence=s, p50_ms=true[job.name] * len(groups) * b)) for job, b, s in cells]
 
     monkeypatch.setattr(Timer, "_engine", lambda self, checkpoint, folder: Built(folder.name))
     monkeypatch.setattr("compress.run.timer.measure", measured)

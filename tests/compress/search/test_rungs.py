@@ -31,6 +31,7 @@ from compress.search.setup import Setup
 from compress.search.study import Study
 from compress.search.training import shortened, training_of, untrained
 from compress.search.work import Work, rungs_of
+from foundation.artifacts.timed import Timing
 from foundation.core.errors import InputError
 from foundation.core.progress import ConsoleProgress
 from foundation.measure.engine_process import EngineError
@@ -182,7 +183,7 @@ def test_a_slow_hour_of_the_machine_is_taken_out_of_the_time() -> None:
         {**row, "engine": "torch", "p50_ms": 50.0},
         {**row, "precision": "bf16", "p50_ms": 1.0},
     ]
-    assert float_times([{**one, "variant": "baseline"} for one in rows], "baseline") == {("openvino", (1, None)): 3.0}
+    assert float_times([Timing(**one) for one in rows]) == {("openvino", (1, None)): 3.0}
     report = {"baseline": "baseline", "variants": [{"id": "baseline", "latency": rows}]}
     assert phase_of(contents(report), BASELINE) == pytest.approx(1.5)
     assert full.corrected({"metric": 0.9, "latency": 3.0, "throughput": 100.0, "size": 5}, 1.5) == {

@@ -88,6 +88,6 @@ def test_intervals_draw_queries() -> None:
 
     cell, change = single(METRICS["ndcg@10"], scores, labels), paired(METRICS["ndcg@10"], scores, other, labels)
     ours, theirs = labels.values(scores)[0][:, 0], labels.values(other)[0][:, 0]
-    assert cell["n"] == change["n"] == QUERIES
-    assert cell["low"] < cell["value"] == pytest.approx(ours.mean())
-    assert change["difference"] == pytest.approx(ours.mean() - theirs.mean())
+    assert cell.n == change.n == QUERIES
+    assert cell.low < cell.value == pytest.approx(ours.mean())
+    assert change.difference == pytest.approx(ours.mean() - theirs.mean())

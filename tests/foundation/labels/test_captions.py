@@ -111,11 +111,11 @@ def test_images_are_drawn_with_their_captions() -> None:
     noisy = vectors + random.normal(scale=0.3, size=vectors.shape).astype(np.float32)
     metric = METRICS["mean_recall"]
     one = single(metric, vectors, labels)
-    assert one["n"] == labels.count() == 30
-    assert one["low"] < one["value"] == metric.of(*labels.values(vectors)) < one["high"]
+    assert one.n == labels.count() == 30
+    assert one.low < one.value == metric.of(*labels.values(vectors)) < one.high
     change = paired(metric, vectors, noisy, labels)
-    assert change["difference"] == pytest.approx(metric.of(*labels.values(vectors)) - metric.of(*labels.values(noisy)))
-    assert paired(metric, vectors, vectors, labels)["high"] == 0
+    assert change.difference == pytest.approx(metric.of(*labels.values(vectors)) - metric.of(*labels.values(noisy)))
+    assert paired(metric, vectors, vectors, labels).high == 0
 
 
 def test_answers_become_the_images_of_captions() -> None:

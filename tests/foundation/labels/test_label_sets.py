@@ -64,7 +64,7 @@ def test_intervals_are_of_whole_rows() -> None:
     from foundation.measure.metrics import METRICS
 
     single = intervals.single(METRICS["micro_f1"], before, labels)
-    assert single["n"] == 60
-    assert single["low"] < single["value"] < single["high"]
+    assert single.n == 60
+    assert single.low < single.value < single.high
     same = intervals.paired(METRICS["micro_f1"], before, before, labels)
-    assert (same["difference"], same["low"], same["high"]) == (0, 0, 0)
+    assert (same.difference, same.low, same.high) == (0, 0, 0)

@@ -131,10 +131,10 @@ def test_intervals_draw_queries() -> None:
     metric = METRICS["ndcg@10"]
     cell, change = single(metric, texts, labels), paired(metric, texts, other, labels)
     ours, theirs = labels.values(texts)[0][:, 0], labels.values(other)[0][:, 0]
-    assert cell["n"] == change["n"] == QUERIES - 1
-    assert cell["value"] == pytest.approx(ours.mean())
-    assert cell["low"] < cell["value"] < cell["high"]
-    assert change["difference"] == pytest.approx(ours.mean() - theirs.mean())
+    assert cell.n == change.n == QUERIES - 1
+    assert cell.value == pytest.approx(ours.mean())
+    assert cell.low < cell.value < cell.high
+    assert change.difference == pytest.approx(ours.mean() - theirs.mean())
     draws = np.random.default_rng(0).integers(0, QUERIES - 1, (4000, QUERIES - 1))
     resampled = np.quantile(ours[draws].mean(axis=1), [0.025, 0.975])
-    np.testing.assert_allclose([cell["low"], cell["high"]], resampled, atol=0.05)  # wider, as there are so few queries
+    np.testing.assert_allclose([cell.low, cell.high], resampled, atol=0.05)  # wider, as there are so few queries

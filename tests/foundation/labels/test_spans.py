@@ -123,11 +123,11 @@ def test_intervals_are_of_questions_and_not_of_windows() -> None:
 
     told = single(METRICS["answer_f1"], answers, labels)
     figures = labels.values(answers)[0][:, 1]
-    assert told["n"] == 30
-    assert told["value"] == pytest.approx(figures.mean())
-    assert told["low"] < told["value"] < told["high"]
-    assert abs(told["high"] - told["low"] - 4 * figures.std() / 30**0.5) < 0.15
-    assert paired(METRICS["answer_f1"], answers, answers, labels)["difference"] == 0
+    assert told.n == 30
+    assert told.value == pytest.approx(figures.mean())
+    assert told.low < told.value < told.high
+    assert abs(told.high - told.low - 4 * figures.std() / 30**0.5) < 0.15
+    assert paired(METRICS["answer_f1"], answers, answers, labels).difference == 0
 
 
 def test_kept_logits_are_the_largest_ones_of_the_context() -> None:

@@ -70,8 +70,8 @@ def test_equally_near_is_wrong_and_answers_swap_the_parts() -> None:
     assert metrics("sentence-triplets", texts, labels) == {"accuracy": sum(found) / 4}
     assert accuracy(*labels.values(texts)) == sum(found) / 4
     assert labels.count() == 4
-    assert single(METRICS["accuracy"], texts, labels)["n"] == 4
-    assert paired(METRICS["accuracy"], texts, texts, labels)["n"] == 4
+    assert single(METRICS["accuracy"], texts, labels).n == 4
+    assert paired(METRICS["accuracy"], texts, texts, labels).n == 4
     assert (changed.array[:, [0, 1, 3]] == labels.array[:, [0, 1, 3]]).all()
 
 

@@ -77,13 +77,13 @@ def test_the_ensemble_weighs_directions_and_not_lengths() -> None:
 def test_intervals_are_those_of_a_share_of_images() -> None:
     found, labels = rows(5, 50, 3, 1, 3)
     told = single(METRICS["accuracy"], found, labels)
-    right = round(told["value"] * 50)
-    assert (told["low"], told["high"], told["n"]) == (*wilson(right, 50), 50)
+    right = round(told.value * 50)
+    assert (told.low, told.high, told.n) == (*wilson(right, 50), 50)
     other = found + np.random.default_rng(0).normal(0, 0.5, found.shape).astype(np.float32)
     compared = paired(METRICS["accuracy"], found, other, labels)
     before, after = (labels.values(one)[0].argmax(axis=1) for one in (found, other))
-    assert compared["changed"] == int((before != after).sum()) > 0
-    assert compared["n"] == 50
+    assert compared.changed == int((before != after).sum()) > 0
+    assert compared.n == 50
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 50))

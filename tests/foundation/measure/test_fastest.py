@@ -1,7 +1,7 @@
 """The choice of what is served, against a written-out search and by its properties."""
 
-import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.artifacts.artifact import write_json
+from foundation.artifacts.exported import Build, Engine, Exported
+from foundation.artifacts.timed import VariantTiming, write_latency
 from foundation.core.goals import Goals
 from foundation.measure.fastest import CLOSE, Candidate, Measured, Scale, candidates, competing, fastest, missed, ranking, time_ms
 from foundation.measure.judged import judged_of
@@ -17,16 +20,9 @@ from foundation.measure.judged import judged_of
 SHAPES = ((1, 32), (8, 128))
 
 
-def row(p50: float, batch: int = 1, sequence: int | None = 32, **more: Any) -> dict[str, Any]:
-    return {
-        "batch": batch,
-        "sequence": sequence,
-        "p50_ms": p50,
-        "p99_ms": None,
-        "throughput_per_s": 1000 * batch / p50,
-        "turns_ms": [p50] * 3,
-        **more,
-    }
+def row(p50: float, batch: int = 1, sequence: int | None = 32, **more: Any) -> VariantTiming:
+    settings = {"throughput_per_s": 1000 * batch / p50, "turns_ms": [p50] * 3, **more}
+    return VariantTiming(batch=batch, sequence=sequence, p50_ms=p50, p99_ms=None, **settings)
 
 
 def candidate(times: tuple[float, ...], metric: float = 0.9, size: int = 10_000_000, name: str = "a") -> Candidate:
@@ -58,7 +54,7 @@ def test_a_percentile_that_was_not_measured_is_missed_only_where_a_lower_one_exc
 
 def test_all_are_ordered_by_the_highest_percentile_that_all_have() -> None:
     slow, fast = candidate((8.0, 1.0), name="slow"), candidate((7.0, 1.0), name="fast")
-    fast.rows[1, 32]["p99_ms"] = 8.5  # type: ignore[index]
+    fast = replace(fast, rows={**fast.rows, (1, 32): fast.rows[1, 32].with_(p99_ms=8.5)})
     goals = Goals.model_validate({"max_latency_ms": [{"percentile": 99, "sequence": 32, "value": 9}]})
     assert [(one.candidate.key[0], one.time_ms) for one in ranking([slow, fast], goals, scale())] == [
         ("fast", pytest.approx(7.0)),
@@ -131,24 +127,18 @@ def test_no_other_candidate_misses_fewer_goals_or_is_clearly_faster(
     assert all(time_ms(one, goals) > (1 + CLOSE) * best for one in smaller)
 
 
-def build(variant: str, precision: str, *engines: dict[str, Any]) -> dict[str, Any]:
-    return {"variant": variant, "precision": precision, "float_precision": "bf16" if precision == "bf16" else "fp32", "engines": engines}
+def build(variant: str, precision: str, *engines: Engine) -> Build:
+    rest = "bf16" if precision == "bf16" else "fp32"
+    return Build(variant=variant, precision=precision, float_precision=rest, engines=engines)
 
 
-def entry(engine: str, mode: str, metric: float = 0.9, **more: Any) -> dict[str, Any]:
-    return {
-        "engine": engine,
-        "mode": mode,
-        "runnable": True,
-        "metrics": {"accuracy": metric},
-        "size_bytes": 5,
-        "float_precision": "fp32",
-    } | more
+def entry(engine: str, mode: str, metric: float = 0.9, **more: Any) -> Engine:
+    settings = {"runnable": True, "size_bytes": 5, "float_precision": "fp32", **more}
+    return Engine(engine=engine, mode=mode, metrics={"accuracy": metric}, **settings)
 
 
-def timed(variant: str, precision: str, engine: str, mode: str, p50: float, rest: str = "fp32") -> dict[str, Any]:
-    names = {"variant": variant, "precision": precision, "float_precision": rest, "engine": engine, "mode": mode}
-    return names | row(p50)
+def timed(variant: str, precision: str, engine: str, mode: str, p50: float, rest: str = "fp32") -> VariantTiming:
+    return row(p50, variant=variant, precision=precision, float_precision=rest, engine=engine, mode=mode)
 
 
 def test_the_last_variant_competes_with_the_float_one_that_it_was_made_of() -> None:
@@ -170,7 +160,7 @@ def test_only_what_runs_was_timed_and_can_be_served_competes() -> None:
         timed("a", "int8", "tensorrt", "static", 1.0),
         timed("b", "fp32", "openvino", "static", 1.0),
     ]
-    found = candidates(builds, latency, ["a"], "accuracy")
+    found = candidates(builds, latency, ["a"], lambda engine: engine.figures["accuracy"])
     assert [one.key for one in found] == [("a", "int8", "fp32", "openvino", "static")]
 
 
@@ -185,8 +175,8 @@ def test_a_float_part_in_bf16_is_a_configuration_of_its_own(tmp_path: Path) -> N
         timed("quantize", "int8", "openvino", "static", 2.0),
         timed("quantize", "int8", "openvino", "static", 1.0, "bf16"),
     ]
-    (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
-    (tmp_path / "latency.json").write_text(json.dumps(latency))
+    write_json(tmp_path / "export.json", Exported(builds=builds).written())
+    write_latency(tmp_path, latency)
     measured = Measured(tmp_path, tmp_path, ["baseline", "quantize"], "baseline", 0.95)
     judged = judged_of("text-classification", None, ())
     assert [one.candidate.key[2] for one in fastest(measured, Goals(), judged)] == ["bf16", "fp32", "fp32"]
@@ -231,9 +221,11 @@ def test_one_precision_comes_before_two_of_the_same_size() -> None:
 
 def test_a_wide_interval_makes_nothing_equal_that_is_far() -> None:
     quick, small = (configuration("int8", "fp32", "static", size, 0, 1.0, 0.0) for size in (20_000_000, 10_000_000))
-    for shape, slow in small.rows.items():
-        slow |= {"p50_ms": 1.3 * slow["p50_ms"], "turns_ms": [factor * slow["p50_ms"] for factor in (0.7, 1.3, 2.0)]}  # type: ignore[operator]
-        assert slow["p50_ms"] > quick.rows[shape]["p50_ms"]
+    slower = {}
+    for shape, row in small.rows.items():
+        middle = row.median_ms
+        slower[shape] = row.with_(p50_ms=1.3 * middle, turns_ms=tuple(factor * 1.3 * middle for factor in (0.7, 1.3, 2.0)))
+    small = replace(small, rows=slower)
     assert ranking([quick, small], Goals(), scale())[0].candidate is quick
 
 
@@ -241,7 +233,5 @@ def test_rows_without_turns_are_ranked_as_they_were_when_the_run_was_made() -> N
     """What an earlier version chose is what lies in the repository of its run."""
     large, small = candidate((1.0, 1.0), size=30), candidate((1.03, 1.03), size=10)
     assert ranking([large, small], Goals(), scale())[0].candidate is small
-    for one in (large, small):
-        for measured in one.rows.values():
-            del measured["turns_ms"]  # type: ignore[attr-defined]
+    large, small = (replace(one, rows={shape: row.with_(turns_ms=()) for shape, row in one.rows.items()}) for one in (large, small))
     assert ranking([large, small], Goals(), scale())[0].candidate is large

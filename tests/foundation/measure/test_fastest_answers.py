@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from foundation.artifacts.exported import Build, Engine
+from foundation.artifacts.timed import VariantSpeed
 from foundation.core.goals import Goals
 from foundation.core.target import Target
 from foundation.measure.fastest_answers import CLEARLY, engines_that_answer, rate
@@ -49,11 +51,10 @@ def test_another_engine_serves_where_it_is_clearly_faster(factor: float, first: 
 
 
 def test_no_load_outweighs_another() -> None:
-    rows = [row(GENAI, 10), row(GENAI, 1000)]
-    assert rate(rows, {"variant": "a", "precision": "w4a16", "float_precision": "fp32"}, entry(GENAI)) == pytest.approx(
-        math.sqrt(10 * 1000)
-    )
-    assert rate(rows, {"variant": "b", "precision": "w4a16", "float_precision": "fp32"}, entry(GENAI)) is None
+    rows, engine = [VariantSpeed(**row(GENAI, 10)), VariantSpeed(**row(GENAI, 1000))], Engine(**entry(GENAI))
+    built = Build(variant="a", precision="w4a16", float_precision="fp32")
+    assert rate(rows, built, engine) == pytest.approx(math.sqrt(10 * 1000))
+    assert rate(rows, built.with_(variant="b"), engine) is None
 
 
 def test_an_engine_that_loses_more_than_the_goal_serves_only_where_the_first_does_too(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 
 from compress.run.bandwidth import read_bandwidth
+from foundation.artifacts.timed import Speed
 from foundation.core.decoding import Answer, Decoding
 from foundation.core.progress import ConsoleProgress
 from foundation.measure import generation
@@ -56,7 +56,7 @@ def opened(job: Job) -> Iterator[Process]:
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Speed]]:
     ORDER.clear()
     OPEN.clear()
     monkeypatch.setattr(generation, "EngineProcess", opened)
@@ -65,30 +65,30 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return measure_generation(jobs, reads, loads, 50, 1e9, ConsoleProgress("silent"))  # type: ignore[arg-type]
 
 
-def test_engines_take_turns_and_every_load_is_warmed_up(rows: list[dict[str, Any]]) -> None:
+def test_engines_take_turns_and_every_load_is_warmed_up(rows: list[tuple[int, Speed]]) -> None:
     assert ["a", "a", "b", "b", *["a", "b"] * 3, "a", "a", "b", "b", *["a", "b"] * 2] == ORDER
     assert OPEN[0].asked == [(1, 32, 4), *[(1, 32, 64)] * 4, (4, 32, 4), *[(4, 32, 64)] * 3]
 
 
-def test_times_and_rates_are_those_of_the_tokens(rows: list[dict[str, Any]]) -> None:
-    alone, four = rows[0], rows[1]
-    assert [(row["job"], row["streams"]) for row in rows] == [(0, 1), (0, 4), (1, 1), (1, 4)]
-    assert alone["token_ms"]["p50"] == pytest.approx(2)
-    assert alone["first_token_ms"] == {"p50": pytest.approx(10), "p90": pytest.approx(10), "p99": None}
-    assert alone["n"] == 4 * 63
-    assert alone["token_ms"]["p99"] == pytest.approx(2)
-    assert four["n"] == 3 * 4 * 63
-    assert four["token_ms"]["p99"] == pytest.approx(2)
-    assert alone["tokens_per_s"] == pytest.approx(64 / 0.136, rel=1e-4)
-    assert four["tokens_per_s"] == pytest.approx(4 * 64 / 0.139, rel=1e-4)  # the last stream is ready 3 ms later
-    assert four["first_token_ms"]["p50"] == pytest.approx(11.5)
-    assert rows[2]["token_ms"]["p50"] == pytest.approx(4)
+def test_times_and_rates_are_those_of_the_tokens(rows: list[tuple[int, Speed]]) -> None:
+    alone, four = rows[0][1], rows[1][1]
+    assert [(job, row.streams) for job, row in rows] == [(0, 1), (0, 4), (1, 1), (1, 4)]
+    assert alone.token_ms.p50 == pytest.approx(2)
+    assert alone.first_token_ms.written() == {"p50": pytest.approx(10), "p90": pytest.approx(10), "p99": None}
+    assert alone.n == 4 * 63
+    assert alone.token_ms.p99 == pytest.approx(2)
+    assert four.n == 3 * 4 * 63
+    assert four.token_ms.p99 == pytest.approx(2)
+    assert alone.tokens_per_s == pytest.approx(64 / 0.136, rel=1e-4)
+    assert four.tokens_per_s == pytest.approx(4 * 64 / 0.139, rel=1e-4)  # the last stream is ready 3 ms later
+    assert four.first_token_ms.p50 == pytest.approx(11.5)
+    assert rows[2][1].token_ms.p50 == pytest.approx(4)
 
 
-def test_bandwidth_counts_weights_and_half_of_the_cache(rows: list[dict[str, Any]]) -> None:
+def test_bandwidth_counts_weights_and_half_of_the_cache(rows: list[tuple[int, Speed]]) -> None:
     expected = (10**6 + (32 + 32) * 100) / 2e-3 / 1e9
-    assert rows[0]["bandwidth_share"] == pytest.approx(expected, abs=1e-4)
-    assert rows[1]["bandwidth_share"] is None  # several streams share what is read
+    assert rows[0][1].bandwidth_share == pytest.approx(expected, abs=1e-4)
+    assert rows[1][1].bandwidth_share is None  # several streams share what is read
     assert bandwidth_share(Reads(1, 1), Workload(1, 1, 1), None, 1e9) is None
 
 

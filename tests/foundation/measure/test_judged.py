@@ -84,18 +84,18 @@ def test_drop_interval_and_verdict_are_those_of_the_class() -> None:
     worse[:8] = 1  # a fifth of the class, 4 % of the rows
     judged = judged_of(TASK, "recall:good", LABELS)
     found = intervals.paired(judged.metric, logits_of(true), logits_of(worse), ClassIds(true))
-    assert found["difference"] == pytest.approx(0.2)
-    assert 0.05 < found["low"] < 0.2 < found["high"] < 0.4
+    assert found.difference == pytest.approx(0.2)
+    assert 0.05 < found.low < 0.2 < found.high < 0.4
     report: dict[str, Any] = {
         "metric": {"name": judged.name, "higher_is_better": True, "chance": 0.2},
         "baseline": "a",
         "variants": [
             {"id": "a", "accuracy": {"torch": {"value": 1.0, "n": 200}}},
-            {"id": "b", "accuracy": {"torch": {"value": 0.8, "n": 200}}, "drops": {"torch": found}},
+            {"id": "b", "accuracy": {"torch": {"value": 0.8, "n": 200}}, "drops": {"torch": found.written()}},
         ],
     }
     [goal] = judge({"max_drop": 0.1}, report)
-    assert (goal["value"], goal["met"], goal["low"]) == (pytest.approx(0.2), False, found["low"])
+    assert (goal["value"], goal["met"], goal["low"]) == (pytest.approx(0.2), False, found.low)
     assert phrases.figure(0.8, judged.name) == "80.00\u00a0%"
     assert phrases.headline(judged.name) == "Recall:good"
 

@@ -33,7 +33,7 @@ def test_engines_take_turns_at_every_shape(tmp_path: Path, told: Told) -> None:
     rows = measure([Scripted("a", log), Scripted("b", log)], shapes, told, watch=Still())
     order = [(entry["name"], entry["batch"], entry["sequence"]) for entry in asked(log)]
     assert order == [(name, *shape) for shape in shapes for _ in range(TURNS) for name in ("a", "b")]
-    assert [(row["job"], row["engine"], row["batch"], row["sequence"]) for row in rows] == [
+    assert [(job, row.engine, row.batch, row.sequence) for job, row in rows] == [
         (index, name, *shape) for index, name in enumerate("ab") for shape in shapes
     ]
     assert told.advanced == len(order)
@@ -41,10 +41,10 @@ def test_engines_take_turns_at_every_shape(tmp_path: Path, told: Told) -> None:
 
 @pytest.mark.parametrize(("milliseconds", "count"), [(0.5, MAX_SAMPLES), (14.9, MAX_SAMPLES), (50.0, 60), (1000.0, MIN_SAMPLES)])
 def test_at_least_30_samples_then_200_or_3_seconds(tmp_path: Path, told: Told, milliseconds: float, count: int) -> None:
-    (row,) = measure([Scripted("a", tmp_path / "log", milliseconds)], [(4, 8)], told, watch=Still())
-    assert row["n"] == pytest.approx(count, abs=TURNS)
-    assert (row["p99_ms"] is None) == (row["n"] < MAX_SAMPLES)
-    assert row["throughput_per_s"] == pytest.approx(4 * 1e3 / milliseconds, rel=1e-3)
+    ((_, row),) = measure([Scripted("a", tmp_path / "log", milliseconds)], [(4, 8)], told, watch=Still())
+    assert row.n == pytest.approx(count, abs=TURNS)
+    assert (row.p99_ms is None) == (row.n < MAX_SAMPLES)
+    assert row.throughput_per_s == pytest.approx(4 * 1e3 / milliseconds, rel=1e-3)
     assert all(entry["least"] == MIN_SAMPLES / TURNS for entry in asked(tmp_path / "log")[:1])
 
 
@@ -52,25 +52,25 @@ def test_figures_are_those_of_the_samples(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).gamma(2.0, 3.0, 210)
     cell = Cell()
     cell.turns = [Turn(samples[start : start + 70]) for start in (0, 70, 140)]
-    row = cell.row(0, Scripted("a", tmp_path / "log"), (2, 8))
+    row = cell.row(Scripted("a", tmp_path / "log"), (2, 8))
     ordered = sorted(samples)
     for key, share in (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99)):
         place = share * (len(ordered) - 1)
         low = int(place)
-        assert row[key] == pytest.approx(ordered[low] + (place - low) * (ordered[low + 1] - ordered[low]), abs=1e-4)
-    assert (row["n"], row["throughput_per_s"]) == (210, pytest.approx(2 * 210 / (samples.sum() / 1e3), rel=1e-4))
-    quantiles = row["quantiles_ms"]
-    assert quantiles == sorted(quantiles)
-    assert (len(quantiles), quantiles[10], quantiles[18]) == (21, row["p50_ms"], row["p90_ms"])
+        assert getattr(row, key) == pytest.approx(ordered[low] + (place - low) * (ordered[low + 1] - ordered[low]), abs=1e-4)
+    assert (row.n, row.throughput_per_s) == (210, pytest.approx(2 * 210 / (samples.sum() / 1e3), rel=1e-4))
+    quantiles = row.quantiles_ms
+    assert list(quantiles) == sorted(quantiles)
+    assert (len(quantiles), quantiles[10], quantiles[18]) == (21, row.p50_ms, row.p90_ms)
     assert quantiles[0] == pytest.approx(ordered[0], abs=1e-4)
 
 
 def test_the_row_has_the_keys_of_the_report(tmp_path: Path, told: Told) -> None:
-    (row,) = measure([Scripted("a", tmp_path / "log", threads=3)], [(1, 8)], told, watch=Still())
+    ((_, row),) = measure([Scripted("a", tmp_path / "log", threads=3)], [(1, 8)], told, watch=Still())
     wanted = "engine mode precision float_precision device threads batch sequence p50_ms p90_ms p99_ms throughput_per_s n"
-    assert set(wanted.split()) <= row.keys()
-    assert (row["threads"], row["peak_memory_bytes"]) == (3, 12345)
-    assert (row["device"], row["provider"], row["float_precision"]) == ("cpu", "played", "fp32")
+    assert set(wanted.split()) <= row.written().keys()
+    assert (row.threads, row.peak_memory_bytes) == (3, 12345)
+    assert (row.device, row.provider, row.float_precision) == ("cpu", "played", "fp32")
 
 
 def test_an_engine_that_fails_stops_the_measurement(tmp_path: Path, told: Told) -> None:
@@ -89,7 +89,7 @@ def test_a_spoiled_block_is_taken_again_a_bounded_number_of_times(tmp_path: Path
 def test_a_wide_interval_takes_more_turns(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     medians = iter([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
     monkeypatch.setattr(Cell, "ask", lambda *_: Turn(np.full(9, next(medians))))
-    (row,) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
-    assert len(row["turns_ms"]) == MAX_TURNS
-    assert row["busy"] is True
-    assert row["interval_ms"][0] < row["p50_ms"] < row["interval_ms"][1]
+    ((_, row),) = measure([Scripted("a", tmp_path / "log")], [(1, 8)], told, watch=Still())
+    assert len(row.turns_ms) == MAX_TURNS
+    assert row.busy is True
+    assert row.interval_ms[0] < row.p50_ms < row.interval_ms[1]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
+from foundation.artifacts.timed import Timing
 from foundation.measure.latency import TURNS, measure
 from foundation.measure.race import BLOCKS, Race, Rival
 from tests.foundation.measure.test_samples import Still
@@ -22,15 +22,15 @@ ENGINES = {"torch": 12.0, "torch bf16": 30.0, "float": 5.0, "float bf16": 4.5, "
 GROUPS = {"torch": "reference", "torch bf16": "float", "float": "float", "float bf16": "float bf16", "int8 halves": "int8 bf16"}
 
 
-def run(race: Race | None, seed: int = 0) -> tuple[list[dict[str, Any]], Machine]:
+def run(race: Race | None, seed: int = 0) -> tuple[list[Timing], Machine]:
     machine = Machine(seed=seed)
     work = {shape: 0.02 * shape[0] * (shape[1] or 1) ** 1.05 for shape in SHAPES}
     jobs = [Simulated(name, {shape: factor * work[shape] for shape in SHAPES}, machine) for name, factor in ENGINES.items()]
-    return measure(jobs, SHAPES, Told(), race, Still()), machine  # type: ignore[arg-type]
+    return [row for _, row in measure(jobs, SHAPES, Told(), race, Still())], machine  # type: ignore[arg-type]
 
 
-def winner(rows: list[dict[str, Any]]) -> str:
-    return min(ENGINES, key=lambda name: sum(math.log(row["p50_ms"]) for row in rows if row["engine"] == name))
+def winner(rows: list[Timing]) -> str:
+    return min(ENGINES, key=lambda name: sum(math.log(row.median_ms) for row in rows if row.engine == name))
 
 
 def test_the_same_winner_in_a_third_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,16 +39,14 @@ def test_the_same_winner_in_a_third_of_the_time(monkeypatch: pytest.MonkeyPatch)
     (whole, long), (rows, short) = run(None), run(race)
     assert winner(rows) == winner(whole) == "int8"
     assert short.spent_ms < long.spent_ms / 3
-    assert [(row["engine"], row["batch"], row["sequence"]) for row in rows] == [
-        (row["engine"], row["batch"], row["sequence"]) for row in whole
-    ]
-    turns = {name: {len(row["turns_ms"]) for row in rows if row["engine"] == name} for name in ENGINES}
+    assert [(row.engine, row.shape) for row in rows] == [(row.engine, row.shape) for row in whole]
+    turns = {name: {len(row.turns_ms) for row in rows if row.engine == name} for name in ENGINES}
     kept = {"torch", "float", "float bf16", "int8", "int8 near", "int8 halves"}
     assert all(min(turns[name]) >= TURNS for name in kept), "the reference, the fastest of each group, and what is not apart"
     assert all(turns[name] == {1} for name in ENGINES if name not in kept)
     for row in rows:
-        assert row["n"] >= BLOCKS[0].least
-        assert row["interval_ms"][0] <= row["p50_ms"] <= row["interval_ms"][1]
+        assert row.n >= BLOCKS[0].least
+        assert row.interval_ms[0] <= row.p50_ms <= row.interval_ms[1]
 
 
 def test_what_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +55,11 @@ def test_what_is_faster_at_one_shape_stays(monkeypatch: pytest.MonkeyPatch) -> N
     fast = Simulated("fast", dict.fromkeys(SHAPES, 1.0), machine)
     odd = Simulated("odd", {shape: 0.8 if shape == SHAPES[2] else 3.0 for shape in SHAPES}, machine)
     rows = measure([fast, odd], SHAPES, Told(), Race([Rival("int8"), Rival("int8")]), Still())  # type: ignore[list-item]
-    assert all(len(row["turns_ms"]) >= TURNS for row in rows)
+    assert all(len(row.turns_ms) >= TURNS for _, row in rows)
 
 
 def test_a_goal_on_the_p99_takes_200_samples_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foundation.measure.latency.EngineProcess", SimulatedProcess)
     job = Simulated("a", dict.fromkeys(SHAPES, 12.0), Machine())
     rows = measure([job], SHAPES, Told(), Race([Rival("int8")], frozenset({SHAPES[0]})), Still())  # type: ignore[list-item]
-    assert [row["p99_ms"] is not None for row in rows] == [True] + [False] * 5
+    assert [row.p99_ms is not None for _, row in rows] == [True] + [False] * 5

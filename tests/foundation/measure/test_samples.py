@@ -87,10 +87,10 @@ def measured(load: float, seed: int) -> list[tuple[float, bool]]:
     machine = Machine(load, seed=seed)
     slow = Simulated("torch", {shape: pair[0] for shape, pair in SHAPES.items()}, machine, spins=0.08)
     fast = Simulated("openvino", {shape: pair[1] for shape, pair in SHAPES.items()}, machine, dealt=0.6)
-    rows = measure([slow, fast], list(SHAPES), Told(), watch=Still())  # type: ignore[list-item]
+    rows = [row for _, row in measure([slow, fast], list(SHAPES), Told(), watch=Still())]  # type: ignore[list-item]
     pairs = [(rows[number], rows[number + len(SHAPES)]) for number in range(len(SHAPES))]
     quiet = [pair[0] / pair[1] for pair in SHAPES.values()]
-    return [(ratio(a, b).value / true, a["busy"] or b["busy"]) for (a, b), true in zip(pairs, quiet, strict=True)]
+    return [(ratio(a, b).value / true, bool(a.busy or b.busy)) for (a, b), true in zip(pairs, quiet, strict=True)]
 
 
 @pytest.mark.parametrize(("load", "refused"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (4.0, 1.0)])

@@ -5,12 +5,13 @@ from statistics import fmean, stdev
 
 import pytest
 
+from foundation.artifacts.timed import Timing
 from foundation.measure.turns import quantile, ratio
 
 
-def row(*turns: float | None) -> dict[str, object]:
+def row(*turns: float | None) -> Timing:
     known = [turn for turn in turns if turn is not None]
-    return {"p50_ms": sorted(known)[len(known) // 2], "turns_ms": list(turns)}
+    return Timing(p50_ms=sorted(known)[len(known) // 2], turns_ms=turns)
 
 
 def test_a_slow_turn_of_the_machine_is_in_no_ratio() -> None:
@@ -35,4 +36,4 @@ def test_only_turns_that_both_took_count() -> None:
 
 
 def test_rows_of_older_runs_have_the_ratio_of_their_medians() -> None:
-    assert ratio({"p50_ms": 9.0}, {"p50_ms": 3.0}).value == 3.0
+    assert ratio(Timing(p50_ms=9.0), Timing(p50_ms=3.0)).value == 3.0

@@ -1,0 +1,357 @@
+"""Figures of the stages that the page shows, as far as it shows them; report.json holds all that a stage returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from foundation.artifacts.document import Document, Number
+
+
+class LayerNoise(Document):
+    """A quantized layer."""
+
+    name: str = "unnamed"
+    """Its name."""
+    input_sqnr_db: Number | None = None
+    """Signal-to-quantization-noise ratio of its inputs, dB."""
+    weight_sqnr_db: Number | None = None
+    """The same ratio of its weights."""
+
+
+class LayerGain(Document):
+    """The error that a layer causes in int8, in units of the scan."""
+
+    name: str = "unnamed"
+    """Its name."""
+    gain: Number = 0.0
+    """What keeping it in float saves."""
+    alone: Number = 0.0
+    """The error if it alone is quantized."""
+    weights: Number = 0.0
+    """The same, of its weights."""
+    inputs: Number = 0.0
+    """The same, of its inputs."""
+
+
+class LayerScan(Document):
+    """The sensitivity of every layer."""
+
+    measure: str | None = None
+    """Unit of the errors, such as `kl`."""
+    layers: tuple[LayerGain, ...] = ()
+    """The layers, in scan order."""
+
+
+class Attempt(Document):
+    """A quantization that was tried."""
+
+    name: str = "unnamed"
+    """Its name."""
+    value: Number | None = None
+    """Its loss."""
+    seconds: Number | None = None
+    """How long it took."""
+    kept: bool = False
+    """Whether it was chosen."""
+
+
+class Quantization(Document):
+    """Figures of the stage `quantize`."""
+
+    layers: tuple[LayerNoise, ...] = ()
+    """The quantized layers."""
+    sensitivity: LayerScan = LayerScan()
+    """Where the layers were scanned."""
+    attempts: tuple[Attempt, ...] = ()
+    """Where several methods were tried."""
+
+
+class Sizes(Document):
+    """Dimensions of a model; a number for each block where they differ between blocks."""
+
+    hidden: int | None = None
+    """Channels of the residual stream."""
+    vocabulary: int | None = None
+    """Tokens of the vocabulary."""
+    heads: tuple[int, ...] = ()
+    """Attention heads."""
+    ffn: tuple[int, ...] = ()
+    """Neurons."""
+    experts: tuple[int, ...] = ()
+    """Experts."""
+    tokens: tuple[Number, ...] = ()
+    """Share of the tokens that each block passes on, where tokens are pruned."""
+
+    @property
+    def components(self) -> Mapping[str, tuple[int, ...]]:
+        """The numbers that can differ between blocks, by name."""
+        return {"heads": self.heads, "ffn": self.ffn, "experts": self.experts}
+
+
+class Change(Document):
+    """A number before and after pruning."""
+
+    before: Number | None = None
+    """Before."""
+    after: Number | None = None
+    """After."""
+
+
+class ComponentScan(Document):
+    """What removing a share of one component of a block costs: (share, distance or metric) by share."""
+
+    name: str = ""
+    """The layer that the component feeds."""
+    what: str = ""
+    """A key of `Sizes.components`."""
+    distances: tuple[tuple[float, float], ...] = ()
+    """Distance of the answers."""
+    metrics: tuple[tuple[float, float], ...] = ()
+    """Primary metric, where it was measured."""
+
+
+class PruningScan(Document):
+    """The sensitivity of every component."""
+
+    measure: str | None = None
+    """Unit of the distances."""
+    rows: int | None = None
+    """Rows of the scan."""
+    metric: str | None = None
+    """Name of the primary metric, where it was measured."""
+    whole: Number | None = None
+    """Its value for the unpruned model."""
+    layers: tuple[ComponentScan, ...] = ()
+    """The components."""
+
+
+class Look(Document):
+    """The metric of a selection split during a training."""
+
+    step: int | None = None
+    """Step of the training."""
+    value: Number = 0.0
+    """The metric."""
+
+
+class Trained(Document):
+    """A training of the stage `prune`."""
+
+    losses: tuple[dict[str, Number], ...] = ()
+    """For each epoch `epoch`, `loss` and the parts of the loss."""
+    selection: tuple[Look, ...] = ()
+    """The metric on the selection split."""
+    best_step: int | None = None
+    """The step whose weights were taken."""
+    steps: int | None = None
+    """Steps of the training."""
+    sparsity: Number | None = None
+    """Share that learned gates leave."""
+
+
+class Iteration(Trained):
+    """One iteration of pruning and, if there was any, the training that followed."""
+
+    share: Number | None = None
+    """Share that is removed after it."""
+    learned: Trained | None = None
+    """The training of the masks, where they were learned."""
+
+
+class Timed(Document):
+    """Predicted and measured latency of a model."""
+
+    predicted_ms: Number = 0.0
+    """By the table."""
+    measured_ms: Number = 0.0
+    """In the engine."""
+    speedup: Number | None = None
+    """How many times faster than before."""
+
+
+class Counts(Document):
+    """Latency that a component adds, by its number."""
+
+    counts: tuple[Number, ...] = ()
+    """Heads or neurons of a block."""
+    ms: tuple[Number, ...] = ()
+    """What they add, ms."""
+
+
+class LatencyTable(Document):
+    """The measured latency table."""
+
+    engine: str | None = None
+    """Engine that was timed."""
+    precision: str | None = None
+    """Its precision."""
+    batch: int = 1
+    """Batch size."""
+    sequence: int | None = None
+    """Sequence length; null for images."""
+    rest_ms: Number | None = None
+    """Latency outside the blocks."""
+    block_ms: Number | None = None
+    """Latency of an empty block."""
+    heads: Counts = Counts()
+    """Attention heads."""
+    ffn: Counts = Counts()
+    """Neurons."""
+    asked_ms: Number | None = None
+    """The latency that was aimed at."""
+    before: Timed | None = None
+    """The unpruned model."""
+    rounds: tuple[Timed, ...] = ()
+    """The pruned model of each round."""
+    after: Timed | None = None
+    """The pruned model that was taken."""
+
+
+class ExpertLoads(Document):
+    """Share of the tokens that each expert of each block reads; empty for blocks without experts."""
+
+    before: tuple[tuple[float, ...], ...] = ()
+    """Before pruning."""
+    after: tuple[tuple[float, ...], ...] = ()
+    """After it."""
+
+
+class Pruning(Document):
+    """Figures of the stage `prune`."""
+
+    method: str | None = None
+    """`prune.method`."""
+    measure: str | None = None
+    """What `sparsity` is a share of."""
+    sparsity: Number | None = None
+    """Share that was removed."""
+    cost: Change = Change()
+    """The cost of the blocks, in `measure`."""
+    before: Sizes | None = None
+    """Dimensions before."""
+    after: Sizes = Sizes()
+    """Dimensions after."""
+    layers: tuple[int, ...] = ()
+    """Blocks of the unpruned model that are left, where some are gone."""
+    steps: tuple[Iteration, ...] = ()
+    """The iterations."""
+    sensitivity: PruningScan = PruningScan()
+    """Where components were scanned."""
+    latency: LatencyTable | None = None
+    """Where latency was the measure."""
+    loads: ExpertLoads = ExpertLoads()
+    """Where the model has experts."""
+
+    def places(self, num_blocks: int) -> dict[int, int]:
+        """Returns the number of each block that is left, by its number in the unpruned model of `num_blocks` blocks."""
+        return {block: number for number, block in enumerate(self.layers or range(num_blocks))}
+
+
+class SparseLayer(Document):
+    """A layer with zeros."""
+
+    name: str = "unnamed"
+    """Its name."""
+    sparsity: Number | None = None
+    """Share of zeros."""
+    blocks: int | None = None
+    """Blocks of the pattern."""
+    zero_blocks: int = 0
+    """Blocks that are zero."""
+    outputs: int | None = None
+    """Outputs that are zero."""
+    inputs: int | None = None
+    """Inputs that are zero."""
+
+
+class Groups(Document):
+    """Root mean squares of the groups of the group lasso, as quantiles by layer."""
+
+    metric: str | None = None
+    """The metric of the groups; absent in earlier runs."""
+    quantiles: tuple[float, ...] = ()
+    """Which quantiles."""
+    before: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Before training with the penalty."""
+    after: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """After it."""
+
+
+class Unread(Document):
+    """What no layer reads any more."""
+
+    heads: int | None = None
+    """Heads; null if unknown."""
+    neurons: int | None = None
+    """Neurons."""
+
+
+class Sparsity(Document):
+    """Figures of the stage `sparsify`."""
+
+    method: str | None = None
+    """`sparsify.method`."""
+    pattern: str | None = None
+    """The pattern of the zeros."""
+    sparsity: Number | None = None
+    """Share of zeros."""
+    asked: Number | None = None
+    """The share that was aimed at."""
+    layers: tuple[SparseLayer, ...] = ()
+    """The layers."""
+    groups: Groups = Groups()
+    """The groups of the lasso."""
+    unread: Unread = Unread()
+    """What has no effect."""
+    speed: str = ""
+    """What the pattern gains in an engine."""
+
+
+class Operation(Document):
+    """An operation of a profiled training."""
+
+    name: str | None = None
+    """Its name."""
+    share: Number = 0.0
+    """Share of the time of all operations."""
+    calls: int = 0
+    """How often it ran."""
+
+
+class Profile(Document):
+    """The profile of a training (`foundation.training.profile`)."""
+
+    label: str | None = None
+    """The training."""
+    device: str | None = None
+    """`cpu` or `cuda`."""
+    precision: str | None = None
+    """Precision of the products."""
+    processes: int = 1
+    """Its processes."""
+    timed_steps: int | None = None
+    """Steps that were timed."""
+    step_ms: Number | None = None
+    """Time of a step."""
+    rows_per_s: Number | None = None
+    """Rows per second."""
+    tokens_per_s: Number | None = None
+    """Tokens per second."""
+    padding_share: Number | None = None
+    """Share of padding tokens."""
+    utilisation: Number | None = None
+    """Model FLOPs utilisation."""
+    gemm_flops_per_s: Number | None = None
+    """Speed of a large product on this machine."""
+    communication_share: Number | None = None
+    """Share of a step in which processes communicate."""
+    peak_bytes: int | None = None
+    """Peak memory of torch."""
+    memory: tuple[tuple[float, float], ...] = ()
+    """(ms, bytes) by time."""
+    operations: tuple[Operation, ...] = ()
+    """The operations with the most time of their own."""
+    trace: str | None = None
+    """File of the trace."""
