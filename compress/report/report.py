@@ -34,7 +34,6 @@ from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
 from foundation.labels import vectors
-from foundation.labels.tasks import Task
 from foundation.labels.vectors import VectorLabels
 from foundation.measure.chance import chance
 from foundation.measure.judged import Judged
