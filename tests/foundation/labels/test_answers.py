@@ -93,32 +93,28 @@ def test_a_teacher_agrees_with_the_labels_made_of_its_answers(task: str) -> None
     assert metrics(task, answers, made)[name] == pytest.approx(best)
 
 
-def test_other_code_asks_labels_and_not_the_shape_of_their_array() -> None:
-    """What follows from a form is a method of its class; a file has the form of its task."""
-    wrong = [
+def matching(pattern: str) -> list[str]:
+    """Returns the lines of the product outside of the labels that a pattern matches."""
+    return [
         f"{path.relative_to(ROOT)}:{number}"
         for package in ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
         for path in sorted((ROOT / package).rglob("*.py"))
         if not str(path.relative_to(ROOT)).startswith("foundation/labels/")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r"\blabels(_\w+)?\.(array\.)?(ndim\b|shape\[1\] [=<>!i]|is_floating_point)|issubdtype\(labels", line)
+        if re.search(pattern, line)
     ]
-    assert wrong == []
+
+
+def test_other_code_asks_labels_and_not_the_shape_of_their_array() -> None:
+    """What follows from a form is a method of its class; a file has the form of its task."""
+    assert matching(r"\blabels(_\w+)?\.(array\.)?(ndim\b|shape\[1\] [=<>!i]|is_floating_point)|issubdtype\(labels") == []
     known = {"retrieval": relevance.labels_of(1, 2, [(0, 1, 1)]), "reranking": candidates.labels_of([0, 0], [1, 0], [[1, 0]])}
     assert all(type(TASKS[task].answer.read(labels.array)) is type(labels) for task, labels in known.items())
 
 
 def test_other_code_never_asks_which_answer_it_is() -> None:
     """What follows from a kind of answer is a method or a constant of its class."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for package in ("compress", "foundation", "quantize", "distill", "prune", "export", "triton_repo")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if not str(path.relative_to(ROOT)).startswith("foundation/labels/")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r"isinstance\([^)]*answer\b|\.answer\.(form|FORM) (is|==)", line)
-    ]
-    assert wrong == []
+    assert matching(r"isinstance\([^)]*answer\b|\.answer\.(form|FORM) (is|==)") == []
 
 
 @pytest.mark.parametrize("form", ANSWERS)
