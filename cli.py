@@ -72,7 +72,9 @@ def init(
         from compress.commands.init import write_copy, write_template
 
         if (task is None) == (recipe is None):
-            raise InputError("init: give either --task TASK or --recipe NAME; `compress list tasks` and `compress list recipes` show them")
+            raise InputError(
+                "init", "give either --task TASK or --recipe NAME", remedy="`compress list tasks` and `compress list recipes` show them"
+            )
         written = write_copy(recipe, output) if recipe else write_template(str(task), output)
         typer.echo(f"{written}: edit it, then run: {pasted('compress', 'plan', output)}")
 
@@ -99,7 +101,7 @@ def plan(
         found = look_ahead(checked, out, devices, streams)
         typer.echo(found.text)
         if found.refused:
-            raise InputError(*found.refused)
+            raise InputError.of(found.refused)
 
     finish(work, verbose)
 
@@ -226,7 +228,9 @@ def bench(
 
     def work() -> int:
         if folder is None or (load, source, model, protocol, out) != (LoadOptions(), RowOptions(), None, None, None):
-            raise InputError("bench: give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent")
+            raise InputError(
+                "bench", "", remedy="give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent"
+            )
         from compress.pipeline import measure_again
         from foundation.core.progress import ConsoleProgress
 
@@ -237,7 +241,7 @@ def bench(
         from compress.commands.load_test import Rows, load_test
 
         if load.rate and load.concurrency:
-            raise InputError("bench: --rate and --concurrency given; give one of the two, each as often as you like")
+            raise InputError("bench", "--rate and --concurrency given", remedy="give one of the two, each as often as you like")
         rows = Rows(folder, source.data, tuple(source.column or ()))
         load_test(str(server), rows, load.loads(), model=model, protocol=protocol, out=out, say=typer.echo)
 

@@ -174,7 +174,7 @@ def rollover(bench: Bench) -> dict[str, Any]:
             try:
                 roll_out(running, {"run": str(damaged), "model": bench.model.name}, print)
             except InputError as error:
-                return {**done, "damaged": error.problems[0]}
+                return {**done, "damaged": error.lines[0]}
             raise AssertionError("a damaged run was rolled over to")
 
         found = bench.beside(running, work)

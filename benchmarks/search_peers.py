@@ -68,7 +68,7 @@ def main() -> None:
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     found = search(recipe, arguments.out / "ours", progress=progress)
     if not found.contents["front"]:
-        raise InputError(f"--minutes: {arguments.minutes:g} given; no candidate of ours was finished: give more")
+        raise InputError("--minutes", f"{arguments.minutes:g} given", "no candidate of ours was finished", "give more")
     runs = [open_run(found.folder / point["run"]) for point in found.contents["front"]]
     reference = references(runs[0], recipe, data, arguments.out, nncf=False)
     theirs = olive(reference[TORCH], runs[0], recipe, data, arguments)

@@ -6,8 +6,9 @@
     report = run(recipe)
     report.speedup, report.last.accuracy["openvino"].value
 
-Importing it is quick: torch is loaded by the first function that needs a recipe. Wrong input raises `InputError`, whose `problems` hold one
-line each. Training in several processes needs a launcher, so that it is left to the command (`torchrun ... compress run`).
+Importing it is quick: torch is loaded by the first function that needs a recipe. Wrong input raises `InputError`, whose `problems` hold
+key, what was given, what is allowed and what to do. Training in several processes needs a launcher, so that it is left to the command
+(`torchrun ... compress run`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compress.report.document import Accuracy, Goal, Latency, Report, Variant
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "InputError",
     "Latency",
     "Load",
+    "Problem",
     "Recipe",
     "Report",
     "Variant",
@@ -166,7 +168,8 @@ def verify(folder: str | Path, *, live: bool = False, url: str | None = None, re
     """
     from compress.commands.verify import verify as verify_run
 
-    return verify_run(Path(folder), live=live, url=url, report=_path(report), log=lambda line: None)
+    problems = verify_run(Path(folder), live=live, url=url, report=_path(report), log=lambda line: None)
+    return [str(problem) for problem in problems]
 
 
 def deploy(folder: str | Path, out: str | Path, *, everything: bool = False) -> Path:

@@ -176,9 +176,9 @@ class Outlook:
         ids = list(self.planned)
         short = lacks([self.planned[name] for name in ids[ids.index(str(step.id)) :]], Room.here(self.folder))
         for line in short.warned:
-            self.context.progress.warn(line)
+            self.context.progress.warn(str(line))
         if short.refused:
-            raise InputError(*short.refused)
+            raise InputError.of(short.refused)
 
     def record(self, step: Stage, seconds: float, made: Artifact, memory_bytes: int) -> None:
         """Records what a step took that has run."""

@@ -186,7 +186,9 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     """
     recipe = check(opened(folder).recipe)
     if not any(isinstance(stage, Export) for stage in recipe.stages):
-        raise InputError(f"{folder}: this run has no engines to measure; add `- export: {{}}` to the stages of its recipe and run it again")
+        raise InputError(
+            f"{folder}", "this run has no engines to measure", remedy="add `- export: {}` to the stages of its recipe and run it again"
+        )
     return run(recipe, folder, again=LATENCY, progress=progress)
 
 
@@ -208,7 +210,7 @@ def finish(folder: Path, context: Context, progress: ConsoleProgress) -> Content
 def _check_start(start: str | None, steps: list[Stage]) -> None:
     ids = [str(step.id) for step in steps]
     if start is not None and start not in ids:
-        raise InputError(f"--from {start}: no such stage; stages: {', '.join(ids)}{nearest(start, ids)}")
+        raise InputError(f"--from {start}", "no such stage", f"stages: {', '.join(ids)}{nearest(start, ids)}")
 
 
 def check_server(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Turns validation errors of a config into one line each: key path, what was given, what is allowed, nearest key."""
+"""Turns validation errors of a config into problems: key path, what was given, what is allowed, nearest key."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from foundation.core.errors import MOST_PROBLEMS, nearest
+from foundation.core.errors import MOST_PROBLEMS, Problem, nearest
 from foundation.core.shown import shown
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Turns pydantic's errors into one line each.
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
+    """Turns pydantic's errors into problems.
 
     Args:
         error: The error that validating `model` raised.
         model: The config class; supplies the allowed keys.
         prefix: Key path of the config within the recipe.
     """
-    lines: dict[str, None] = {}
+    problems: dict[Problem, None] = {}
     for problem in error.errors(include_url=False)[: 2 * MOST_PROBLEMS]:  # the search for the nearest key takes its time
         unknown = problem["type"] == "extra_forbidden"  # its last part is a key as the user wrote it, whatever that looks like
         parts, last = (problem["loc"][:-1], problem["loc"][-1:]) if unknown else (problem["loc"], ())
@@ -30,13 +30,13 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         given = shown(problem["input"])
         if unknown:
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
-            lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(last[0]), allowed)}"] = None
+            problems[Problem(path, "unknown key", f"allowed: {', '.join(allowed)}{nearest(str(last[0]), allowed)}")] = None
         elif problem["type"] == "missing":
-            lines[f"{path}: missing; this key is required"] = None
+            problems[Problem(path, "missing", "this key is required")] = None
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            lines[f"{path}: {given} given; {message[0].lower()}{message[1:]}"] = None
-    return list(lines)
+            problems[Problem(path, f"{given} given", f"{message[0].lower()}{message[1:]}")] = None
+    return list(problems)
 
 
 def _is_union_tag(part: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from distill.distill import Distill
 from export.export import Export
 from foundation.core.config import Config
 from foundation.core.engines import ENGINES, served_on
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.files import local
 from foundation.core.goals import Goals
 from foundation.core.named import one_of
@@ -101,7 +102,7 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     for setting in settings:
         _apply(data, setting)
     entries = data.pop("stages", None)
-    problems: list[str] = []
+    problems: list[Problem] = []
     recipe: Recipe | None = None
     try:
         recipe = Recipe.model_validate({**data, "stages": ()})  # which are checked by themselves
@@ -110,11 +111,11 @@ def check(raw: Mapping[str, object], settings: Sequence[str] = ()) -> Recipe:
     stages, stage_problems = _check_stages(entries)
     problems += stage_problems
     if recipe is None or problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
     problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe)
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return recipe
 
 
@@ -155,32 +156,32 @@ def schema() -> dict[str, object]:
 def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, object]:
     path = local(path, "recipe")
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a YAML file")
+        raise InputError(f"{path}", "is a folder", remedy="give a YAML file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({reason(error)}); give the path of a YAML recipe, or start one with `compress init`"
+            f"{path}", f"cannot be read ({reason(error)})", remedy="give the path of a YAML recipe, or start one with `compress init`"
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise InputError(f"{path}", f"not UTF-8 text (byte {error.start})") from error
     raw = parse_yaml(text, str(path))
     if not isinstance(raw, dict):
-        raise InputError(f"{path}: {type(raw).__name__} given; a recipe is a map with the keys name, model, data, stages, ...")
+        raise InputError(f"{path}", f"{type(raw).__name__} given", "a recipe is a map with the keys name, model, data, stages, ...")
     if raw.keys() >= {"schema", "recipe", "environment"}:  # recipe.lock.yaml of a run, which contains the resolved recipe
         raw = raw["recipe"]
         if not isinstance(raw, dict):
-            raise InputError(f"{path}: recipe: {shown(raw)} given; a map is allowed: `compress run` writes this file")
+            raise InputError(f"{path}", f"recipe: {shown(raw)} given", "a map is allowed: `compress run` writes this file")
     raw = {str(key): value for key, value in raw.items()}
     _resolve_paths(raw, path.resolve().parent)
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
     if not isinstance(parent, str):
-        raise InputError(f"{path}: extends: {shown(parent)} given; the path of another recipe is allowed")
+        raise InputError(f"{path}", f"extends: {shown(parent)} given", "the path of another recipe is allowed")
     base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
     if base in (*seen, path.resolve()):
-        raise InputError(f"{path}: extends: {parent} leads back to itself")
+        raise InputError(f"{path}", f"extends: {parent} leads back to itself")
     return _merge(_read_file(base, (*seen, path.resolve())), raw)
 
 
@@ -238,7 +239,7 @@ def _apply(raw: dict[str, object], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise InputError(f"--set {shown(setting)}: not of the form key.path=value; for example --set data.max_length=64")
+        raise InputError(f"--set {shown(setting)}", "not of the form key.path=value", "for example --set data.max_length=64")
     put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
 
 
@@ -288,7 +289,7 @@ def _check_below(value: object, parts: Sequence[str], depth: int, setting: str) 
     while depth < len(parts):
         if not isinstance(value, dict | bool | None):
             above = ".".join(parts[:depth])
-            raise InputError(f"{setting}: {above} is {shown(value)}, which has no keys; set {above} itself")
+            raise InputError(f"{setting}", f"{above} is {shown(value)}, which has no keys", remedy=f"set {above} itself")
         value = value.get(parts[depth]) if isinstance(value, dict) else None
         depth += 1
 
@@ -308,7 +309,7 @@ def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[d
             ids.append(named if isinstance(named, str) else str(name))
             if ids[-1] == stage_id:
                 return entry, name
-    raise InputError(f"{setting}: no stage has the id {stage_id!r}; stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
+    raise InputError(f"{setting}", f"no stage has the id {stage_id!r}", f"stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
 
 
 def _nest(parts: Sequence[str], value: object) -> dict[str, object]:
@@ -318,24 +319,27 @@ def _nest(parts: Sequence[str], value: object) -> dict[str, object]:
     return nested
 
 
-def _check_stages(entries: object) -> tuple[list[Stage], list[str]]:
+def _check_stages(entries: object) -> tuple[list[Stage], list[Problem]]:
     known = {stage.NAME: stage for stage in STAGES}
     if not isinstance(entries, list) or not entries:
         given = shown(entries) if entries else "nothing"
-        return [], [
-            f"stages: {given} given; a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
-        ]
+        allowed = f"a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
+        return [], [Problem("stages", f"{given} given", allowed)]
     stages: list[Stage] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     for position, entry in enumerate(entries):
         if isinstance(entry, str) and entry in known:
             entry = {entry: {}}
         if not isinstance(entry, dict) or len(entry) != 1:
-            problems.append(f"stages[{position}]: {shown(entry, 80)} given; a map with one key is allowed; keys: {', '.join(known)}")
+            problems.append(
+                Problem(f"stages[{position}]", f"{shown(entry, 80)} given", f"a map with one key is allowed; keys: {', '.join(known)}")
+            )
             continue
         [(name, body)] = entry.items()
         if name not in known:
-            problems.append(f"stages[{position}]: unknown stage {shown(name)}; allowed: {', '.join(known)}{nearest(str(name), known)}")
+            problems.append(
+                Problem(f"stages[{position}]", f"unknown stage {shown(name)}", f"allowed: {', '.join(known)}{nearest(str(name), known)}")
+            )
             continue
         try:
             stage = known[name].model_validate({} if body is None else body)
@@ -346,7 +350,7 @@ def _check_stages(entries: object) -> tuple[list[Stage], list[str]]:
     return stages, problems
 
 
-def _check_order(recipe: Recipe) -> list[str]:
+def _check_order(recipe: Recipe) -> list[Problem]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
     order[Prune] = order[Sparsify] = order[Distill]  # in any order, and repeatedly
@@ -354,14 +358,19 @@ def _check_order(recipe: Recipe) -> list[str]:
     ids: set[str] = set()
     for listed, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids:
-            problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used; give this {stage.NAME} stage its own `id:`")
+            problems.append(
+                Problem(f"stages.{stage.id}", f"the id {stage.id!r} is already used", remedy=f"give this {stage.NAME} stage its own `id:`")
+            )
         if is_reserved(str(stage.id)):
-            used = f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself"
-            problems.append(f"{used}; give this {stage.NAME} stage another")
+            used = f"the id {stage.id!r} is already used by every run itself"
+            problems.append(Problem(f"stages.{stage.id}", used, remedy=f"give this {stage.NAME} stage another"))
         teachers = {BASELINE, INPUT, *ids}
         problems += [
-            f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
-            f"a model is allowed{nearest(teacher, teachers)}"
+            Problem(
+                f"stages.{stage.id}.teacher",
+                f"{teacher!r} given",
+                f"{', '.join(sorted(teachers))}, or a model's folder or Hub id (with its owner) is allowed{nearest(teacher, teachers)}",
+            )
             for teacher in teachers_named(stage)
             if not is_model(teacher) and teacher not in teachers
         ]
@@ -371,45 +380,55 @@ def _check_order(recipe: Recipe) -> list[str]:
         before = next(reversed(made[stage.id][:-1]), None) if branches else listed
         if before is not None and order[type(stage)] < order[type(before)]:
             names = ", ".join(known.NAME for known in STAGES)
-            problems.append(f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {names}")
+            problems.append(Problem(f"stages.{stage.id}", f"{stage.NAME} cannot follow {before.NAME}", f"the order is {names}"))
     for once in (kind for kind in STAGES if kind is Finetune or kind.PRODUCES != "checkpoint"):
         if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
-            problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
+            problems.append(Problem("stages", f"{once.NAME} is given more than once", "at most one is allowed"))
     kinds = [type(stage) for stage in recipe.stages]
     if Export not in kinds:
         served = dict.fromkeys(stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository")
-        problems += [f"stages: {name} given without export; put `- export: {{}}` before it" for name in served]
+        problems += [Problem("stages", f"{name} given without export", remedy="put `- export: {}` before it") for name in served]
     task = recipe.model.facts
     servers = served_on("cpu", generates=task.generates, encoder_decoder=task.encoder_decoder)
     if TritonRepo in kinds and recipe.target.device == "cpu" and not set(servers) & set(recipe.target.engines):
         given = ", ".join(recipe.target.engines)
         what = f"{recipe.model.task} with {one_of(servers)}"
         add = "it" if len(servers) == 1 else "one"
-        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {what}; add {add}, or leave triton_repo out")
+        problems.append(
+            Problem("target.engines", f"{given} given", f"on the CPU triton_repo serves {what}", f"add {add}, or leave triton_repo out")
+        )
     untrained = recipe.model.head == "new" or not recipe.model.is_trained
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.is_trained else "init: random"
-        problems.append(f"stages: a model with {what} must be trained first; put `- finetune: {{}}` at the start")
+        problems.append(Problem("stages", f"a model with {what} must be trained first", remedy="put `- finetune: {}` at the start"))
     return problems
 
 
-def _check_generating(recipe: Recipe) -> list[str]:
+def _check_generating(recipe: Recipe) -> list[Problem]:
     """Returns the settings that an engine that answers prompts cannot have."""
     engine = next((name for name in recipe.target.engines if ENGINES[name].generates), None)
     row = recipe.model.facts
     problems = []
     if recipe.goals.max_bleu_drop is not None and not row.encoder_decoder:
         tasks = tasks_with(lambda other: other.encoder_decoder)
-        problems = [f"goals.max_bleu_drop: {recipe.goals.max_bleu_drop:g} given for {recipe.model.task}; it is for {tasks}: leave it out"]
+        problems = [
+            Problem(
+                "goals.max_bleu_drop", f"{recipe.goals.max_bleu_drop:g} given for {recipe.model.task}", f"it is for {tasks}", "leave it out"
+            )
+        ]
     if engine is None:
         return problems
     encodes = ENGINES[engine].generates == "encoder-decoder"
     if not row.generates or row.encoder_decoder != encodes:
         tasks = tasks_with(lambda other: other.generates and other.encoder_decoder == encodes)
-        return [*problems, f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
+        given = f"{engine} given for the task {recipe.model.task}"
+        return [*problems, Problem("target.engines", given, f"it answers prompts of {tasks}", "leave it out")]
     return problems + [
-        f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "
-        f"in float; give {key}: false, or leave {engine} out"
+        Problem(
+            f"stages.{stage.id}.{key}",
+            f"{str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals in float",
+            remedy=f"give {key}: false, or leave {engine} out",
+        )
         for stage in recipe.stages
         if isinstance(stage, Quantize)
         for key in ("attention", "residual")
@@ -417,12 +436,16 @@ def _check_generating(recipe: Recipe) -> list[str]:
     ]
 
 
-def _check_proposals(recipe: Recipe) -> list[str]:
+def _check_proposals(recipe: Recipe) -> list[Problem]:
     """Returns the problems of proposed tokens: no engine takes them, or no stage makes the draft."""
     problems, made = [], [str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint"]
     measured = any(isinstance(stage, Export) and (stage.generation.draft or stage.generation.prompt_lookup) for stage in recipe.stages)
     problems += [
-        f"stages.{stage.id}.proposals: true given, but export proposes no tokens; give its generation a draft or prompt_lookup"
+        Problem(
+            f"stages.{stage.id}.proposals",
+            "true given, but export proposes no tokens",
+            remedy="give its generation a draft or prompt_lookup",
+        )
         for stage in recipe.stages
         if isinstance(stage, TritonRepo) and stage.proposals and not measured
     ]
@@ -433,60 +456,68 @@ def _check_proposals(recipe: Recipe) -> list[str]:
         takers = [name for name, row in ENGINES.items() if row.proposed_to]
         if not set(takers) & set(recipe.target.engines):
             given = "prompt_lookup" if draft is None else "draft"
-            problems.append(f"{key}.{given}: given, but no engine takes proposed tokens; put {one_of(takers)} into target.engines")
+            problems.append(
+                Problem(f"{key}.{given}", "given, but no engine takes proposed tokens", remedy=f"put {one_of(takers)} into target.engines")
+            )
         if draft is not None and draft not in made:
             allowed = one_of(made) if made else "none, as no stage makes a model,"
-            problems.append(f"{key}.draft: {draft!r} given; {allowed} is allowed{nearest(draft, made)}")
+            problems.append(Problem(f"{key}.draft", f"{draft!r} given", f"{allowed} is allowed{nearest(draft, made)}"))
     return problems
 
 
-def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
+def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[Problem]:
     """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
     allowed = [BASELINE, *(name for name in made if name in ids)]
     if named is not None and named not in allowed:
-        line = f"{named!r} given; {', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
-        problems.append(f"stages.{stage.id}.input: {line}")
+        makes = f"{', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
+        problems.append(Problem(f"stages.{stage.id}.input", f"{named!r} given", makes))
     quantized = [other.id for other in made.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
-        line = f"its input is already quantized by {quantized[0]}; give another `input:`, or leave this stage out"
-        problems.append(f"stages.{stage.id}: {line}")
+        given, remedy = f"its input is already quantized by {quantized[0]}", "give another `input:`, or leave this stage out"
+        problems.append(Problem(f"stages.{stage.id}", given, remedy=remedy))
     return problems
 
 
-def _check_task(recipe: Recipe) -> list[str]:
+def _check_task(recipe: Recipe) -> list[Problem]:
     """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], recipe.model.facts
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.is_trained or not row.reads_text):
         rows = {"image": "images need none", "audio": "sounds need none"}
         reason = "a trained model keeps its tokenizer" if recipe.model.is_trained else rows[row.modality]
-        problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
+        problems.append(Problem("tokenizer", f"train: {recipe.tokenizer.train} given", reason, "leave it out"))
     problems += _check_generating(recipe) + _check_vllm(recipe)
     if row.two_towers:
         asked = {"new_head": recipe.model.head == "new", "searches": recipe.search is not None}
         problems += refused(recipe.model.task, recipe.stages, recipe.target, **asked)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
-    problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
+    problems += [
+        replace(problem, key=f"stages.{stage.id}.{problem.key}", remedy="leave it out")
+        for stage in served
+        for problem in stage.unread(row, recipe.target)
+    ]
     if (row.generates or row.modality == "audio") and recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
-        given = f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone"
+        given = f"triton_repo given with target.device {recipe.target.device}"
         remedy = ", or write a repository for vLLM with `triton_repo: {vllm: {}}`" if row.generates else ""
-        problems.append(f"{given}: give target.device: cpu, {'' if remedy else 'or '}leave triton_repo out{remedy}")
+        remedy = f"give target.device: cpu, {'' if remedy else 'or '}leave triton_repo out{remedy}"
+        problems.append(Problem("stages", given, f"it serves {recipe.model.task} on the cpu alone", remedy))
     if row.generates and recipe.model.head == "new":
-        problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
+        problems.append(Problem("model.head", "new given", f"{recipe.model.task} keeps the head of the language model", "leave it out"))
     return problems
 
 
-def _check_vllm(recipe: Recipe) -> list[str]:
+def _check_vllm(recipe: Recipe) -> list[Problem]:
     """Returns why a repository for vLLM cannot be written: it serves quantized decoders."""
     row, problems = recipe.model.facts, []
     for stage in recipe.stages:
         if not isinstance(stage, TritonRepo) or stage.vllm is None:
             continue
-        key = f"stages.{stage.id}.vllm: given"
+        key = f"stages.{stage.id}.vllm"
         if not row.generates or row.encoder_decoder:
             decoders = tasks_with(lambda other: other.generates and not other.encoder_decoder)
-            problems.append(f"{key} for the task {recipe.model.task}; vLLM serves {decoders} here: leave it out")
+            given = f"given for the task {recipe.model.task}"
+            problems.append(Problem(key, given, f"vLLM serves {decoders} here", "leave it out"))
         elif not any(isinstance(other, Quantize) for other in recipe.stages):
-            reason = "vLLM gets the quantized weights of the last variant: add one, or leave it out"
-            problems.append(f"{key} without a quantize stage; {reason}")
+            reason = "vLLM gets the quantized weights of the last variant"
+            problems.append(Problem(key, "given without a quantize stage", reason, "add one, or leave it out"))
     return problems

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from foundation.core.engines import REFERENCE, served_on
+from foundation.core.errors import Problem
 from foundation.core.named import one_of
 from foundation.core.target import Target
 from foundation.labels.tasks import Task
 
 ONE_STACK = ("distill", "prune", "sparsify")
-SEARCHED = "search: given; its candidates are models of one tower: leave it out"
+SEARCHED = Problem("search", "given", "its candidates are models of one tower", "leave it out")
 
 
-def refused(task: Task, stages: Sequence[Any], target: Target, *, new_head: bool, searches: bool) -> list[str]:
-    """Returns a line for each setting of a recipe that a model with two towers cannot have.
+def refused(task: Task, stages: Sequence[Any], target: Target, *, new_head: bool, searches: bool) -> list[Problem]:
+    """Returns a problem for each setting of a recipe that a model with two towers cannot have.
 
     Args:
         task: The task, which has two towers.
@@ -30,26 +31,35 @@ def refused(task: Task, stages: Sequence[Any], target: Target, *, new_head: bool
     """
     able = "finetune, quantize with mode: ptq, export and triton_repo"
     problems = [
-        f"stages.{stage.id}: {stage.NAME} given; models of {task} have two towers, which {able} take: leave it out"
+        Problem(f"stages.{stage.id}", f"{stage.NAME} given", f"models of {task} have two towers, which {able} take", "leave it out")
         for stage in stages
         if stage.NAME in ONE_STACK
     ]
     problems += [
-        f"stages.{stage.id}.mode: {stage.mode} given; models of {task} have two towers, which are quantized after training: give mode: ptq"
+        Problem(
+            f"stages.{stage.id}.mode",
+            f"{stage.mode} given",
+            f"models of {task} have two towers, which are quantized after training",
+            "give mode: ptq",
+        )
         for stage in stages
         if stage.NAME == "quantize" and stage.mode != "ptq"
     ]
     engines = [*served_on("cpu"), REFERENCE]
     problems += [
-        f"target.engines: {engine} given; {task} runs in {one_of(engines)}: leave it out"
+        Problem("target.engines", f"{engine} given", f"{task} runs in {one_of(engines)}", "leave it out")
         for engine in target.engines
         if engine not in engines
     ]
     if target.device != "cpu" and any(stage.NAME == "triton_repo" for stage in stages):
         problems.append(
-            f"stages: triton_repo given with target.device {target.device}; it serves {task} on the cpu alone: give target.device: cpu, or "
-            "leave triton_repo out"
+            Problem(
+                "stages",
+                f"triton_repo given with target.device {target.device}",
+                f"it serves {task} on the cpu alone",
+                "give target.device: cpu, or leave triton_repo out",
+            )
         )
     if new_head:
-        problems.append(f"model.head: new given; models of {task} have none, and would lose all weights: leave it out")
+        problems.append(Problem("model.head", "new given", f"models of {task} have none, and would lose all weights", "leave it out"))
     return [*problems, SEARCHED] if searches else problems

@@ -101,7 +101,9 @@ class Student(Config):
         """
         given = [name for name in ("layers", "init") if isinstance(getattr(self, name), LayersOfSides | InitOfSides)]
         if given and len(depths) == 1:
-            raise InputError(f"{key}.{given[0]}: given for encoder and decoder; the incoming model has one stack of layers: give one value")
+            raise InputError(
+                f"{key}.{given[0]}", "given for encoder and decoder", "the incoming model has one stack of layers", "give one value"
+            )
         found: list[int] = []
         for side, depth in enumerate(depths):
             number, init = self.of_stack(side)
@@ -125,10 +127,10 @@ def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: 
         InputError: The stack has fewer layers.
     """
     if num_layers > depth:
-        raise InputError(f"{key}.layers: {num_layers} given; {owner} has {depth} layers")
+        raise InputError(f"{key}.layers", f"{num_layers} given", f"{owner} has {depth} layers")
     if init == "every_second" and 2 * num_layers - 1 > depth:
         raise InputError(
-            f"{key}.init: every_second given; it keeps at most {-(-depth // 2)} of {depth} layers, not {num_layers}: give uniform"
+            f"{key}.init", "every_second given", f"it keeps at most {-(-depth // 2)} of {depth} layers, not {num_layers}", "give uniform"
         )
     if init == "last":
         return list(range(depth - num_layers, depth))
@@ -141,5 +143,5 @@ def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: 
     assert not isinstance(init, str), init
     beyond = [layer for layer in init if layer > depth]
     if beyond:
-        raise InputError(f"{key}.init: layer {beyond[0]} given; {owner} has layers 1 to {depth}")
+        raise InputError(f"{key}.init", f"layer {beyond[0]} given", f"{owner} has layers 1 to {depth}")
     return [layer - 1 for layer in init]

@@ -112,24 +112,27 @@ class Distill(DistillSettings):
         from foundation.training.supervised import check_labelled
 
         if context.facts.answer.PER_TOKEN and self.student.path is not None:
-            given = f"{self.key}.student.path: {self.student.path} given"
-            raise InputError(f"{given}; {context.task} keeps the tokens of the incoming model")
+            given = f"{self.student.path} given"
+            raise InputError(f"{self.key}.student.path", given, f"{context.task} keeps the tokens of the incoming model")
         if self.sequences is not None and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
-            raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
+            raise InputError(f"{self.key}.sequences", f"given for {context.task}", f"it is for {tasks}", "leave it out")
         if self.sequences is not None and "prompt" in self.sequences.model_fields_set and context.facts.encoder_decoder:
             raise InputError(
-                f"{self.key}.sequences.prompt: {self.sequences.prompt:g} given; the sources of {context.task} are given whole: leave it out"
+                f"{self.key}.sequences.prompt",
+                f"{self.sequences.prompt:g} given",
+                f"the sources of {context.task} are given whole",
+                "leave it out",
             )
         if self.on_policy is not None and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
-            raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
+            raise InputError(f"{self.key}.on_policy", f"given for {context.task}", f"it is for {tasks}", "leave it out")
         if self.on_policy is not None and context.team.runs_together:
             divides = f"parallel: {{{context.team.given}}}, which divides the student"
-            raise InputError(f"{self.key}.on_policy: given with {divides}; give parallel: {{strategy: ddp}}")
+            raise InputError(f"{self.key}.on_policy", f"given with {divides}", remedy="give parallel: {strategy: ddp}")
         if self.augment is not None and context.team.pipeline > 1:
-            given = f"{self.key}.augment: given with parallel.pipeline: {context.team.pipeline}"
-            raise InputError(f"{given}, whose stages read the rows before they are masked; give pipeline: 1, or remove augment")
+            given = f"given with parallel.pipeline: {context.team.pipeline}, whose stages read the rows before they are masked"
+            raise InputError(f"{self.key}.augment", given, remedy="give pipeline: 1, or remove augment")
         if context.data.train.together > 1:
             self._check_parted(context.task)
         if context.facts.embeds:
@@ -165,13 +168,15 @@ class Distill(DistillSettings):
         """Raises if extra rows do not fit the data of the run."""
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
         if given and (context.facts.modality != "text" or context.facts.answer.PER_TOKEN):
-            raise InputError(f"{self.key}.{given[0]}: given; {context.task} does not support it: remove {given[0]}")
+            raise InputError(f"{self.key}.{given[0]}", "given", f"{context.task} does not support it", f"remove {given[0]}")
         pairs = isinstance(context.data.train.rows[0], tuple)
         if self.extra_text is not None and (self.extra_text.text_pair is not None) != pairs:
             kind, remedy = ("pairs of texts", "give") if pairs else ("single texts", "remove")
-            raise InputError(f"{self.key}.extra_text: the rows of the data are {kind}: {remedy} {self.key}.extra_text.text_pair")
+            raise InputError(f"{self.key}.extra_text", f"the rows of the data are {kind}: {remedy} {self.key}.extra_text.text_pair")
         if self.corpus is not None and self.corpus.text_pair is not None:
-            raise InputError(f"{self.key}.corpus.text_pair: {self.corpus.text_pair!r} given; a corpus is plain text: remove text_pair")
+            raise InputError(
+                f"{self.key}.corpus.text_pair", f"{self.corpus.text_pair!r} given", "a corpus is plain text", "remove text_pair"
+            )
 
     def _check_answers(self) -> None:
         """Raises if losses need the internals of several teachers, or logits on a corpus."""
@@ -183,8 +188,10 @@ class Distill(DistillSettings):
         count = len(teachers_named(self))
         if count > 1 and internal:
             raise InputError(
-                f"{self.teacher_key}: {count} given; {internal[0]} needs more than logits and works with one: give one teacher, or "
-                "loss: soft_target"
+                f"{self.teacher_key}",
+                f"{count} given",
+                f"{internal[0]} needs more than logits and works with one",
+                "give one teacher, or loss: soft_target",
             )
         if self.corpus is None:
             return
@@ -192,8 +199,10 @@ class Distill(DistillSettings):
         if on_logits or not self.resolved().losses:
             name = on_logits[0] if on_logits else self.loss or "soft_target"
             raise InputError(
-                f"{self.key}.corpus: given, but {name} compares logits; a corpus needs losses on hidden states or attention: "
-                "give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
+                f"{self.key}.corpus",
+                f"given, but {name} compares logits",
+                "a corpus needs losses on hidden states or attention",
+                "give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational",
             )
 
     def _check_parted(self, task: Task) -> None:
@@ -202,7 +211,10 @@ class Distill(DistillSettings):
         given += ["fraction"] if self.fraction != 1 and self.corpus is None else []
         if given and not TASKS[task].embeds:
             raise InputError(
-                f"{self.key}.{given[0]}: given; the rows of {task} are candidates of queries, which it would part: remove {given[0]}"
+                f"{self.key}.{given[0]}",
+                "given",
+                f"the rows of {task} are candidates of queries, which it would part",
+                f"remove {given[0]}",
             )
 
     def _check_vectors(self, task: Task) -> None:
@@ -210,7 +222,9 @@ class Distill(DistillSettings):
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
         given += ["fraction"] if self.fraction != 1 else []
         if given:
-            raise InputError(f"{self.key}.{given[0]}: given; the rows of {task} are texts of pairs, which it would part: remove {given[0]}")
+            raise InputError(
+                f"{self.key}.{given[0]}", "given", f"the rows of {task} are texts of pairs, which it would part", f"remove {given[0]}"
+            )
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Trains the student and writes it as a checkpoint.

@@ -14,7 +14,6 @@ are pairs, neither text of a pair is trained on, alone or paired with another of
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -72,15 +71,17 @@ def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda 
     else:
         files = [where] if where.exists() else []
     if not files and (where.exists() or config.path.count("/") != 1 or config.path.startswith((".", "/", "~"))):
-        raise InputError(f"{key}.path: {config.path} given; give a file ({' '.join(tables.TABLES)}), a folder of such files or a Hub id")
+        raise InputError(
+            f"{key}.path", f"{config.path} given", remedy=f"give a file ({' '.join(tables.TABLES)}), a folder of such files or a Hub id"
+        )
     try:
         if not files:
             log(f"{key}: reading {config.path} from the Hub or the local cache")
         rows = list(_read(config, tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)))
     except InputError as error:
-        raise InputError(*(re.sub(r"\bdata\.path\b", f"{key}.path", problem) for problem in error.problems)) from error
+        raise InputError.of(problem.renamed("data.path", f"{key}.path") for problem in error.problems) from error
     if not rows:
-        raise InputError(f"{key}.path: {config.path} contains no text; at least one row is needed")
+        raise InputError(f"{key}.path", f"{config.path} contains no text", "at least one row is needed")
     return rows
 
 
@@ -92,10 +93,10 @@ def _read(config: PlainText, files: tuple[tuple[str, int, int], ...]) -> tuple[R
     columns = _columns(config)
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
-        raise InputError(f"data.path {config.path}: column {positions[0]} given; give the name of a column for a Hub data set")
+        raise InputError(f"data.path {config.path}", f"column {positions[0]} given", remedy="give the name of a column for a Hub data set")
     found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], lambda message: None)
     if config.split not in found:
-        raise InputError(f"data.path {config.path}: no split {config.split!r}; available: {', '.join(found)}")
+        raise InputError(f"data.path {config.path}", f"no split {config.split!r}", f"available: {', '.join(found)}")
     return tuple(_texts(enumerate(found[config.split][0], 1), f"{config.path} split {config.split} row"))
 
 
@@ -116,7 +117,7 @@ def _texts(cells: Iterable[tuple[int, tables.Cells]], where: str) -> Iterator[Ro
     for number, found in cells:
         for text in found:
             if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-                raise InputError(f"{where} {number}: {text!a:.60} given as text; give valid Unicode text")
+                raise InputError(f"{where} {number}", f"{text!a:.60} given as text", remedy="give valid Unicode text")
         texts = [text.strip() for text in found]
         if any(texts):
             yield texts[0] if len(texts) == 1 else (texts[0], texts[1])

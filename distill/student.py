@@ -19,7 +19,6 @@ https://arxiv.org/abs/2004.03844 also finds that the lower layers matter most. N
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 from distill.choices import Student
 from distill.width import narrow, with_widths
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.labels.tasks import Task
 from foundation.models.adapters import model_folder
 from foundation.models.architecture.attention import probe
@@ -74,19 +73,24 @@ def student_config(student: Student, config: PreTrainedConfig, key: str) -> PreT
         return _changed_config(student.config, config, f"{key}.config")
     depths = depths_of(config)
     if depths is None:
-        raise InputError(f"{key}: a {config.model_type} is not a stack of equal layers; give another model as the student (path or config)")
+        raise InputError(
+            key, f"a {config.model_type} is not a stack of equal layers", remedy="give another model as the student (path or config)"
+        )
     if student.is_narrower and len(depths) > 1:
         name = next(name for name in ("hidden", "ffn", "heads") if getattr(student, name) is not None)
         raise InputError(
-            f"{key}.{name}: {getattr(student, name)} given; a {config.model_type} has two stacks of layers, which cannot be made narrower: "
-            "give layers or config, or prune its FFNs"
+            f"{key}.{name}",
+            f"{getattr(student, name)} given",
+            f"a {config.model_type} has two stacks of layers, which cannot be made narrower",
+            "give layers or config, or prune its FFNs",
         )
     try:
         chosen = with_layers(config, student.chosen(depths, key))
     except NotImplementedError as error:  # Funnel, whose layers come in blocks of several
         raise InputError(
-            f"{key}: the number of layers of a {config.model_type} cannot be set ({one_line(error)}); give another model as the student "
-            "(path or config)"
+            key,
+            f"the number of layers of a {config.model_type} cannot be set ({one_line(error)})",
+            remedy="give another model as the student (path or config)",
         ) from error
     return with_widths(chosen, student.hidden, student.ffn, student.heads, key) if student.is_narrower else chosen
 
@@ -147,9 +151,11 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
             first = list(layers) == list(range(len(layers)))
             remedy = "give the student by path or config" if first else "keep the first layers (init: first)"
             raise InputError(
-                f"{key}: {layer_name(stacks, layer)} of this {kind} has a weight {missing[0]}, which "
-                f"{layer_name(stacks_of(student, key), place)} of a student does not have; only layers with equal weights can be selected: "
-                f"{remedy}"
+                key,
+                f"{layer_name(stacks, layer)} of this {kind} has a weight {missing[0]}, which {layer_name(stacks_of(student, key), place)} "
+                "of a student does not have",
+                "only layers with equal weights can be selected",
+                remedy,
             )
     for target in weights:
         number = block_of(target, list(places))
@@ -160,10 +166,11 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
             kind = model.config.model_type  # type: ignore[union-attr]
             if number is None:
                 raise InputError(
-                    f"{key}: {target} of this {kind} depends on the number of layers, so its layers cannot be selected; give the student "
-                    "by path or config"
+                    key,
+                    f"{target} of this {kind} depends on the number of layers, so its layers cannot be selected",
+                    remedy="give the student by path or config",
                 )
-            raise InputError(f"{key}: the blocks of this {kind} differ ({source}); only equal blocks can be selected")
+            raise InputError(key, f"the blocks of this {kind} differ ({source})", "only equal blocks can be selected")
         weights[target] = taken[source]
     student.load_state_dict(weights)
     if not new:
@@ -196,16 +203,19 @@ def _check_same_outputs(model: PreTrainedModel, student: nn.Module, layers: Sequ
             hook.remove()
     if any(blocks[layer] not in calls for layer in layers):
         raise InputError(
-            f"{key}: a {kind} does not run its layers as modules, so a student's layers cannot be compared with its own; give the student "
-            "by path or config"
+            key,
+            f"a {kind} does not run its layers as modules, so a student's layers cannot be compared with its own",
+            remedy="give the student by path or config",
         )
     for place, (block, layer) in enumerate(zip(blocks_of(student, key).values(), layers, strict=True)):
         given, options, expected = calls[blocks[layer]]
         if not torch.allclose(states_of(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{key}: {layer_name(stacks, layer)} of this {kind} computes something else as "
-                f"{layer_name(stacks_of(student, key), place)} of a student, with equal weights; its layers cannot be selected: give the "
-                "student by path or config"
+                key,
+                f"{layer_name(stacks, layer)} of this {kind} computes something else as {layer_name(stacks_of(student, key), place)} "
+                "of a student, with equal weights",
+                "its layers cannot be selected",
+                "give the student by path or config",
             )
 
 
@@ -255,14 +265,18 @@ def _changed_config(given: dict[str, Any], config: PreTrainedConfig, key: str) -
 
     kind = given.get("model_type", config.model_type)
     if kind not in CONFIG_MAPPING:
-        raise InputError(f"{key}.model_type: {kind!r} given; give a model type of Transformers{nearest(str(kind), CONFIG_MAPPING)}")
+        raise InputError(
+            f"{key}.model_type", f"{kind!r} given", remedy=f"give a model type of Transformers{nearest(str(kind), CONFIG_MAPPING)}"
+        )
     same = kind == config.model_type
     default = AutoConfig.for_model(kind)
     aliases, names = default.attribute_map, set(default.to_dict())
     allowed = (names | set(aliases)) - OWN_KEYS
     unknown = sorted(set(given) - allowed - {"model_type"})
     if unknown:
-        raise InputError(*(f"{key}.{name}: not a config key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+        raise InputError.of(
+            Problem(f"{key}.{name}", f"not a config key of a {kind} that can be set here{nearest(name, allowed)}") for name in unknown
+        )
     values = {aliases.get(name, name): value for name, value in given.items() if name != "model_type"}
     if same:
         carried = _same_shape(config.to_dict(), values, aliases)
@@ -270,17 +284,15 @@ def _changed_config(given: dict[str, Any], config: PreTrainedConfig, key: str) -
         carried = {name: getattr(config, name) for name in CARRIED if name in names and hasattr(config, name)}
     other = [name for name in CARRIED if name in values and values[name] != getattr(config, name, values[name])]
     if other:
-        raise InputError(
-            *(
-                f"{key}.{name}: {values[name]} given; a student must use the value of the incoming model ({getattr(config, name)})"
-                for name in other
-            )
+        raise InputError.of(
+            Problem(f"{key}.{name}", f"{values[name]} given", f"a student must use the incoming model's value ({getattr(config, name)})")
+            for name in other
         )
     own = {"model_type", "architectures", "transformers_version", "_name_or_path", SHAPE_KEY}
     try:
         built = AutoConfig.for_model(kind, **{name: value for name, value in {**carried, **values}.items() if name not in own})
     except (StrictDataclassError, *REFUSED) as error:
-        raise InputError(f"{key}: not a valid {kind} config ({one_line(error)})") from error
+        raise InputError(key, f"not a valid {kind} config ({one_line(error)})") from error
     return _with_labels_of(config, built)
 
 
@@ -317,11 +329,11 @@ def _with_labels_of(config: PreTrainedConfig, changed: PreTrainedConfig) -> PreT
 
 def _untrained(config: PreTrainedConfig, task: Task, seed: int, key: str) -> nn.Module:
     if not task_classes(config, task):
-        raise InputError(f"{key}.model_type: a {config.model_type} does not support {task}; give a model type that does")
+        raise InputError(f"{key}.model_type", f"a {config.model_type} does not support {task}", remedy="give a model type that does")
     try:
         return _seeded(lambda: with_linears(auto_class(task, config).from_config(with_class(config, task))), seed).eval()
     except REFUSED as error:
-        raise InputError(f"{key}: no such {config.model_type} can be created ({one_line(error)}); check the sizes") from error
+        raise InputError(key, f"no such {config.model_type} can be created ({one_line(error)})", remedy="check the sizes") from error
 
 
 def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -336,5 +348,5 @@ def _errors_about_student(key: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        problems = [problem.replace(" (then finetune must be the first stage)", "") for problem in error.problems]
-        raise InputError(*(re.sub(r"\bmodel\.(path|head)", rf"{key}.\1", problem) for problem in problems)) from error
+        problems = [problem.renamed(" (then finetune must be the first stage)", "") for problem in error.problems]
+        raise InputError.of(p.renamed("model.path", f"{key}.path").renamed("model.head", f"{key}.head") for p in problems) from error

@@ -52,19 +52,26 @@ def with_widths(config: PreTrainedConfig, hidden: int | None, ffn: int | None, h
     num_heads, width = heads or config.num_attention_heads, hidden or config.hidden_size
     name = key_of(config, "ffn")
     if getattr(config, SHAPE_KEY, None):
-        raise InputError(f"{key}: the layers of the incoming model differ in size, as it was pruned; keep its widths, or give config")
+        raise InputError(key, "the layers of the incoming model differ in size, as it was pruned", remedy="keep its widths, or give config")
     if ffn is not None and name is None:
-        raise InputError(f"{key}.ffn: {ffn} given; the config key for the FFN size of a {config.model_type} is unknown: give config")
+        raise InputError(
+            f"{key}.ffn", f"{ffn} given", f"the config key for the FFN size of a {config.model_type} is unknown", "give config"
+        )
     neurons = size_of(config, "ffn")
     for what, given, most in (("hidden", hidden, config.hidden_size), ("ffn", ffn, neurons), ("heads", heads, config.num_attention_heads)):
         if given is not None and given > most:
-            raise InputError(f"{key}.{what}: {given} given; the incoming model has {most}")
+            raise InputError(f"{key}.{what}", f"{given} given", f"the incoming model has {most}")
     if width % num_heads:
-        raise InputError(f"{key}.hidden: {width} channels cannot be divided into {num_heads} heads; give a multiple of the heads")
+        raise InputError(
+            f"{key}.hidden", f"{width} channels cannot be divided into {num_heads} heads", remedy="give a multiple of the heads"
+        )
     if width // num_heads > config.hidden_size // config.num_attention_heads:
         raise InputError(
-            f"{key}.heads: {num_heads} given; with {width} channels a head has {width // num_heads} dimensions, more than in the incoming "
-            f"model ({config.hidden_size // config.num_attention_heads}): give fewer channels (hidden) or more heads"
+            f"{key}.heads",
+            f"{num_heads} given",
+            f"with {width} channels a head has {width // num_heads} dimensions, more than in the incoming model "
+            f"({config.hidden_size // config.num_attention_heads})",
+            "give fewer channels (hidden) or more heads",
         )
     changed.hidden_size, changed.num_attention_heads = width, num_heads
     if name is not None:
@@ -91,7 +98,7 @@ def narrow(model: PreTrainedModel, config: PreTrainedConfig, key: str) -> nn.Mod
     unexpected = [name for name, axis in residual if weights[name].shape[axis] != old.hidden_size]
     unexpected += [name for name, axis in ffn_axes if weights[name].shape[axis] != size_of(old, "ffn")]
     if unexpected:
-        raise InputError(f"{key}: {min(unexpected)} of this {old.model_type} cannot be sliced; give config")
+        raise InputError(key, f"{min(unexpected)} of this {old.model_type} cannot be sliced", remedy="give config")
     channels = top(channel_scores(weights, residual), config.hidden_size)
     kept: dict[tuple[str, int], Tensor] = dict.fromkeys(residual, channels)
     for block, attention in attentions.items():
@@ -109,7 +116,7 @@ def narrow(model: PreTrainedModel, config: PreTrainedConfig, key: str) -> nn.Mod
     student = remade(model, config)
     wrong = [name for name, value in student.state_dict().items() if name not in sliced or sliced[name].shape != value.shape]
     if wrong:  # such as a bias of the scores with one column for each head
-        raise InputError(f"{key}: {wrong[0]} of this {old.model_type} does not become narrower with the model; give config")
+        raise InputError(key, f"{wrong[0]} of this {old.model_type} does not become narrower with the model", remedy="give config")
     student.load_state_dict(sliced)
     return student.eval()
 
@@ -124,12 +131,13 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
     try:
         found = find_attentions(model, key).own
     except InputError as error:
-        raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
+        raise InputError.of(problem.advise("give config") for problem in error.problems) from error
     if any(attention.transformed or attention.interleaved or attention.group > 1 for attention in found.values()):
         kind = model.config.model_type  # type: ignore[union-attr]
         raise InputError(
-            f"{key}: heads of this {kind} cannot be sliced: Q or K are transformed after their layers, or query heads share keys; "
-            "give config"
+            key,
+            f"heads of this {kind} cannot be sliced: Q or K are transformed after their layers, or query heads share keys",
+            remedy="give config",
         )
     return found
 
@@ -183,7 +191,7 @@ def _axes(model: nn.Module, key: str) -> Axes:
     try:
         return axes_of(model, key)
     except InputError as error:
-        raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
+        raise InputError.of(problem.advise("give config") for problem in error.problems) from error
 
 
 def _oriented(model: nn.Module, name: str) -> Tensor:

@@ -68,13 +68,15 @@ def write_folder(checkpoint: Checkpoint, build: Path, out: Path) -> Path:
     config = checkpoint.config
     if not getattr(config, EMBEDDING_KEY, None):
         tasks = [task for task, row in TASKS.items() if row.embeds_texts]
-        raise InputError(f"{checkpoint.folder}: no model whose answers are vectors of texts; give a checkpoint of {' or '.join(tasks)}")
+        raise InputError(
+            f"{checkpoint.folder}", "no model whose answers are vectors of texts", remedy=f"give a checkpoint of {' or '.join(tasks)}"
+        )
     if out.exists():
-        raise InputError(f"{out} exists; give a folder that does not")
+        raise InputError(f"{out}", "exists", remedy="give a folder that does not")
     missing = [name for name in (MODULES, TRANSFORMER, PROMPTS) if not (checkpoint.folder / name).is_file()]
     if missing:
         stock = "its layers differ in size, and sentence-transformers asks for a stock config"
-        raise InputError(f"{checkpoint.folder}: no {missing[0]}; {stock}")
+        raise InputError(f"{checkpoint.folder}", f"no {missing[0]}", f"{stock}")
     files = _engine_files(build)
     out.mkdir(parents=True)
     _write_settings(checkpoint, config, out)
@@ -91,15 +93,15 @@ def _engine_files(build: Path) -> dict[str, Path]:
     """Returns the file of each of the two engines that runs, by its ending: .onnx or .xml."""
     told = build.parent / EXPORTED
     if not told.is_file():
-        raise InputError(f"{build.parent}: no {EXPORTED}; give a folder of a build below stages/export-... of a run")
+        raise InputError(f"{build.parent}", f"no {EXPORTED}", remedy="give a folder of a build below stages/export-... of a run")
     builds = {entry["folder"]: entry for entry in json.loads(told.read_text(encoding="utf-8"))["builds"]}
     if build.name not in builds:
-        raise InputError(f"{build}: no such build; {', '.join(builds)} are there")
+        raise InputError(f"{build}", "no such build", f"{', '.join(builds)} are there")
     engines = [entry for entry in builds[build.name]["engines"] if entry["runnable"] and entry["file"] is not None]
     found = {Path(entry["file"]).suffix: build.parent / entry["file"] for entry in reversed(engines)}
     found = {ending: file for ending, file in found.items() if ending in ENDINGS}
     if not found:
-        raise InputError(f"{build}: neither onnxruntime nor openvino runs it; name one in target.engines")
+        raise InputError(f"{build}", "neither onnxruntime nor openvino runs it", remedy="name one in target.engines")
     return found
 
 

@@ -120,7 +120,7 @@ class Export(Stage):
         if self.generation.questions is not None:
             read_questions(self.generation.questions)
             if not context.facts.generates or config.is_encoder_decoder:
-                raise InputError(f"{KEY}: given for {context.task}; a decoder that answers is asked questions: leave it out")
+                raise InputError(KEY, f"given for {context.task}", "a decoder that answers is asked questions", "leave it out")
 
     def _check_precision(self, context: Context) -> None:
         from export.builds import computes_bf16, has_half_graphs
@@ -128,10 +128,10 @@ class Export(Stage):
         _check_target(context)
         key, typed = self._key("float_precision"), has_half_graphs(context)
         if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
-            raise InputError(f"{key}: bf16 given; this processor has no bf16: give auto or fp32")
+            raise InputError(key, "bf16 given", "this processor has no bf16", "give auto or fp32")
         if self.float_precision == "fp16" and not any(map(_follows_fp16, context.target.engines)):
             able = list(filter(_follows_fp16, ENGINES))
-            raise InputError(f"{key}: fp16 given; of the engines {one_of(able)} has it: add it to target.engines, or give auto")
+            raise InputError(key, "fp16 given", f"of the engines {one_of(able)} has it", "add it to target.engines, or give auto")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.
@@ -210,7 +210,7 @@ class Export(Stage):
         fits = precision_of(Checkpoint(artifact.path)) != "fp32" and is_decoder(Checkpoint(artifact.path))
         reason = obstacle(Checkpoint(artifact.path)) if fits else f"{variant} is no quantized decoder"
         if self.compressed_tensors is True and reason is not None:
-            raise InputError(f"{self._key('compressed_tensors')}: {reason}")
+            raise InputError(f"{self._key('compressed_tensors')}", reason)
         if self.compressed_tensors is False or reason is not None:
             if fits and self.compressed_tensors == "auto":
                 context.progress.warn(f"not written as compressed-tensors: {reason}")
@@ -255,7 +255,9 @@ def _check_target(context: Context) -> None:
     for engine in context.target.engines:
         if ENGINES[engine].cpu_only and context.target.device != "cpu":
             others = one_of([name for name, row in ENGINES.items() if not row.cpu_only])
-            raise InputError(f"target.engines: {engine} given with target.device {context.target.device}; it runs on cpu; give {others}")
+            raise InputError(
+                "target.engines", f"{engine} given with target.device {context.target.device}", "it runs on cpu", f"give {others}"
+            )
 
 
 def _check_cache(config: PreTrainedConfig, context: Context) -> None:
@@ -267,8 +269,10 @@ def _check_cache(config: PreTrainedConfig, context: Context) -> None:
     missing = missing_keys(config, model_class(config, context.task))
     if missing is not None:
         raise InputError(
-            f"target.engines: {cached[0]} given; it answers from keys and values of every layer, and {missing}: "
-            f"give a decoder whose layers all keep them, or leave {cached[0]} out"
+            "target.engines",
+            f"{cached[0]} given",
+            f"it answers from keys and values of every layer, and {missing}",
+            f"give a decoder whose layers all keep them, or leave {cached[0]} out",
         )
 
 

@@ -104,7 +104,7 @@ class Reuse:
             problems = verify(load(kept))
             entry: dict[str, Any] = {} if problems else read_json(kept / ENTRY)
         except DamagedArtifact as error:
-            problems = [str(error)]
+            problems = [error.problem]
         if problems:
             self.context.progress.warn(f"{problems[0]}; {build.name} is made again")
             return None

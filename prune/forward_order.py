@@ -83,7 +83,9 @@ def in_forward_order(
             for x_NI in runs.inputs(unit[0], inside[unit[0]]):
                 measured = measure(x_NI)
                 if not bool(measured.isfinite().all()):
-                    raise InputError(f"{unit[0]}: the calibration rows give this layer an input that is NaN or infinite; check the model")
+                    raise InputError(
+                        f"{unit[0]}", "the calibration rows give this layer an input that is NaN or infinite", remedy="check the model"
+                    )
                 total = total + measured.cpu()
             for name in unit:
                 change(name, total.clone())

@@ -45,14 +45,14 @@ def prove(model: nn.Module, structure: Structure, kept: KeptUnits, batch: Batch,
     small = shrink(model, structure, some, key).to(device_of(model))
     closed: dict[Any, Gate] = {(block, "layer"): lambda training: torch.zeros(()) for block in gone}
     config: PreTrainedConfig = model.config
-    about = f"{key}: a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons"
+    about = f"a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons"
     with torch.inference_mode():
         with silenced_all(model, structure, HookPoints.of(model, structure), some), masked(model, structure, closed):
             expected = forward(model, few)
         try:
             answer = forward(small, few)
         except REFUSED as error:  # a part outside its layers has a size for each head
-            raise InputError(f"{about} does not run ({one_line(error)}); it cannot be pruned") from error
+            raise InputError(key, f"{about} does not run ({one_line(error)})", "it cannot be pruned") from error
         difference = float((answer - expected).abs().max() / expected.abs().max().clamp(min=1))
     if not difference <= TOLERANCE:
-        raise InputError(f"{about} gives other outputs than with them set to 0; it cannot be pruned")
+        raise InputError(key, f"{about} gives other outputs than with them set to 0", "it cannot be pruned")

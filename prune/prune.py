@@ -84,14 +84,16 @@ class Prune(PruneSettings):
             told = f"the rows of {context.task} are token ids" if facts.generates else "labels belong to tokens"
             tokens = f"{told} of the incoming model, on which all variants are compared"
             reason = tokens if facts.answer.PER_TOKEN and facts.modality == "text" else f"{context.task} has no text to tokenize"
-            raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
+            raise InputError(f"{key}.granularity", "vocabulary given", reason, "leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
         if self.measure == "latency" and self.planned(config)[1].tokens:
             raise InputError(
-                f"{key}.measure: latency given; tokens leave the incoming model, and the latency table holds layers which see "
-                "all of them: give macs, or let tokens leave in this stage or a later one"
+                f"{key}.measure",
+                "latency given",
+                "tokens leave the incoming model, and the latency table holds layers which see all of them",
+                "give macs, or let tokens leave in this stage or a later one",
             )
         if self.tokens is not None:
             self._check_tokens_leave(config, context)
@@ -113,10 +115,11 @@ class Prune(PruneSettings):
         from foundation.models.architecture.structure import Structure
         from prune.tokens.tokens import check_tokens, prove_tokens, shares_of, with_tokens
 
-        team, given = context.team, f"{self.key}.tokens: given"
+        team = context.team
         if team.pipeline > 1 or team.sequence or team.context > 1:
             what = "pipeline" if team.pipeline > 1 else "sequence" if team.sequence else "context"
-            raise InputError(f"{given} beside parallel.{what}, which divides what layers tell each other of tokens: leave one of them out")
+            given = f"given next to parallel.{what}, which divides what layers tell each other of tokens"
+            raise InputError(f"{self.key}.tokens", given, remedy="leave one of them out")
         shapes = on_meta(config)
         check_tokens(shapes, Structure.of(shapes, self.key), context.task, self.key)
         shares_of(self.tokens or 1.0, len(self.planned(config)[0].layers), self.key)
@@ -129,7 +132,7 @@ class Prune(PruneSettings):
         if {"heads", "ffn"} & set(self.granularity) and (self.divisible_by or 1) % tensor:
             given = f"{self.divisible_by} given" if self.divisible_by else "not given"
             why = f"{tensor} processes share the heads and neurons of each block while it is fine-tuned (parallel.tensor)"
-            raise InputError(f"{self.key}.divisible_by: {given}; {why}: give {tensor}")
+            raise InputError(f"{self.key}.divisible_by", given, why, f"give {tensor}")
 
     def config_after(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """The expected config of the pruned model, with the vocabulary unchanged.
@@ -249,8 +252,9 @@ class Prune(PruneSettings):
             Structure.of(small, self.key)  # runs the model
         except InputError as error:
             raise InputError(
-                f"{self.key}: a {config.model_type} without some of its {', '.join(self.granularity)} does not run: some part "
-                "keeps its size, so it cannot be pruned like that"
+                self.key,
+                f"a {config.model_type} without some of its {', '.join(self.granularity)} does not run: some part "
+                "keeps its size, so it cannot be pruned like that",
             ) from error
 
     def _loads(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Any:
@@ -292,8 +296,10 @@ class Prune(PruneSettings):
         cut = cut_vocabulary(parent.path, model.config, prepared, data.train.rows, data.selection.rows, self.key)
         if cut.unknown > self.max_unknown:
             raise InputError(
-                f"{self.key}.max_unknown: {self.max_unknown:g} given; {cut.unknown:.2%} of the tokens of the selection rows would become "
-                "unknown: raise it, or leave vocabulary out of granularity"
+                f"{self.key}.max_unknown",
+                f"{self.max_unknown:g} given",
+                f"{cut.unknown:.2%} of the tokens of the selection rows would become unknown",
+                "raise it, or leave vocabulary out of granularity",
             )
         changed = f"{cut.changed:.1%} of the selection rows are tokenized differently"
         context.progress.log(f"  vocabulary: {len(cut.kept)} tokens remain, {changed}")

@@ -212,11 +212,11 @@ def check_recovery(
     check_hidden(settings, config, teacher, key)
     if settings.hidden_weight and (context.team.sequence or context.team.context > 1):
         shares, without = ("sequence: true", "sequence: false") if context.team.sequence else (context.team.given, "context: 1")
-        given = f"{key}.hidden_weight: {settings.hidden_weight:g} given with parallel.{shares}"
-        raise InputError(f"{given}, which shares the tokens of hidden states; give {without}, or hidden_weight: 0")
+        given = f"{settings.hidden_weight:g} given with parallel.{shares}, which shares the tokens of hidden states"
+        raise InputError(f"{key}.hidden_weight", given, remedy=f"give {without}, or hidden_weight: 0")
     if settings.hidden_weight and context.team.pipeline > 1:
-        given = f"{key}.hidden_weight: {settings.hidden_weight:g} given with parallel.pipeline: {context.team.pipeline}"
-        raise InputError(f"{given}, which divides the blocks; give pipeline: 1, or hidden_weight: 0")
+        given = f"{settings.hidden_weight:g} given with parallel.pipeline: {context.team.pipeline}, which divides the blocks"
+        raise InputError(f"{key}.hidden_weight", given, remedy="give pipeline: 1, or hidden_weight: 0")
     check_training(settings, after, context, key)
     if not settings.distill:
         check_labelled(context.task, context.data, key)
@@ -236,16 +236,24 @@ def check_hidden(settings: Recover, config: PreTrainedConfig, teacher: PreTraine
         return
     if len(depths_of(config) or ()) > 1:
         raise InputError(
-            f"{key}.hidden_weight: {settings.hidden_weight:g} given; a {config.model_type} has two stacks of layers: give losses: "
-            "[{name: hidden}] instead"
+            f"{key}.hidden_weight",
+            f"{settings.hidden_weight:g} given",
+            f"a {config.model_type} has two stacks of layers",
+            "give losses: [{name: hidden}] instead",
         )
     shapes = [tuple(getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size")) for one in (config, teacher)]
     if Origin.of_config(config) is None:
         raise InputError(
-            f"{key}.hidden_weight: {settings.hidden_weight:g} given; the layers of a {config.model_type} differ in width: leave it out"
+            f"{key}.hidden_weight",
+            f"{settings.hidden_weight:g} given",
+            f"the layers of a {config.model_type} differ in width",
+            "leave it out",
         )
     if shapes[0] != shapes[1] or not settings.distill:
         raise InputError(
-            f"{key}.hidden_weight: {settings.hidden_weight:g} given; it needs distill: true and a teacher with the {shapes[0][0]} layers "
-            f"and {shapes[0][1]} channels of the incoming model (this one has {shapes[1][0]} and {shapes[1][1]}): give teacher: input"
+            f"{key}.hidden_weight",
+            f"{settings.hidden_weight:g} given",
+            f"it needs distill: true and a teacher with the {shapes[0][0]} layers and {shapes[0][1]} channels "
+            f"of the incoming model (this one has {shapes[1][0]} and {shapes[1][1]})",
+            "give teacher: input",
         )

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.models.architecture.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
 from prune.choices import Granularity
@@ -140,7 +140,7 @@ def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> 
     unused = [pattern for pattern in patterns if not fnmatch.filter(owners, pattern)]
     if unused:
         named = f"modules are named like {', '.join(list(owners)[:3])}"
-        raise InputError(*(f"{key}: {pattern!r} matches nothing; {named}{nearest(pattern, owners)}" for pattern in unused))
+        raise InputError.of(Problem(key, f"{pattern!r} matches nothing", f"{named}{nearest(pattern, owners)}") for pattern in unused)
     parts = frozenset(part for pattern in patterns for name in fnmatch.filter(owners, pattern) for part in owners[name])
     return parts, frozenset(block for block, _ in parts)
 
@@ -311,4 +311,4 @@ def _too_much(key: str, share: float, most: float, limits: Limits, structure: St
     remedy = f"add {' or '.join(more)} to granularity, or lower the target" if more else "lower the target"
     given = f"{1 - share:.4g} given" if limits.target_key == "sparsity" else f"needs {1 - share:.4g} removed"
     taken = f"pruning {', '.join(limits.granularity)} can remove at most {max(0.0, most):.4g} of the blocks' cost"
-    return InputError(f"{key}.{limits.target_key}: {given}; {taken}: {remedy}")
+    return InputError(f"{key}.{limits.target_key}", given, f"{taken}", remedy)

@@ -171,28 +171,40 @@ class PruneSettings(ModelStage):
 
         experts = any(structure.sizes.experts)
         if "experts" in self.granularity and not experts:
-            raise InputError(f"{self.key}.granularity: experts given; this model has none: leave it out")
+            raise InputError(f"{self.key}.granularity", "experts given", "this model has none", "leave it out")
         if self.measure == "latency" and experts:
             raise InputError(
-                f"{self.key}.measure: latency given; the latency table does not cover the experts of this model: give macs or parameters"
+                f"{self.key}.measure",
+                "latency given",
+                "the latency table does not cover the experts of this model",
+                "give macs or parameters",
             )
         if "ffn" in self.granularity and experts:
-            raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which are pruned whole: give experts")
+            raise InputError(
+                f"{self.key}.granularity", "ffn given", "the FFNs of this model are experts, which are pruned whole", "give experts"
+            )
         if self.measure == "latency" and len(structure.stacks) > 1:
             raise InputError(
-                f"{self.key}.measure: latency given; the latency table does not cover the two stacks of an encoder-decoder: give macs or "
-                "parameters"
+                f"{self.key}.measure",
+                "latency given",
+                "the latency table does not cover the two stacks of an encoder-decoder",
+                "give macs or parameters",
             )
         if "heads" in self.granularity and structure.tables:
             raise InputError(
-                f"{self.key}.granularity: heads given; {structure.tables[0]} has an entry for each head; such tables, which T5 shares "
-                "between all layers of a side, keep their size: leave heads out"
+                f"{self.key}.granularity",
+                "heads given",
+                f"{structure.tables[0]} has an entry for each head; such tables, which T5 shares between all layers "
+                "of a side, keep their size",
+                "leave heads out",
             )
         readers = [[name for name, axis in ffn if axis == 1 and name.endswith(".weight")] for ffn in structure.ffn]
         if "ffn" in self.granularity and not experts and max(map(len, readers), default=0) > 1:
             raise InputError(
-                f"{self.key}.granularity: ffn given; a block of this model has {max(map(len, readers))} FFNs of one size, which cannot be "
-                "pruned apart: leave ffn out"
+                f"{self.key}.granularity",
+                "ffn given",
+                f"a block of this model has {max(map(len, readers))} FFNs of one size, which cannot be pruned apart",
+                "leave ffn out",
             )
         protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
         limits = Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key, self.divisible_by or 1)
@@ -209,7 +221,9 @@ class PruneSettings(ModelStage):
             if count % limits.divisible_by:
                 fits = [str(number) for number in range(2, count + 1) if count % number == 0][:8]
                 given = f"block {block} has {count} {UNITS[what]}"
-                raise InputError(f"{self.key}.divisible_by: {self.divisible_by} given; {given}: give {' or '.join(fits) or 'no number'}")
+                raise InputError(
+                    f"{self.key}.divisible_by", f"{self.divisible_by} given", given, f"give {' or '.join(fits) or 'no number'}"
+                )
 
     def cost(self, model: nn.Module, structure: Structure, latency: LatencyBudget | None) -> CostModel:
         """Returns the cost of a model's blocks by `measure`; in multiply-accumulates if `latency` is not measured yet."""

@@ -142,7 +142,7 @@ def check_shapes(
         shape = large[source].shape if source in large else ()
         left = [len(chosen[source, axis]) if (source, axis) in chosen else length for axis, length in enumerate(shape)]
         if left != list(wanted.shape):
-            raise InputError(f"{key}: {source} of this {model_type} does not shrink with the pruned units; it cannot be pruned like that")
+            raise InputError(key, f"{source} of this {model_type} does not shrink with the pruned units", "it cannot be pruned like that")
 
 
 def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:

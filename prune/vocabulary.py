@@ -79,7 +79,7 @@ def cut_vocabulary(
     document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     kind = document["model"].get("type")
     if kind not in KINDS:
-        raise InputError(f"{key}.granularity: vocabulary given; a tokenizer of type {kind} cannot be cut: leave it out")
+        raise InputError(f"{key}.granularity", "vocabulary given", f"a tokenizer of type {kind} cannot be cut", "leave it out")
     assert prepared.tokenizer is not None, "a text preprocessor has a tokenizer"
     old = ids_of(prepared.tokenizer, train)
     pad = prepared.pad_token_id
@@ -91,7 +91,7 @@ def cut_vocabulary(
     tokenizer.enable_truncation(prepared.max_length, strategy="longest_first")
     new_id = {token: number for number, token in enumerate(kept)}
     if ids_of(tokenizer, train) != [[new_id[token] for token in row] for row in old]:
-        raise InputError(f"{key}.granularity: vocabulary given; this {kind} tokenizer cannot be cut exactly: leave it out")
+        raise InputError(f"{key}.granularity", "vocabulary given", f"this {kind} tokenizer cannot be cut exactly", "leave it out")
     before, after = ids_of(prepared.tokenizer, selection), ids_of(tokenizer, selection)
     changed = sum(row != [new_id.get(token) for token in its] for row, its in zip(after, before, strict=True))
     tokenizer.no_truncation()  # rows become longer in smaller pieces: text beyond the maximum length does not count as lost

@@ -319,4 +319,4 @@ class _Observer(Generic[S]):
         try:
             self.statistics[group].add(x_NI)
         except ValueError as error:
-            raise InputError(f"{name}: {error} in the input of this layer on the calibration rows; check the model") from error
+            raise InputError(name, f"{error} in the input of this layer on the calibration rows", remedy="check the model") from error

@@ -103,7 +103,9 @@ def add_sites(
     linear = [layer for layer in scales if isinstance(model.get_submodule(layer), nn.Linear)]
     ranges = observe(model, linear, feed(f"{name}: observing attention"), forward, attention=bool(attention), residual=bool(residual))
     if residual and not ranges.residuals:
-        raise InputError(f"stages.{name}.residual: no addition follows an int8 linear layer of this {type(model).__name__}; give false")
+        raise InputError(
+            f"stages.{name}.residual", f"no addition follows an int8 linear layer of this {type(model).__name__}", remedy="give false"
+        )
     sites = sites_of(ranges, settings.limit)
     always = [site for found, switch in ((sites.products, attention), (sites.residuals, residual)) if switch is True for site in found]
     choice, rows = None, list[Sensitivity]()
@@ -201,7 +203,7 @@ def _add(site: str, histogram: Histogram, x: Tensor, features: Mapping[str, Tens
     try:
         histogram.add(real_rows(x, features))
     except ValueError as error:
-        raise InputError(f"{site}: {error} in a tensor of this site on the calibration rows; check the model") from error
+        raise InputError(f"{site}", f"{error} in a tensor of this site on the calibration rows", remedy="check the model") from error
 
 
 def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: Forward, key: str) -> None:
@@ -219,7 +221,7 @@ def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: F
     kind, modules = type(model).__name__, attention_modules(model)
     if not modules:
         raise InputError(
-            f"{key}: {kind} does not call attention through Transformers' registry, so its products cannot be int8; give false"
+            key, f"{kind} does not call attention through Transformers' registry, so its products cannot be int8", remedy="give false"
         )
     with torch.inference_mode():
         expected = real_rows(forward(model, features), features)
@@ -227,7 +229,7 @@ def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: F
             found = real_rows(forward(model, features), features)
     if not torch.allclose(found, expected, atol=SAME * float(expected.abs().max()), rtol=0):
         raise InputError(
-            f"{key}: the attention of {kind} is more than softmax(Q K^T * scaling + mask) V, the form that int8 supports; give false"
+            key, f"the attention of {kind} is more than softmax(Q K^T * scaling + mask) V, the form that int8 supports", remedy="give false"
         )
 
 

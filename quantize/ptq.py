@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.models.folder import Checkpoint
 from foundation.models.heads.towers import CAUSAL_TEXT
 from foundation.schemes.checkpoint import save_quantization
@@ -66,7 +66,7 @@ def choose_layers(
     unused = [pattern for pattern in exclude if not _matching(pattern, layers)]
     if unused:
         named = f"layers are named like {_preview(list(layers))}"
-        raise InputError(*(f"{key}: {pattern!r} matches no layer; {named}{nearest(pattern, layers)}" for pattern in unused))
+        raise InputError.of(Problem(key, f"{pattern!r} matches no layer", f"{named}{nearest(pattern, layers)}") for pattern in unused)
     blocks = block_prefixes(model)
     reasons = {name: HEAD for name, layer in layers.items() if isinstance(layer, nn.Linear) and not name.startswith(blocks)} | dict(kept)
     reasons |= {name: f"excluded by {pattern!r}" for pattern in exclude for name in _matching(pattern, layers)}
@@ -75,7 +75,7 @@ def choose_layers(
         linears = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
         others = f"; its {len(kept)} convolutions stay float: {next(iter(kept.values()))}" if kept else ""
         raise InputError(
-            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_preview(linears)}{others}"
+            key, "no layer is left to quantize", f"the model has {len(linears)} linear layers, such as {_preview(linears)}{others}"
         )
     return chosen, reasons
 
@@ -89,7 +89,7 @@ def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str)
     reached = {name: layer for name, layer in layers.items() if name in observed.group and observed.of(name).total}
     unreached = [name for name in layers if name not in reached]
     if not reached:
-        raise InputError(f"{key}: the calibration rows reach none of the layers to quantize, such as {_preview(unreached)}")
+        raise InputError(key, f"the calibration rows reach none of the layers to quantize, such as {_preview(unreached)}")
     return reached, unreached
 
 

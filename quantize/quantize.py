@@ -77,16 +77,19 @@ class Quantize(QuantizeSettings):
 
         if self.embeddings and not context.facts.generates:
             tasks = tasks_with(lambda row: row.generates)
-            raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
+            raise InputError(f"stages.{self.title}.embeddings", f"true given for {context.task}", f"it is for {tasks}", "leave it out")
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq" and context.team.sequence:
-            given = f"stages.{self.title}.mode: {self.mode} given with parallel.sequence: true"
-            raise InputError(f"{given}; layers that compute in integers read all tokens: give sequence: false")
+            given = f"{self.mode} given with parallel.sequence: true"
+            raise InputError(f"stages.{self.title}.mode", given, "layers that compute in integers read all tokens", "give sequence: false")
         if self.mode != "ptq" and context.team.pipeline > 1:
-            given = f"stages.{self.title}.mode: {self.mode} given with parallel.pipeline: {context.team.pipeline}"
-            allowed = "give pipeline: 1, and strategy: ddp or fsdp2"
-            raise InputError(f"{given}; layers that train in integers are not divided into stages: {allowed}")
+            raise InputError(
+                f"stages.{self.title}.mode",
+                f"{self.mode} given with parallel.pipeline: {context.team.pipeline}",
+                "layers that train in integers are not divided into stages",
+                "give pipeline: 1, and strategy: ddp or fsdp2",
+            )
         key = key_of(self.title)
         if self.mode != "ptq":
             check_training(self.qat, config, context, key)

@@ -320,7 +320,7 @@ class Steps:
         choice = choose_floats(ranking, loss, limit, int(self.settings.mixed_precision.max_float * len(ranking)))
         kept = [name for name in ranking if name not in choice.floating]
         if not kept:
-            raise InputError(f"stages.{self.name}.mixed_precision: no layer is left in int8; raise max_drop ({limit:g} given)")
+            raise InputError(f"stages.{self.name}.mixed_precision", "no layer is left in int8", remedy=f"raise max_drop ({limit:g} given)")
         self.context.progress.log(
             f"  mixed precision: {len(choice.floating)} layers return to float; loss {choice.before:.4f} before, {choice.loss:.4f} after"
         )

@@ -67,10 +67,10 @@ def check_streamed(stage: QuantizeSettings, config: PreTrainedConfig, context: C
     key = f"stages.{stage.title}.stream: true"
     if not context.facts.generates:
         streamed = tasks_with(lambda row: row.generates)
-        raise InputError(f"{key}: only language models (task {streamed}) can be streamed; {context.task} is quantized in memory")
+        raise InputError(key, f"only language models (task {streamed}) can be streamed", f"{context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
-        raise InputError(f"{key}: {problem}; give stream: false")
+        raise InputError(key, problem, remedy="give stream: false")
 
 
 def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context) -> bool:

@@ -188,7 +188,7 @@ def test_lengths_are_samples(tmp_path: Path) -> None:
 def test_models_and_lengths_that_do_not_fit_are_refused_in_one_line(kind: str, changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         in_samples(recipe(tmp_path, kind, [FINETUNE], **changes))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert line in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_models_and_lengths_that_do_not_fit_are_refused_in_one_line(kind: str, c
 def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, "waveform", [{"finetune": {"epochs": 0.5}}, stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_other_tasks_and_devices_are_refused(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_serving_text_from_an_engine_that_does_not_generate_is_refused_in_one_li
     status, _, err = compress(verb, "recipe.yaml", "--set", "target.engines=[openvino]")
     assert status == 2
     assert err == (
-        "target.engines: openvino given; on the CPU triton_repo serves text-generation with openvino_genai or onnxruntime_decoder; "
+        "target.engines: openvino given; on the CPU triton_repo serves text-generation with openvino_genai or onnxruntime_decoder: "
         "add one, or leave triton_repo out\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]

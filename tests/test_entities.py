@@ -120,7 +120,7 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
     stages = [stage] if "finetune" in stage else [{"finetune": {"epochs": 0.5}}, stage]
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_two_served_models_answer_as_their_engine(kind: str, tmp_path: Path, mon
 def test_stages_of_one_stack_are_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         check(tiny_captions.recipe(tmp_path, [FINETUNE, stage]))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

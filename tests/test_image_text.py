@@ -129,7 +129,7 @@ def test_other_schemes_quantize_both_towers(scheme: str, tmp_path: Path, monkeyp
 def test_stages_of_one_stack_are_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         recipe(tmp_path, [FINETUNE, stage])
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_images_that_are_none_are_refused_with_their_place(tmp_path: Path) -> No
     file.write_bytes(b"no image")
     with pytest.raises(InputError, match=rf"{file.name}.*PNG or JPEG") as caught:
         run(made, tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:

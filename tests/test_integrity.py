@@ -133,7 +133,7 @@ def test_what_was_changed_is_named_and_not_reported_served_or_copied(name: str, 
     assert any(line in problem for problem in problems), problems
     with pytest.raises(InputError, match=r"no report is written|damaged") as caught:
         rebuild(copy)
-    assert any(line in problem for problem in caught.value.problems)
+    assert any(line in problem for problem in caught.value.lines)
     assert (copy / "report.json").read_bytes() == report
     if name not in ("predictions",):  # not part of what is served; the others are the repository, or what vouches for it
         with pytest.raises(InputError):
@@ -230,7 +230,7 @@ def test_a_run_of_an_earlier_version_says_so_and_is_found_finished(copy: Path, r
         path.write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"chain.json: missing: an earlier version finished this run") as caught:
         rebuild(copy)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert any("an earlier version finished this run" in line for line in verify(copy, log=silent))
     again = run(recipe, copy, progress=QUIET)
     assert all(stage["cached"] for stage in again.report["stages"])
@@ -349,7 +349,7 @@ def test_a_changed_deployment_is_found_not_served_and_not_replaced(
         try:
             problems = work()
         except InputError as error:
-            problems = list(error.problems)
+            problems = list(error.lines)
         assert any(line in problem for problem in problems), problems
     with pytest.raises(InputError, match="deploy the run again"):
         deployment.repository_of(out)

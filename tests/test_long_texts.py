@@ -147,7 +147,7 @@ def test_what_cannot_be_read_in_windows_is_refused_in_one_line(task: str, change
     base = {"path": str(written(tmp_path / "data")), "max_length": LENGTH, "windows": Windows(stride=STRIDE)}
     with pytest.raises(InputError) as caught:
         load_data(DataConfig(**{**base, **changes}), task, None, lambda line: None, str(sentiment.checkpoint()))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert line in str(caught.value)
 
 

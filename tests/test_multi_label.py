@@ -127,7 +127,7 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
     stages = [{"finetune": {"epochs": 0.5}}, stage] if "distill" in stage else [stage]
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_thresholds_are_for_sets_alone(tmp_path: Path) -> None:

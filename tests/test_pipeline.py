@@ -236,7 +236,7 @@ def test_plan_equals_the_run(recipe: Recipe, finished: Outcome) -> None:
 def test_second_writer_gets_one_clear_line(recipe: Recipe, copy: Path) -> None:
     with locked(copy), pytest.raises(InputError, match="is writing to it") as caught:
         run(recipe, copy, progress=ConsoleProgress("quiet"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_foreign_folder_is_never_written_to(recipe: Recipe, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_smaller_stride_is_another_run(tmp_path: Path) -> None:
 def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, [{"finetune": {"epochs": 0.5}}, stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_flips_are_queries_that_find_another_document_first(quantized: Any) -> N
 def test_what_needs_queries_is_refused_without_them(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, [stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ def test_nothing_runs_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Room, "here", lambda folder, here=here: here)
         with pytest.raises(InputError, match=word) as caught:
             run(check(RAW), tmp_path / "run", progress=ConsoleProgress("quiet"))
-        assert len(caught.value.problems) == 1
+        assert len(caught.value.lines) == 1
         assert not [made for made in (tmp_path / "run" / "stages").glob("*") if made.is_dir()]
         found = plan(check(RAW), tmp_path / "run")
-        assert [line.startswith(word) for line in found.refused] == [True]
+        assert [str(problem).startswith(word) for problem in found.refused] == [True]
         assert "total:" in found.text
 
 

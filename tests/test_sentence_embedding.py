@@ -124,7 +124,7 @@ def test_flips_are_texts_with_another_neighbour(tmp_path: Path) -> None:
 def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, [stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_losses_that_do_not_fit_the_rows_are_refused_in_one_line(
 ) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(of_triplets(tmp_path, [stage], **columns), tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_margins_that_vectors_of_length_1_cannot_have_are_refused(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_margins_that_vectors_of_length_1_cannot_have_are_refused(tmp_path: Path
     line = r"stages\.finetune\.loss: margin_mse given; data\.columns\.margin reaches 7\.5, and vectors of length 1, .* of at most 2: divide"
     with pytest.raises(InputError, match=line) as caught:
         run(given, tmp_path / "run", progress=ConsoleProgress("silent"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.whole

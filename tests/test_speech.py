@@ -152,7 +152,7 @@ def test_a_text_that_cannot_be_learned_is_refused_in_one_line(text: str, line: s
     rows_of(tmp_path / "data", [("one.wav", "a")], "test")
     with pytest.raises(InputError) as caught:
         load_data(DataConfig(path=str(tmp_path / "data")), TASK, None, lambda line: None)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert line in str(caught.value)
 
 
@@ -212,7 +212,7 @@ def test_a_vocabulary_gets_our_names_for_its_tokens(tmp_path: Path) -> None:
 def test_another_vocabulary_is_refused_in_one_line(vocabulary: Any, settings: Any, line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         vocabulary_of(written(tmp_path, vocabulary, settings, 8), "model.path")
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert line in str(caught.value)
 
 
@@ -228,7 +228,7 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], li
     tiny_speech.folder(tmp_path / "data", train=30)
     with pytest.raises(InputError, match=line) as caught:
         run(recipe(tmp_path, [{"finetune": {"epochs": 0.5}}, stage]), tmp_path / "run", progress=silent())
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_models_of_spectrograms_are_refused(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def model_config(settings: ModelSettings) -> Any:
 def check_name(name: str) -> None:
     """Raises an `InputError` if Triton takes no model of this name."""
     if not _NAME.fullmatch(name):
-        raise InputError(f"model name {name!r}: use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first")
+        raise InputError(
+            "model name", f"{name!r} given", remedy="use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first"
+        )
 
 
 def model_names(repository: Path) -> list[str]:

@@ -18,11 +18,12 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import pasted, reason
 
 SECONDS = 1800.0
@@ -57,7 +58,9 @@ class Control:
         _check_owner(self._path.parent)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as other:
             other.connect(str(self._path))
-            raise InputError(f"{self._folder}: is being served already; stop that server first, or roll it over with `compress rollout`")
+            raise InputError(
+                f"{self._folder}", "is being served already", remedy="stop that server first, or roll it over with `compress rollout`"
+            )
         self._path.unlink(missing_ok=True)  # of a server that was killed
         self._socket = listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(self._path))
@@ -95,9 +98,9 @@ class Control:
             asked = json.loads(stream.readline(MOST_BYTES))
             answer = {"done": self._handle(asked, lambda line: send({"say": line}))}
         except InputError as error:
-            answer = {"problems": error.problems}
+            answer = {"problems": [asdict(problem) for problem in error.problems]}
         except Exception as error:  # reported to the caller; the server keeps running
-            answer = {"problems": [reason(error)]}
+            answer = {"problems": [asdict(Problem("", reason(error)))]}
         send(answer)
 
 
@@ -113,15 +116,16 @@ def ask(folder: Path, request: dict[str, Any], say: Callable[[str], None]) -> di
         InputError: The folder is not being served, or the request was not done; one line for each reason.
     """
     path = socket_of(folder)
-    absent = f"{folder}: is not being served; start it with `{pasted('compress', 'serve', folder)}`"
+    remedy = f"start it with `{pasted('compress', 'serve', folder)}`"
+    absent = Problem(f"{folder}", "is not being served", remedy=remedy)
     if not path.parent.exists():
-        raise InputError(absent)
+        raise InputError.of([absent])
     _check_owner(path.parent)
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
         except OSError as error:
-            raise InputError(absent) from error
+            raise InputError.of([absent]) from error
         connection.settimeout(SECONDS)
         with connection.makefile("rwb") as stream:
             stream.write(json.dumps(request).encode("utf-8") + b"\n")
@@ -129,12 +133,12 @@ def ask(folder: Path, request: dict[str, Any], say: Callable[[str], None]) -> di
             for line in stream:
                 answer = json.loads(line)
                 if "problems" in answer:
-                    raise InputError(*answer["problems"])
+                    raise InputError.of(Problem(**problem) for problem in answer["problems"])
                 if "done" in answer:
                     done: dict[str, Any] = answer["done"]
                     return done
                 say(str(answer["say"]))
-    raise InputError(f"{folder}: its server has ended; see its triton.log")
+    raise InputError(f"{folder}", "its server has ended", remedy="see its triton.log")
 
 
 def socket_of(folder: Path) -> Path:
@@ -148,4 +152,4 @@ def socket_of(folder: Path) -> Path:
 def _check_owner(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise InputError(f"{folder}: is not a folder of yours alone; remove it")
+        raise InputError(f"{folder}", "is not a folder of yours alone", remedy="remove it")

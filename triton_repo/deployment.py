@@ -33,7 +33,7 @@ from foundation.artifacts.chain import GOLDEN, changes, damage, read_chain
 from foundation.artifacts.document import read
 from foundation.artifacts.run_folder import REPOSITORY, Run, open_run
 from foundation.artifacts.triton import Results
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import reason
 from foundation.measure.answers import load_predictions
 from triton_repo import served_models
@@ -61,7 +61,7 @@ def repository_of(folder: Path) -> Path:
     if is_deployment(folder):
         wrong = problems(folder)
         if wrong:
-            raise InputError(*wrong, f"{folder}: damaged; deploy the run again")
+            raise InputError.of([*wrong, Problem(f"{folder}", "damaged", remedy="deploy the run again")])
         return folder / REPOSITORY
     run = open_run(folder)
     return _intact(run).path / REPOSITORY
@@ -154,8 +154,8 @@ def is_deployment(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> list[str]:
-    """Hashes the files of a deployment; returns one line for each that is missing, added or changed.
+def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> list[Problem]:
+    """Hashes the files of a deployment; returns a problem for each that is missing, added or changed.
 
     Plans that `build_plans.py` recorded, and what it writes with them, belong to it.
     """
@@ -165,20 +165,20 @@ def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> li
         damaged = document["schema"] != SCHEMA or artifact.digest(files) != document["digest"]
         built = _built(folder)
     except artifact.DamagedArtifact as error:
-        return [str(error)]
+        return [error.problem]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{folder / MANIFEST}: damaged ({reason(error)})"]
-    lines = [f"{folder / MANIFEST}: its digest does not belong to its list of files"] if damaged else []
+        return [Problem(f"{folder / MANIFEST}", f"damaged ({reason(error)})")]
+    lines = [Problem(f"{folder / MANIFEST}", "its digest does not belong to its list of files")] if damaged else []
     found = artifact.files_below(folder)
     for name in (MANIFEST, LOG):
         found.pop(name, None)
     for name, expected in {**files, **built}.items():
         if name not in found:
-            lines.append(f"{folder / name}: missing")
+            lines.append(Problem(f"{folder / name}", "missing"))
         elif expected is not None and artifact.file_digest(found[name]) != expected["sha256"]:
-            lines.append(f"{folder / name}: changed")
-    lines += [f"{folder / name}: not in {MANIFEST}" for name in found if name not in files and name not in built]
-    lines += [line for line in artifact.strangers_below(folder) if "an empty folder" not in line]
+            lines.append(Problem(f"{folder / name}", "changed"))
+    lines += [Problem(f"{folder / name}", f"not in {MANIFEST}") for name in found if name not in files and name not in built]
+    lines += [line for line in artifact.strangers_below(folder) if "an empty folder" not in line.given]
     log(f"{folder}: {len(files)} files, {len(built)} built here, {'damaged' if lines else 'intact'}")
     return lines
 
@@ -186,34 +186,41 @@ def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> li
 def _intact(run: Run) -> Artifact:
     """Returns the repository artifact of a run after checking its bytes, and the manifests of the whole run."""
     made = run.of_kind("model_repository")
-    end = f"{run.folder}: nothing damaged is served or copied; `compress run` makes what is damaged again"
+    end = Problem(f"{run.folder}", "nothing damaged is served or copied", remedy="`compress run` makes what is damaged again")
     wrong = changes(read_chain(run.folder), run, "the run finished")
     if wrong:
-        raise InputError(*wrong, end)
+        raise InputError.of([*wrong, end])
     if made is None:
         raise InputError(
-            f"{run.folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
+            f"{run.folder}",
+            "this run has no model repository",
+            remedy="add `- triton_repo: {}` to the stages of its recipe and run it again",
         )
     wrong = list(damage(run, only=made))
     if wrong:
-        raise InputError(*wrong, end)
+        raise InputError.of([*wrong, end])
     return made
 
 
 def _check_place(run: Run, out: Path) -> None:
     place, home = out.resolve(), run.folder.resolve()
     if place == home or home in place.parents or place in home.parents:
-        raise InputError(f"{out}: lies inside the run folder or holds it; give a folder outside of {run.folder}")
+        raise InputError(f"{out}", "lies inside the run folder or holds it", remedy=f"give a folder outside of {run.folder}")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise InputError(f"{out}: is not a folder; give a new one")
+        raise InputError(f"{out}", "is not a folder", remedy="give a new one")
     if not out.exists() or not any(out.iterdir()):
         return
     if not is_deployment(out):
-        raise InputError(f"{out}: not empty, and not written by `compress deploy`; give a new folder")
-    kept = problems(out) or [f"{out / name}: built here" for name in _built(out)]
+        raise InputError(f"{out}", "not empty, and not written by `compress deploy`", remedy="give a new folder")
+    kept = problems(out) or [Problem(f"{out / name}", "built here") for name in _built(out)]
     if kept:
-        raise InputError(
-            *kept, f"{out}: holds more than `compress deploy` wrote, and that would be lost; give a new folder, or empty this one"
+        raise InputError.of(
+            [
+                *kept,
+                Problem(
+                    f"{out}", "holds more than `compress deploy` wrote, and that would be lost", remedy="give a new folder, or empty it"
+                ),
+            ]
         )
 
 
@@ -237,7 +244,9 @@ def _copied(
         written.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made.path / name, written)
         if _entry(written) != entry:
-            raise InputError(f"{made.path / name}: changed while it was copied; check the disk, and run `compress verify` on the run")
+            raise InputError(
+                f"{made.path / name}", "changed while it was copied", remedy="check the disk, and run `compress verify` on the run"
+            )
         if name == f"{model}/{CONFIG}" and place != model:
             config = from_text(written.read_text(encoding="utf-8"))
             config.name = place.rpartition("/")[2]
@@ -265,8 +274,9 @@ def golden_labels(folder: Path) -> NDArray[Any]:
     """
     if not (folder / GOLDEN_LABELS).is_file():
         raise InputError(
-            f"{folder}: this deployment has no golden rows to check a new version with: its run was not served, or an earlier version "
-            "deployed it; give the run folder, or deploy it again"
+            f"{folder}",
+            "this deployment has no golden rows to check a new version with: its run was not served, or an earlier version deployed it",
+            remedy="give the run folder, or deploy it again",
         )
     labels: NDArray[Any] = load_file(folder / GOLDEN_LABELS)[LABELS]
     return labels

@@ -120,13 +120,13 @@ def check() -> ServerEnvironment:
     cure = f"correct or unset ${VARIABLE}, then {FIX}" if given else FIX
     python = path / "bin" / "python3"
     if not python.exists():
-        raise InputError(f"server environment: {path} has no bin/python3; triton_repo needs it to start Triton; {cure}")
+        raise InputError("server environment", f"{path} has no bin/python3", "triton_repo needs it to start Triton", cure)
     if not given and not _is_whole(path):
-        raise InputError(f"server environment: {path} is incomplete or was built from other requirements; {cure}")
+        raise InputError("server environment", f"{path} is incomplete or was built from other requirements", remedy=cure)
     try:
         return _look(path, python.stat().st_mtime_ns)
     except _Broken as error:
-        raise InputError(f"server environment: {path} does not work: {error}; {cure}") from error
+        raise InputError("server environment", f"{path} does not work: {error}", remedy=cure) from error
 
 
 def build() -> ServerEnvironment:
@@ -181,7 +181,7 @@ def _install(path: Path) -> None:
         write_text(path / MARKER, lock_digest() + "\n")
     except (_Broken, OSError) as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise InputError(f"server environment: {path} cannot be built: {error}; {_remedy(str(error))}") from error
+        raise InputError("server environment", f"{path} cannot be built: {error}", remedy=_remedy(str(error))) from error
 
 
 def _remedy(cause: str) -> str:
@@ -208,7 +208,7 @@ def _building(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = (path.parent / f".{path.name}.lock").open("w")
     except OSError as error:
-        raise InputError(f"server environment: {path.parent} is not writable ({error.strerror}); set $XDG_CACHE_HOME") from error
+        raise InputError("server environment", f"{path.parent} is not writable ({error.strerror})", remedy="set $XDG_CACHE_HOME") from error
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -128,7 +128,7 @@ def served_models(
     found = list(_served(exported.path, engines, chosen))
     if not found:
         names = one_of(engines if not isinstance(engines, Mapping) else sorted({name for names in engines.values() for name in names}))
-        raise InputError(f"target.engines: no engine of {names} was built, and the CPU model repository serves {names}; add one")
+        raise InputError("target.engines", f"no engine of {names} was built, and the CPU model repository serves {names}", remedy="add one")
     return found
 
 
@@ -208,7 +208,9 @@ def row_of_length(preprocessor: Preprocessor, length: int | None, pairs: bool) -
     if preprocessor.steps is not None:
         if preprocessor.steps.shape is None:
             raise InputError(
-                "model: preprocessor_config.json does not resize images to a fixed size; give it size {height, width} or a centre crop"
+                "model",
+                "preprocessor_config.json does not resize images to a fixed size",
+                remedy="give it size {height, width} or a centre crop",
             )
         _, height, width = preprocessor.steps.shape
         file = io.BytesIO()

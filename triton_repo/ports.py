@@ -12,7 +12,7 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 
 Ports = tuple[int, int, int]
 """Ports of gRPC, HTTP and metrics."""
@@ -33,18 +33,20 @@ def check_ports(address: str, ports: Ports) -> None:
     """
     problems = list(_problems(address, ports))
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
 
 
-def _problems(address: str, ports: Ports) -> Iterator[str]:
+def _problems(address: str, ports: Ports) -> Iterator[Problem]:
     for position, (option, port) in enumerate(zip(_OPTIONS, ports, strict=True)):
         if port and port in ports[:position]:
-            yield f"{option} {port}: given for {_OPTIONS[ports.index(port)]} too; give each a port of its own, or 0 for a free one"
-        elif port and (reason := _refusal(address, port)):
-            yield f"{option} {port}: {reason}, or give {option} another port (0: a free one)"
+            given = f"given for {_OPTIONS[ports.index(port)]} too"
+            yield Problem(f"{option} {port}", given, remedy="give each a port of its own, or 0 for a free one")
+        elif port and (refused := _refusal(address, port)):
+            reason, remedy = refused
+            yield Problem(f"{option} {port}", reason, remedy=f"{remedy}, or give {option} another port (0: a free one)")
 
 
-def _refusal(address: str, port: int) -> str | None:
+def _refusal(address: str, port: int) -> tuple[str, str] | None:
     """Returns why nobody can listen on a port, and what to do; None where somebody can."""
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the front does: closed connections do not hold a port
@@ -52,9 +54,9 @@ def _refusal(address: str, port: int) -> str | None:
             one.bind((address, port))
             one.listen()
         except PermissionError:
-            return f"you may not listen on port {port} of {address}; take one above 1023"
+            return f"you may not listen on port {port} of {address}", "take one above 1023"
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return f"port {port} of {address} is taken by another program; stop that one"
-            return f"port {port} of {address} cannot be listened on ({error.strerror}); see to that"
+                return f"port {port} of {address} is taken by another program", "stop that one"
+            return f"port {port} of {address} cannot be listened on ({error.strerror})", "see to that"
     return None

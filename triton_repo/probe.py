@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import reason
 from foundation.standalone.preprocess import Preprocessor, Row
 from triton_repo.client import REQUEST_SECONDS, Answers, tensors
@@ -58,9 +58,11 @@ class Probe:
             try:
                 fine = asked(**self._limit)
             except (InferenceServerException, OSError) as error:
-                raise InputError(f"--url {self.address}: no answer ({_line(error)}); give the address of a running server") from error
+                raise InputError(
+                    f"--url {self.address}", f"no answer ({_line(error)})", remedy="give the address of a running server"
+                ) from error
             if not fine:
-                raise InputError(f"--url {self.address}: answers, but it is not {what}; wait until it has loaded its models")
+                raise InputError(f"--url {self.address}", f"answers, but it is not {what}", remedy="wait until it has loaded its models")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -79,8 +81,8 @@ class Probe:
         except (InferenceServerException, OSError):
             return False
 
-    def differences(self, model: Path, name: str | None = None) -> list[str]:
-        """Returns a line for each way in which the server does not serve a model of a repository: absent, or other tensors.
+    def differences(self, model: Path, name: str | None = None) -> list[Problem]:
+        """Returns a problem for each way in which the server does not serve a model of a repository: absent, or other tensors.
 
         Args:
             model: Folder of the model.
@@ -91,17 +93,17 @@ class Probe:
         try:
             found = self._client.get_model_metadata(name, **self._described)
         except (InferenceServerException, OSError) as error:
-            return [f"{name}: {self.address} does not serve it ({_line(error)})"]
-        lines = []
+            return [Problem(name, f"{self.address} does not serve it ({_line(error)})")]
+        problems = []
         for side in ("inputs", "outputs"):
             wanted = {one.name: described(one) for one in getattr(config, side.removesuffix("s"))}
             given = {one["name"]: f"{one['datatype']} {[int(axis) for axis in one['shape']]}" for one in found.get(side, [])}
-            lines += [
-                f"{config.name}: {side[:-1]} {name}: {given.get(name, 'missing')}; {wanted.get(name, 'none')} expected"
+            problems += [
+                Problem(config.name, f"{side[:-1]} {name}: {given.get(name, 'missing')}", f"{wanted.get(name, 'none')} expected")
                 for name in sorted(wanted.keys() | given.keys())
                 if wanted.get(name) != given.get(name)
             ]
-        return lines
+        return problems
 
     def answers(self, model: str, rows: Sequence[Row]) -> Answers:
         """Sends every row once, one after the other.
@@ -114,11 +116,11 @@ class Probe:
             try:
                 results.append(self._client.infer(model, tensors([row], self._tensor)))
             except (InferenceServerException, OSError) as error:
-                raise InputError(f"{model}: row {index} of {len(rows)} has no answer ({_line(error)})") from error
+                raise InputError(f"{model}", f"row {index} of {len(rows)} has no answer ({_line(error)})") from error
         return Answers.of(results, rows)
 
-    def contradictions(self, model: Path, answers: Answers) -> list[str]:
-        """Returns a line for each kind of output that does not follow from the logits: types, labels and scores.
+    def contradictions(self, model: Path, answers: Answers) -> list[Problem]:
+        """Returns a problem for each kind of output that does not follow from the logits: types, labels and scores.
 
         Args:
             model: Folder of the model.
@@ -126,11 +128,13 @@ class Probe:
         """
         given = {"what the engine computed": answers.logits, **answers.outputs}
         numbers = {name: values for name, values in given.items() if values.dtype != np.object_}
-        lines = [
-            f"{model.name}: {name} is {values.dtype}, float32 expected" for name, values in numbers.items() if values.dtype != np.float32
+        problems = [
+            Problem(model.name, f"{name} is {values.dtype}", "float32 expected")
+            for name, values in numbers.items()
+            if values.dtype != np.float32
         ]
         wrong = answers.contradiction(prepared_of(model))
-        return lines if wrong is None else [*lines, f"{model.name}: {wrong}"]
+        return problems if wrong is None else [*problems, Problem(model.name, wrong)]
 
 
 def prepared_of(model: Path) -> Preprocessor:

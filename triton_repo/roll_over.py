@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from triton_repo.config import from_text
 from triton_repo.live import CONFIG, LiveRepository
 from triton_repo.server import ServerError, TritonServer
@@ -93,11 +93,11 @@ def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
         InputError: There is no such model, or clients of the present version could not talk to the new one.
     """
     if model not in live.names:
-        raise InputError(f"model {model}: not served here; {', '.join(live.names)} is{nearest(model, live.names)}")
+        raise InputError(f"model {model}", "not served here", f"{', '.join(live.names)} is{nearest(model, live.names)}")
     present, new = live.config(model), from_text((source / CONFIG).read_text(encoding="utf-8"))
-    problems = [f"model {model}: {line}; serve it under another name" for line in differences(present, new)]
+    problems = [Problem(f"model {model}", f"{line}", "serve it under another name") for line in differences(present, new)]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return present, new
 
 

@@ -34,8 +34,9 @@ def safe_folder() -> Path:
         if _SAFE.fullmatch(parent) and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="compress-triton-", dir=parent))
     raise InputError(
-        f"no folder for temporary files: {', '.join(tried)} cannot be written to, or have a path with other characters than letters, "
-        "digits and ._-; set TMPDIR to one"
+        "TMPDIR",
+        f"{', '.join(tried)} cannot be written to, or have a path with other characters than letters, digits and ._-",
+        remedy="set it to a folder without these faults",
     )
 
 

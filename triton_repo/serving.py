@@ -28,12 +28,14 @@ def server_of(repository: Path, log: Path, ports: Ports = FREE, models: Sequence
         InputError: The repository cannot be served here, lacks one of the models, or the server environment is missing.
     """
     if is_for_gpus(repository):
-        raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
+        raise InputError(
+            f"{repository}", "this repository is for GPUs and is served in NVIDIA's container", remedy=f"see {repository / 'README.md'}"
+        )
     if not model_names(repository):
-        raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
+        raise InputError(f"{repository}", "holds no model", remedy="give a model_repository folder that the triton_repo stage wrote")
     unknown = sorted({model.folder for model in models or ()} - set(model_names(repository)))
     if unknown:
-        raise InputError(f"{repository}: has no {' and no '.join(unknown)}; it holds {', '.join(model_names(repository))}")
+        raise InputError(f"{repository}", f"has no {' and no '.join(unknown)}", f"it holds {', '.join(model_names(repository))}")
     return Service(repository, environment.check(), log, ports=ports, models=models)
 
 

@@ -31,7 +31,7 @@ from pydantic import Field
 from foundation.artifacts.artifact import Artifact, Kind, lineage, write_json
 from foundation.artifacts.triton import Results
 from foundation.core.engines import ENGINES, served_on
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.target import Target
 from foundation.labels.facts import Facts
 from foundation.labels.form import Labels
@@ -113,8 +113,8 @@ class TritonRepo(Stage):
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands next to the other one, as
     `model_repository_gpu`."""
 
-    def unread(self, task: Facts, target: Target) -> Iterator[str]:
-        """Yields a line for each key with a value that nothing reads for a task and a target.
+    def unread(self, task: Facts, target: Target) -> Iterator[Problem]:
+        """Yields a problem for each key with a value that nothing reads for a task and a target.
 
         Args:
             task: The row of the task.
@@ -129,9 +129,9 @@ class TritonRepo(Stage):
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value if isinstance(value, str | Queue | Tune) else format(value, 'g')} given; {reason}"
+                yield Problem(key, f"{value if isinstance(value, str | Queue | Tune) else format(value, 'g')} given", reason)
         if self.gpu != Gpu() and (task.generates or not set(served_on("cuda")) & set(target.engines)):
-            yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
+            yield Problem("gpu", "given", f"it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none")
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the models can be served where the target says.
@@ -142,13 +142,17 @@ class TritonRepo(Stage):
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
         task = context.facts
         if context.aggregate and (there or context.target.device == "cuda"):
-            raise InputError(f"data.windows: given; a repository for GPUs truncates: serve on the cpu, or leave out {self.id or self.NAME}")
+            raise InputError(
+                "data.windows", "given", f"a repository for GPUs truncates: serve on the cpu, or leave out {self.id or self.NAME}"
+            )
         if (task.embeds or task.tags or task.finds_spans) and (there or context.target.device == "cuda"):
-            given = f"target.engines: {there[0]}" if there else "target.device: cuda"
+            key, given = ("target.engines", there[0]) if there else ("target.device", "cuda")
             answers = "tags" if task.tags else "spans" if task.finds_spans else "vectors"
             raise InputError(
-                f"{given} given; a repository for GPUs answers with labels, {context.task} with {answers}: serve it on the cpu, "
-                f"or leave out {self.id or self.NAME}"
+                key,
+                f"{given} given",
+                f"a repository for GPUs answers with labels, {context.task} with {answers}",
+                f"serve it on the cpu, or leave out {self.id or self.NAME}",
             )
 
     def depends(self, context: Context) -> Any:
@@ -381,8 +385,9 @@ class TritonRepo(Stage):
         packed = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["compressed_tensors"]
         if packed is None:
             raise InputError(
-                f"stages.{self.id or self.NAME}.vllm: given, but the last variant was not written in the format compressed-tensors; "
-                "`compressed_tensors: true` in export says why"
+                f"stages.{self.id or self.NAME}.vllm",
+                "given, but the last variant was not written in the format compressed-tensors",
+                "`compressed_tensors: true` in export says why",
             )
         variant, artifact = list(context.checkpoints.items())[-1]
         config = Checkpoint(artifact.path).config.get_text_config()

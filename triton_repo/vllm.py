@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from foundation.core.config import Config
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 
 MODELS, CHECKPOINT, ARGUMENTS, COMPOSE = "models", "checkpoint", "model.json", "compose.yaml"
 MOUNT = "/models"
@@ -91,20 +92,27 @@ def engine_arguments(config: Any, settings: Vllm, name: str, max_batch_size: int
     longest, heads, gpus = most_tokens(config), int(config.num_attention_heads), settings.tensor_parallel_size
     problems = []
     if heads % gpus:
-        problems.append(f"tensor_parallel_size: {gpus} given; the model has {heads} attention heads: give a divisor")
+        problems.append(Problem("tensor_parallel_size", f"{gpus} given", f"the model has {heads} attention heads", "give a divisor"))
     if settings.enable_expert_parallel:
         experts = num_experts(config)
         if not experts:
-            problems.append("enable_expert_parallel: true given; the model has no experts: leave it out")
+            problems.append(Problem("enable_expert_parallel", "true given", "the model has no experts", "leave it out"))
         elif gpus == 1 or experts % gpus:
             fits = " or ".join(str(number) for number in range(2, experts + 1) if experts % number == 0 and heads % number == 0)
             problems.append(
-                f"enable_expert_parallel: true given with tensor_parallel_size: {gpus}; the model has {experts} experts: give {fits}"
+                Problem(
+                    "enable_expert_parallel",
+                    f"true given with tensor_parallel_size: {gpus}",
+                    f"the model has {experts} experts",
+                    f"give {fits}",
+                )
             )
     if settings.max_model_len is not None and longest is not None and settings.max_model_len > longest:
-        problems.append(f"max_model_len: {settings.max_model_len} given; the model reads {longest} tokens: give at most that")
+        problems.append(
+            Problem("max_model_len", f"{settings.max_model_len} given", f"the model reads {longest} tokens", "give at most that")
+        )
     if problems:
-        raise InputError(*(f"triton_repo.vllm.{problem}" for problem in problems))
+        raise InputError.of(replace(problem, key=f"triton_repo.vllm.{problem.key}") for problem in problems)
     arguments = {
         "model": f"{MOUNT}/{name}/1/{CHECKPOINT}",
         "max_model_len": settings.max_model_len or longest,

@@ -127,9 +127,11 @@ def compiled(launch: Launch, capability: int) -> Binary:
         InputError: The capability is unknown, or the process runs kernels in the interpreter.
     """
     if capability not in LIMITS:
-        raise InputError(f"capability must be one of {', '.join(map(str, LIMITS))}; it is {capability}")
+        raise InputError("capability", f"{capability} given", f"{', '.join(map(str, LIMITS))} is allowed")
     if not isinstance(launch.kernel, JITFunction):
-        raise InputError("kernels cannot be compiled in a process that runs them in the interpreter: unset TRITON_INTERPRET")
+        raise InputError(
+            "TRITON_INTERPRET", "set, so that kernels run in the interpreter and cannot be compiled", remedy="unset TRITON_INTERPRET"
+        )
     kernel = triton.compile(_source(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
     metadata, cubin = kernel.metadata, kernel.asm["cubin"]
     with tempfile.TemporaryDirectory() as folder:

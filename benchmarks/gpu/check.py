@@ -57,7 +57,7 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
     machine = containers.machine()
     missing = engine_module(served_on("cuda")[0]).absence("cuda")
     if missing is not None:
-        raise InputError(f"gpu-check: {missing}; in a checkout: make install CUDA=1")
+        raise InputError("gpu-check", missing, remedy="in a checkout: make install CUDA=1")
     say(f"{len(machine['gpus'])} GPUs: {', '.join(machine['gpus'])}; images {release}")
     models, clocks = {}, out / CLOCKS
     with watching(clocks):
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return check(given.out, given.release)
     except InputError as error:
-        for problem in error.problems:
+        for problem in error.lines:
             print(problem, file=sys.stderr)
         return 2
 

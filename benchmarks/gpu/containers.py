@@ -38,7 +38,7 @@ def command(words: Sequence[str]) -> str:
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise InputError(f"{' '.join(words[:3])} ended with status {done.returncode}: {(lines or ['no output'])[-1][:300]}")
+        raise InputError(" ".join(words[:3]), f"ended with status {done.returncode}: {(lines or ['no output'])[-1][:300]}")
     return done.stdout
 
 
@@ -49,18 +49,18 @@ def machine(run: Run = command, which: Callable[[str], str | None] = shutil.whic
         InputError: There is no NVIDIA GPU, or no Docker that works; one line.
     """
     if which("nvidia-smi") is None:
-        raise InputError(f"gpu-check: this machine has no NVIDIA GPU (nvidia-smi is not there); run it on one that has; {HINT}")
+        raise InputError("gpu-check", "this machine has no NVIDIA GPU (nvidia-smi is not there)", remedy=f"run it on one that has; {HINT}")
     listed = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).strip().splitlines()
     if not listed:
-        raise InputError(f"gpu-check: nvidia-smi lists no GPU; check the driver; {HINT}")
+        raise InputError("gpu-check", "nvidia-smi lists no GPU", remedy=f"check the driver; {HINT}")
     if which("docker") is None:
-        raise InputError(f"gpu-check: Docker is not installed; install it, and NVIDIA's container toolkit; {HINT}")
+        raise InputError("gpu-check", "Docker is not installed", remedy=f"install it, and NVIDIA's container toolkit; {HINT}")
     try:
         runtimes = run(["docker", "info", "--format", "{{json .Runtimes}}"])
     except InputError as error:
-        raise InputError(f"gpu-check: Docker does not answer ({error}); start it, or join the group docker; {HINT}") from error
+        raise InputError("gpu-check", f"Docker does not answer ({error})", remedy=f"start it, or join the group docker; {HINT}") from error
     if "nvidia" not in runtimes:
-        raise InputError(f"gpu-check: Docker has no runtime nvidia; install NVIDIA's container toolkit; {HINT}")
+        raise InputError("gpu-check", "Docker has no runtime nvidia", remedy=f"install NVIDIA's container toolkit; {HINT}")
     names = [line.split(",")[0].strip() for line in listed]
     return {"gpus": names, "driver": listed[0].split(",")[1].strip()}
 
@@ -113,7 +113,7 @@ def serving(repository: Path, gpus: str, run: Run = command, ready: Callable[[st
         while not (ready or _ready)(address):
             if time.monotonic() > deadline:
                 last = run(["docker", "logs", "--tail", "3", name]).strip().replace("\n", " ")
-                raise InputError(f"Triton in the container was not ready within {READY_SECONDS:.0f} s: {last[-300:]}")
+                raise InputError("Triton in the container", f"not ready within {READY_SECONDS:.0f} s: {last[-300:]}")
             run(["docker", "inspect", "--format", "{{.State.Running}}", name])  # raises once it has ended
             time.sleep(1)
         yield address

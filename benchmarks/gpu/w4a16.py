@@ -61,7 +61,7 @@ class Int4Weight:
 
     def __post_init__(self) -> None:
         if self.inputs < 1 or self.group_size < 1:
-            raise InputError(f"a layer must have inputs and a group size; these are {self.inputs} and {self.group_size}")
+            raise InputError("inputs, group_size", f"{self.inputs} and {self.group_size} given", "a layer has at least 1 of both")
         check_tensor("packed codes", self.packed, (-1, cdiv(self.inputs, 2)), torch.uint8)
         groups = (len(self.packed), cdiv(self.inputs, self.group_size))
         check_tensor("scale", self.scale, groups, torch.float32)

@@ -25,7 +25,9 @@ def clean(folder: Path) -> list[Path]:
         InputError: The folder holds no finished run, or another process writes to it.
     """
     if is_shared(folder):
-        raise InputError(f"{folder}: its stages are shared with other runs of a search; remove the folder of the search to free them")
+        raise InputError(
+            f"{folder}", "its stages are shared with other runs of a search", remedy="remove the folder of the search to free them"
+        )
     open_run(folder)  # a folder that is no run is not locked, and so not created
     with locked(folder):
         names = {found.path.name for found in open_run(folder).artifacts.values()} | unfinished(folder)

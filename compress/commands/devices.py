@@ -129,13 +129,13 @@ def _refused(
     try:
         team = stage.team(parallel.of(Team(0, count)))
     except InputError as error:
-        return "; ".join(error.problems)
+        return "; ".join(error.lines)
     if team.size != count:
         return "one process alone trains"
     try:
         _with_rows(stage, training.micro_batch_size).check(incoming, teacher, replace(context, parallel=parallel, team=team))
     except InputError as error:
-        return "; ".join(error.problems)
+        return "; ".join(error.lines)
     return None
 
 

@@ -71,7 +71,7 @@ def _stopped(received: list[int]) -> int:
 def _failed(error: BaseException, verbose: bool) -> int:
     """Reports an exception: wrong input, a fault of the machine, or else an internal error."""
     if isinstance(error, InputError):
-        return _say(2, verbose, *error.problems)
+        return _say(2, verbose, *error.lines)
     if isinstance(error, FailedElsewhere):
         return _say(1, verbose)
     if is_lost(error):

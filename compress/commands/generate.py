@@ -140,12 +140,12 @@ class Answerer:
         """
         found = asked(self._text, prompt, chat=self._chat)
         if not len(found):
-            raise InputError("--prompt: no token in it; give at least one character")
+            raise InputError("--prompt", "no token in it", remedy="give at least one character")
         together = 0 if self._encodes else tokens  # an encoder-decoder reads the prompt and its answer apart
         if self._longest is not None and max(len(found) + together, tokens) > self._longest:
             read = "of each" if self._encodes else "in all"
             raise InputError(
-                f"--prompt: {len(found)} tokens and --max-tokens {tokens} given; the model reads {self._longest} {read}: give fewer"
+                "--prompt", f"{len(found)} tokens and --max-tokens {tokens} given", f"the model reads {self._longest} {read}", "give fewer"
             )
         return found
 
@@ -238,7 +238,7 @@ def _check_stop_tokens(choice: Choice, decoding: Decoding) -> None:
     size = int(Checkpoint(choice.checkpoint).config.get_text_config().vocab_size)
     unknown = [token for token in decoding.stop_tokens if token >= size]
     if unknown:
-        raise InputError(f"--stop-token {unknown[0]}: no such token; 0 to {size - 1} is allowed")
+        raise InputError(f"--stop-token {unknown[0]}", "no such token", f"0 to {size - 1} is allowed")
 
 
 def choices(run: Run) -> list[Choice]:
@@ -251,7 +251,7 @@ def choices(run: Run) -> list[Choice]:
 
     task = run.recipe["model"]["task"]
     if not TASKS[task].generates:
-        raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.generates)}")
+        raise InputError(f"{run.folder}", f"a run of {task}", f"generate is for {tasks_with(lambda row: row.generates)}")
     target, found = Target(**run.recipe["target"]), []
     exported = run.of_kind("engine")
     entries = [(build, entry) for build in evaluations.exported(run).builds for entry in build.engines if entry.runnable]
@@ -282,15 +282,17 @@ def chosen(known: Sequence[Choice], variant: str | None, engine: str | None, opt
     """
     names = list(dict.fromkeys(name for choice in known for name in choice.names))
     if variant is not None and variant not in names:
-        raise InputError(f"{option} {variant}: no such variant; {one_of(names)} is allowed{nearest(variant, names)}")
+        raise InputError(f"{option} {variant}", "no such variant", f"{one_of(names)} is allowed{nearest(variant, names)}")
     engines = list(dict.fromkeys(choice.engine for choice in known))
     if engine is not None and engine not in engines:
         raise InputError(
-            f"--engine {engine}: nothing of this run answers in it; {one_of(engines)} is allowed; put others into target.engines"
+            f"--engine {engine}", "nothing of this run answers in it", f"{one_of(engines)} is allowed", "put others into target.engines"
         )
     fitting = [choice for choice in known if variant in (None, *choice.names) and engine in (None, choice.engine)]
     if not fitting:
-        raise InputError(f"{option} {variant} --engine {engine}: this variant was not built for this engine; leave one of them out")
+        raise InputError(
+            f"{option} {variant} --engine {engine}", "this variant was not built for this engine", remedy="leave one of them out"
+        )
     preferred = [choice for choice in fitting if choice.engine == fitting[0].engine]
     last = preferred[-1].variant
     return next(choice for choice in preferred if choice.variant == last)  # of a variant the recommended engine comes first
@@ -314,14 +316,14 @@ def proposed_to(first: Choice, known: Sequence[Choice], wanted: AnswerOptions, d
         return first
     option = "--prompt-lookup" if wanted.draft is None else "--draft"
     if wanted.draft is not None and wanted.prompt_lookup is not None:
-        raise InputError("--draft and --prompt-lookup given; one of them proposes tokens: leave the other out")
+        raise InputError("--draft, --prompt-lookup", "both given", "one of them proposes tokens", "leave the other out")
     if not ENGINES[first.engine].proposed_to:
         others = one_of([name for name, row in ENGINES.items() if row.proposed_to])
         raise InputError(
-            f"{option}: {first.title} answers; tokens can be proposed in {others}: give --engine, or put it into target.engines"
+            option, f"{first.title} answers", f"tokens can be proposed in {others}", "give --engine, or put it into target.engines"
         )
     if first.spec.mode != PROPOSED_MODE:
-        raise InputError(f"{option}: {first.title} answers; tokens can be proposed in {PROPOSED_MODE} mode alone: leave it out")
+        raise InputError(option, f"{first.title} answers", f"tokens can be proposed in {PROPOSED_MODE} mode alone", "leave it out")
     if wanted.draft is None:
         speculation, title = Speculation(wanted.prompt_lookup or 0), "looking the prompt up"
     else:
@@ -336,16 +338,18 @@ def _draft(name: str, known: Sequence[Choice], first: Choice) -> Choice:
     """Returns the variant, or the last variant of the run in a folder, that proposes tokens."""
     names = list(dict.fromkeys(name for choice in known for name in choice.names))
     if name not in names and not Path(name).is_dir():
-        raise InputError(f"--draft {name}: no variant and no folder of a run; {one_of(names)} is allowed{nearest(name, names)}")
+        raise InputError(f"--draft {name}", "no variant and no folder of a run", f"{one_of(names)} is allowed{nearest(name, names)}")
     offered = [one for one in (known if name in names else choices(opened(Path(name)))) if name not in names or name in one.names]
     fitting = [one for one in offered if one.engine == first.engine and one.spec.mode == PROPOSED_MODE]
     if not fitting:
-        raise InputError(f"--draft {name}: it was not built for {first.engine} in {PROPOSED_MODE} mode, in which {first.variant} answers")
+        raise InputError(
+            f"--draft {name}", f"it was not built for {first.engine} in {PROPOSED_MODE} mode, in which {first.variant} answers"
+        )
     last = fitting[-1].variant
     draft = next(one for one in fitting if one.variant == last)
     difference = other_tokens(first.checkpoint, draft.checkpoint)
     if difference is not None:
-        raise InputError(f"--draft {name}: {difference} in {first.variant}; give a draft with the same tokenizer")
+        raise InputError(f"--draft {name}", f"{difference} in {first.variant}", remedy="give a draft with the same tokenizer")
     return draft
 
 

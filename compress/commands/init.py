@@ -160,7 +160,7 @@ def template(task: str, file: str) -> str:
         InputError: The task is unknown.
     """
     if task not in TASKS:
-        raise InputError(f"--task {task}: unknown; allowed: {', '.join(TASKS)}{nearest(task, TASKS)}")
+        raise InputError(f"--task {task}", "unknown", f"allowed: {', '.join(TASKS)}{nearest(task, TASKS)}")
     row = TASKS[task]
     values = {**asdict(row.example), "task": task, "command": pasted("compress", "run", file)}
     generates = row.generates
@@ -206,7 +206,7 @@ def _write(text: str, output: Path) -> Path:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError as error:
-        raise InputError(f"{output}: already exists; give another file with -o") from error
+        raise InputError(f"{output}", "already exists", remedy="give another file with -o") from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{output}: its folder does not exist; create it, or give another file with -o") from error
+        raise InputError(f"{output}", "its folder does not exist", remedy="create it, or give another file with -o") from error
     return output

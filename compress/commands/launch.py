@@ -58,7 +58,7 @@ def first_host(nodes: str) -> str:
     """
     found = _HOST.match(nodes)
     if found is None:
-        raise InputError(f"SLURM_STEP_NODELIST: {nodes!r} given; a list of hosts, such as node[01-04], is allowed")
+        raise InputError("SLURM_STEP_NODELIST", f"{nodes!r} given", "a list of hosts, such as node[01-04], is allowed")
     return f"{found['name']}{found['number'] or ''}{found['rest'] or ''}"
 
 

@@ -31,7 +31,7 @@ def catalogue(what: str) -> str:
     """
     lists = {"stages": _stages, "methods": _methods, "engines": _engines, "tasks": _tasks, "recipes": _recipes}
     if what not in lists:
-        raise InputError(f"list {what}: unknown; allowed: {', '.join(lists)}{nearest(what, lists)}")
+        raise InputError(f"list {what}", "unknown", f"allowed: {', '.join(lists)}{nearest(what, lists)}")
     return "\n".join(lists[what]())
 
 

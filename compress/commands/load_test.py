@@ -75,11 +75,13 @@ def load_test(
         GeneratorError: The generator died.
     """
     if (given.run is None) == (given.file is None):
-        raise InputError("--server: give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE")
+        raise InputError(
+            "--server", "", remedy="give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE"
+        )
     if not loads:
-        raise InputError("loads: none given; give at least one")
+        raise InputError("loads", "none given", remedy="give at least one")
     if out is not None and not (out := local(out, "--json")).parent.is_dir():
-        raise InputError(f"--json {out}: there is no folder {out.parent}; make it first")
+        raise InputError(f"--json {out}", f"there is no folder {out.parent}", remedy="make it first")
     address = address_of(server, protocol)
     found = examine(address, model)
     rows, source = _read(given, found)
@@ -131,11 +133,13 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
         return [rows[row] for row in read_by(modality, rows)], f"the evaluation split of {given.run}"
     columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
-        raise InputError(f"--column: {len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}: give one for each")
+        raise InputError(
+            "--column", f"{len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}", remedy="give one for each"
+        )
     if given.file == STANDARD_INPUT:
         if model.inputs != ("TEXT",):
             kind = MEASURED[model.inputs]
-            raise InputError(f"--data -: lines of standard input are single texts; model {model.name} reads {kind}: give a file")
+            raise InputError("--data -", "lines of standard input are single texts", f"model {model.name} reads {kind}", "give a file")
         return [line.removesuffix("\r") for line in text_lines(Table(Path("-"), ()), sys.stdin.buffer)], "standard input"
     rows = read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column")
     if model.inputs == ("QUESTION", "CONTEXT"):  # the server divides contexts itself
@@ -163,6 +167,6 @@ def evaluation_split(folder: Path) -> Split:
     recipe = check(opened(folder).recipe)
     task = recipe.model.task
     if TASKS[task].generates:
-        raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
+        raise InputError(f"{folder}", f"the rows of a run of {task} are tokens", remedy="give --data FILE with what the model reads")
     tokenizer = recipe.tokenizer or recipe.model.path
     return load_data(recipe.data, task, label_names(recipe.model), lambda line: None, tokenizer).evaluation

@@ -17,6 +17,7 @@ from compress.run.durations import NO_TIME, Expected
 from compress.run.pace import seconds_of_one
 from compress.run.room import Room, shortage, shown
 from compress.run.speed import Speed, speed
+from foundation.core.errors import Problem
 from foundation.core.files import local
 from foundation.core.progress import ConsoleProgress
 
@@ -26,14 +27,14 @@ class Plan:
     """A plan as text, and why it cannot be carried out here."""
 
     text: str
-    refused: tuple[str, ...]
-    """What the machine lacks, one line each."""
+    refused: tuple[Problem, ...]
+    """What the machine lacks."""
 
 
 def describe(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> str:
     """Returns the plan as text, with what the machine lacks for it; arguments and errors as of `plan`."""
     found = plan(recipe, out, given, streams)
-    return "\n".join((found.text, *found.refused))
+    return "\n".join((found.text, *map(str, found.refused)))
 
 
 def plan(recipe: Recipe, out: Path | None = None, given: str | None = None, streams: int | None = None) -> Plan:

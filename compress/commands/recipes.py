@@ -42,7 +42,7 @@ def find(given: str | Path) -> Path:
     if name in known and not path.is_file():
         return known[name]
     if not path.exists() and not path.suffix and name == path.name:
-        raise InputError(f"{name}: no such file or shipped recipe; shipped: {', '.join(known)}{nearest(name, known)}")
+        raise InputError(name, "no such file or shipped recipe", f"shipped: {', '.join(known)}{nearest(name, known)}")
     return path
 
 
@@ -56,7 +56,7 @@ def copy_of(name: str, output: str) -> str:
     """
     known = shipped()
     if name not in known:
-        raise InputError(f"--recipe {name}: unknown; shipped: {', '.join(known)}{nearest(name, known)}")
+        raise InputError(f"--recipe {name}", "unknown", f"shipped: {', '.join(known)}{nearest(name, known)}")
     first, command, *lines = known[name].read_text(encoding="utf-8").splitlines()
     body = [
         line for line in lines if not line.startswith("# yaml-language-server:")

@@ -32,6 +32,7 @@ from triton_repo.served_models import ServedModel
 from triton_repo.service import Service
 
 Log = Callable[[str], None]
+BEFORE = "the version before is served as it was"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def answer(service: Service, served: Sequence[ServedModel], request: Mapping[str
     if not pairs:
         wanted = wanted or " and ".join(service.models)
         has = " and ".join(model.folder for model in new.models)
-        raise InputError(f"{folder}: has {has}, and {wanted} is to be rolled over; give a run that has it")
+        raise InputError(f"{folder}", f"has {has}, and {wanted} is to be rolled over", remedy="give a run that has it")
     done = []
     for present, model in pairs:
         rolled = service.roll_over(present, new.repository / model.folder, _check(folder, new, present, model, log))
@@ -102,7 +103,9 @@ def _opened(folder: Path) -> _New:
         repository = deployment.repository_of(folder)
         task = read_json(folder / deployment.MANIFEST).get(deployment.TASK)
         if task not in TASKS:
-            raise InputError(f"{folder / deployment.MANIFEST}: task: {task!r}, which this version does not know; deploy the run again")
+            raise InputError(
+                f"{folder / deployment.MANIFEST}", f"task: {task!r}, which this version does not know", remedy="deploy the run again"
+            )
         labels = TASKS[task].answer.read(deployment.golden_labels(folder))
     else:
         run = opened(folder)
@@ -120,7 +123,7 @@ def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> 
     key = f"{model.build}.triton"
     if key not in new.recorded:
         raise InputError(
-            f"{folder}: {model.build} was not evaluated in the server, so there is nothing to check it with; `serve: true` does"
+            f"{folder}", f"{model.build} was not evaluated in the server, so there is nothing to check it with", "`serve: true` does"
         )
 
     def check(address: str, version: str) -> None:
@@ -129,9 +132,9 @@ def _check(folder: Path, new: _New, name: str, model: ServedModel, log: Log) -> 
             own = read_by(prepared.modality, new.rows)
             logits = evaluate(address, name, [new.rows[row] for row in own], 1, version=version).kept(prepared)
         except RequestError as error:
-            raise InputError(f"{name}: version {version} does not answer: {error}; the version before is served as it was") from error
+            raise InputError(name, f"version {version} does not answer: {error}", remedy=BEFORE) from error
         problems = list(compare_golden(key, new.task, new.labels, new.recorded[key][own], logits, log))
         if problems:
-            raise InputError(*(f"{line}; the version before is served as it was" for line in problems))
+            raise InputError.of(problem.advise(BEFORE) for problem in problems)
 
     return check

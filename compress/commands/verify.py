@@ -21,7 +21,7 @@ from compress.report.report import UNCHECKED, forgeries, write
 from compress.run.opened import opened
 from foundation.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
 from foundation.artifacts.run_folder import Run, blaming_damage, locked
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.target import Target
 from foundation.labels.form import Labels
 from foundation.labels.tasks import Task
@@ -33,7 +33,7 @@ from foundation.standalone.preprocess import Row
 Log = Callable[[str], None]
 
 
-def verify(folder: Path, *, live: bool = False, url: str | None = None, report: Path | None = None, log: Log = print) -> list[str]:
+def verify(folder: Path, *, live: bool = False, url: str | None = None, report: Path | None = None, log: Log = print) -> list[Problem]:
     """Checks a run, or the hashes of a folder that `compress deploy` wrote.
 
     Args:
@@ -53,10 +53,12 @@ def verify(folder: Path, *, live: bool = False, url: str | None = None, report: 
     from triton_repo import deployment
 
     if url is not None and not live:
-        raise InputError(f"--url {url}: given without --live; give both to check a running server")
+        raise InputError(f"--url {url}", "given without --live", remedy="give both to check a running server")
     if deployment.is_deployment(folder):
         if live or report is not None:
-            raise InputError(f"{folder}: a deployment, of which the hashes are checked; give the run folder for --live and --report")
+            raise InputError(
+                f"{folder}", "a deployment, of which the hashes are checked", remedy="give the run folder for --live and --report"
+            )
         return deployment.problems(folder, log)
     run = opened(folder)
     kept = None if report is None else _kept(report)
@@ -90,13 +92,15 @@ def _kept(file: Path) -> dict[str, object]:
     try:
         checked(data["integrity"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"{file}: has no anchor, so it was written by an earlier version; give a report.json of a later run") from error
+        raise InputError(
+            f"{file}", "has no anchor, so it was written by an earlier version", remedy="give a report.json of a later run"
+        ) from error
     except ValueError as error:
-        raise InputError(f"{file}: damaged ({error}); give the report.json as it was kept") from error
+        raise InputError(f"{file}", f"damaged ({error})", remedy="give the report.json as it was kept") from error
     return data
 
 
-def _recorded(run: Run, log: Log) -> list[str]:
+def _recorded(run: Run, log: Log) -> list[Problem]:
     """Compares the run with its own chain."""
     try:
         chain = read_chain(run.folder)
@@ -106,17 +110,17 @@ def _recorded(run: Run, log: Log) -> list[str]:
     return changes(chain, run, "the run finished")
 
 
-def _told_otherwise(run: Run, kept: Mapping[str, object], source: str) -> Iterator[str]:
+def _told_otherwise(run: Run, kept: Mapping[str, object], source: str) -> Iterator[Problem]:
     """Yields a line if the report of the run does not say what the kept one says."""
     own = Report.load(run.folder).data
     keys = [key for key in kept if key not in (*UNCHECKED, "integrity") and kept[key] != own.get(key)]
     if kept.get("warnings") != own.get("warnings"):
         keys.append("warnings")
     if keys:
-        yield f"{run.folder / 'report.json'}: {', '.join(keys)}: not what {source} says"
+        yield Problem(f"{run.folder / 'report.json'}", f"{', '.join(keys)}: not what {source} says")
 
 
-def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
     from export.engines.spec import spec_of
     from foundation.measure.engine_process import EngineError, EngineProcess
 
@@ -132,12 +136,12 @@ def _engines(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log
                 with EngineProcess(spec) as process:
                     logits = process.predict(rows, spec.evaluation_batch)
             except EngineError as error:
-                yield f"{key}: {error}"
+                yield Problem(key, str(error))
             else:
                 yield from compare(key, run, recorded[key], logits, log)
 
 
-def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
     from triton_repo import environment
     from triton_repo.client import evaluate
     from triton_repo.deployment import repository_of
@@ -160,7 +164,7 @@ def _served(run: Run, rows: Sequence[Row], recorded: dict[str, np.ndarray], log:
                 yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
-def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.ndarray], log: Log) -> Iterator[Problem]:
     """Checks a server that somebody else runs: it has the models of the run, with their tensors, and answers the golden rows."""
     from triton_repo.deployment import models_in, repository_of
     from triton_repo.load.connection import address_of
@@ -187,16 +191,16 @@ def _running(run: Run, url: str, rows: Sequence[Row], recorded: dict[str, np.nda
                 yield from compare(key, run, recorded[key][own], answers.kept(prepared), log)
 
 
-def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[Problem]:
     """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
     task = run.recipe["model"]["task"]
     yield from compare_golden(key, task, load_predictions(run.predictions(run.baseline), task)[1], recorded, logits, log)
 
 
-def compare_golden(key: str, task: Task, labels: Labels, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+def compare_golden(key: str, task: Task, labels: Labels, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[Problem]:
     """The same for a task and the labels of the evaluation split."""
     if recorded.shape != logits.shape:
-        yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
+        yield Problem(key, f"logits of shape {logits.shape}, the golden rows have {recorded.shape}")
         return
     compared = compare_predictions(task, recorded, logits, labels)
     log(
@@ -205,4 +209,4 @@ def compare_golden(key: str, task: Task, labels: Labels, recorded: np.ndarray, l
     )
     reason = shortfall(compared, "those recorded in the run")
     if reason is not None:
-        yield f"{key}: {reason}"
+        yield Problem(key, reason)

@@ -12,7 +12,7 @@ from compress.report.document import Report
 from compress.report.model.contents import Contents
 from compress.run.opened import opened
 from foundation.artifacts.run_folder import LOCK_FILE, Run
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.measure.judged import SEPARATOR
 from foundation.measure.metrics import METRICS, Metric
 
@@ -57,8 +57,10 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
         InputError: These are fewer than two or more than 26, one of them is no finished run, is given twice, or has another task.
     """
     if not 2 <= len(folders) <= MOST_RUNS:
-        raise InputError(f"compare: {len(folders)} run folder(s) given; give 2 to {MOST_RUNS}, such as `compress compare runs/a runs/b`")
-    problems: list[str] = []
+        raise InputError(
+            "compare", f"{len(folders)} run folder(s) given", remedy=f"give 2 to {MOST_RUNS}, such as `compress compare runs/a runs/b`"
+        )
+    problems: list[Problem] = []
     sides: list[Side] = []
     for key, folder in zip(ascii_uppercase, folders, strict=False):
         try:
@@ -68,11 +70,11 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
             problems += error.problems
     problems += _twice(sides)
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     tasks = {side.run.recipe["model"]["task"]: side for side in reversed(sides)}
     if len(tasks) > 1:
         named = ", ".join(f"{side.given} is {task}" for task, side in reversed(tasks.items()))
-        raise InputError(f"compare: runs of different tasks have no common metric: {named}; give runs of one task")
+        raise InputError("compare", f"runs of different tasks have no common metric: {named}", remedy="give runs of one task")
     return sides
 
 
@@ -84,18 +86,19 @@ def check_out(out: Path, sides: Sequence[Side]) -> None:
     """
     for folder in (out.resolve(), *out.resolve().parents):
         if (folder / LOCK_FILE).exists() or any(folder == side.given.resolve() for side in sides):
-            raise InputError(f"--out {out}: lies within the run {folder}; give a folder outside of every run")
+            raise InputError(f"--out {out}", f"lies within the run {folder}", remedy="give a folder outside of every run")
 
 
-def _twice(sides: Sequence[Side]) -> list[str]:
-    """Returns a line for each run that is given a second time: the same folder by any name, or a copy of it."""
-    lines = []
+def _twice(sides: Sequence[Side]) -> list[Problem]:
+    """Returns a problem for each run that is given a second time: the same folder by any name, or a copy of it."""
+    problems = []
     for place, side in enumerate(sides):
         for earlier in sides[:place]:
             if side.given.resolve() == earlier.given.resolve():
-                lines.append(f"compare: {side.given}: this run is given twice; give each run once")
+                problems.append(Problem("compare", f"{side.given}: this run is given twice", remedy="give each run once"))
                 break
             if (anchor := side.report.integrity.anchor) is not None and anchor == earlier.report.integrity.anchor:
-                lines.append(f"compare: {side.given}: a copy of {earlier.given}, with the same files; give each run once")
+                given = f"{side.given}: a copy of {earlier.given}, with the same files"
+                problems.append(Problem("compare", given, remedy="give each run once"))
                 break
-    return lines
+    return problems

@@ -53,7 +53,7 @@ def devices(text: str) -> Devices:
     first, *rest = (part.strip() for part in text.split(","))
     found = _COUNT.fullmatch(first)
     if found is None or not int(found[1]) or not float(found[2]):
-        raise InputError(f"--devices: {text!r} given; {ALLOWED}")
+        raise InputError("--devices", f"{text!r} given", ALLOWED)
     link: Link = "pcie"
     bandwidth = None
     for part in rest:
@@ -63,5 +63,5 @@ def devices(text: str) -> Devices:
         elif speed is not None and float(speed[1]):
             bandwidth = float(speed[1]) * (1e12 if speed[2] == "TB" else 1e9)
         else:
-            raise InputError(f"--devices: {part!r} given in {text!r}; {ALLOWED}")
+            raise InputError("--devices", f"{part!r} given in {text!r}", ALLOWED)
     return Devices(int(found[1]), round(float(found[2]) * UNITS[found[3]]), link, bandwidth)

@@ -33,5 +33,7 @@ def read_aligned(files: Sequence[Path], limit: Limit) -> Iterator[tuple[int, Cel
         for number, cells in enumerate(zip_longest(*streams), 1):
             short = next((path for path, cell in zip(files, cells, strict=True) if cell is None), None)
             if short is not None:
-                raise InputError(f"{short}: {number - 1} lines, fewer than {' and '.join(p.name for p in files if p != short)}; align them")
+                raise InputError(
+                    f"{short}", f"{number - 1} lines, fewer than {' and '.join(p.name for p in files if p != short)}", remedy="align them"
+                )
             yield number, tuple(cell.removesuffix("\r") for cell in cells)

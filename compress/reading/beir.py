@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.reading.sources import row_of
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.files import local
 from foundation.core.shown import shown
 from foundation.data.compressed import Limit
@@ -64,15 +64,17 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
     folder = local(config.path, "data.path")
     if not folder.is_dir():
         raise InputError(
-            f"data.path: {config.path} given; {task} reads a local folder with {CORPUS}, {QUERIES} and {QRELS}/test.tsv: give one"
+            "data.path", f"{config.path} given", f"{task} reads a local folder with {CORPUS}, {QUERIES} and {QRELS}/test.tsv", "give one"
         )
     given = {"files": config.files is not None, "columns": config.columns != Columns(), "subset": config.subset is not None}
     given |= {"header": not config.header, "quoting": config.quoting is not None}
     problems = [
-        f"data.{key}: given; {task} reads the files and columns of BEIR's layout: leave it out" for key, one in given.items() if one
+        Problem(f"data.{key}", "given", f"{task} reads the files and columns of BEIR's layout", "leave it out")
+        for key, one in given.items()
+        if one
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     limit, prompts = (
         Limit(config.max_expanded_gb, "data.max_expanded_gb"),
         config.prompts if isinstance(config.prompts, Prompts) else Prompts(),
@@ -81,7 +83,9 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
     documents = _texts(_file(folder / CORPUS), limit, prompts.document, titles=True)
     files = {split: _found(folder / QRELS / f"{split}.tsv") for split in SPLITS}
     if files["test"] is None and files["dev"] is None:
-        raise InputError(f"{folder / QRELS}: no test.tsv and no dev.tsv; judgements are needed to measure the results: add one of them")
+        raise InputError(
+            f"{folder / QRELS}", "no test.tsv and no dev.tsv", "judgements are needed to measure the results", "add one of them"
+        )
     judgements = {split: _judgements(file, limit, queries, documents) for split, file in files.items() if file is not None}
     return Collection(folder, queries, documents, judgements)
 
@@ -101,7 +105,9 @@ def read_candidates(read: Collection, split: str, config: DataConfig) -> dict[st
         place = table.place(number)
         _check_ids(query, document, read.queries, read.documents, place)
         if document in found.setdefault(query, {}):
-            raise InputError(f"{place}: document {shown(document)} is a candidate of query {shown(query)} again; remove one of both lines")
+            raise InputError(
+                place, f"document {shown(document)} is a candidate of query {shown(query)} again", remedy="remove one of both lines"
+            )
         found[query][document] = _number(score, place)
     return {query: sorted(scores, key=lambda name: -scores[name]) for query, scores in found.items()}
 
@@ -112,14 +118,14 @@ def _number(score: str, place: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{place}: score {shown(score)} given; a finite number is allowed")
+        raise InputError(place, f"score {shown(score)} given", "a finite number is allowed")
     return value
 
 
 def _check_ids(query: str, document: str, queries: Mapping[str, str], documents: Mapping[str, str], place: str) -> None:
     for name, column, texts, where in ((query, "query-id", queries, QUERIES), (document, "corpus-id", documents, CORPUS)):
         if name not in texts:
-            raise InputError(f"{place}: {column} {shown(name)} is no _id of {where}; correct it or remove the line")
+            raise InputError(place, f"{column} {shown(name)} is no _id of {where}", remedy="correct it or remove the line")
 
 
 def _found(path: Path) -> Path | None:
@@ -130,7 +136,9 @@ def _found(path: Path) -> Path | None:
 def _file(path: Path) -> Path:
     found = _found(path)
     if found is None:
-        raise InputError(f"{path}: no such file, and no {path.name}.gz; a folder in BEIR's layout has {CORPUS}, {QUERIES} and {QRELS}/")
+        raise InputError(
+            f"{path}", f"no such file, and no {path.name}.gz", f"a folder in BEIR's layout has {CORPUS}, {QUERIES} and {QRELS}/"
+        )
     return found
 
 
@@ -142,11 +150,11 @@ def _texts(file: Path, limit: Limit, prefix: str, *, titles: bool) -> dict[str, 
         place = table.place(number)
         key = _id(name, "_id", place)
         if key in texts:
-            raise InputError(f"{place}: _id {shown(key)} occurs again; every text needs an id of its own")
+            raise InputError(place, f"_id {shown(key)} occurs again", "every text needs an id of its own")
         words = [str(row_of((part,), "text", file.parent, place)) for part in parts if part is not None]
         texts[key] = prefix + " ".join(word for word in words if word)
     if not 1 <= len(texts) <= MOST_TEXTS:
-        raise InputError(f"{file}: {len(texts)} texts; 1 to {MOST_TEXTS} are allowed")
+        raise InputError(f"{file}", f"{len(texts)} texts", f"1 to {MOST_TEXTS} are allowed")
     return texts
 
 
@@ -154,7 +162,7 @@ def _id(value: object, column: str, place: str) -> str:
     """Returns an id as text; numbers stand for their digits."""
     if isinstance(value, str | int) and not isinstance(value, bool) and str(value):
         return str(value)
-    raise InputError(f"{place}: {column} {value!a:.60} given; a text or a number is allowed")
+    raise InputError(place, f"{column} {value!a:.60} given", "a text or a number is allowed")
 
 
 def _judgements(file: Path, limit: Limit, queries: Mapping[str, str], documents: Mapping[str, str]) -> dict[tuple[str, str], int]:
@@ -164,10 +172,12 @@ def _judgements(file: Path, limit: Limit, queries: Mapping[str, str], documents:
         place = table.place(number)
         _check_ids(query, document, queries, documents, place)
         if (query, document) in found:
-            raise InputError(f"{place}: query {shown(query)} and document {shown(document)} are judged again; remove one of both lines")
+            raise InputError(
+                place, f"query {shown(query)} and document {shown(document)} are judged again", remedy="remove one of both lines"
+            )
         found[query, document] = _grade(score, place)
     if not any(found.values()):
-        raise InputError(f"{file}: no document is relevant (score 1 or more) to any query; at least one has to be")
+        raise InputError(f"{file}", "no document is relevant (score 1 or more) to any query", "at least one has to be")
     return found
 
 
@@ -178,5 +188,5 @@ def _grade(score: str, place: str) -> int:
     except ValueError:
         grade = LARGEST_GRADE + 1
     if grade > LARGEST_GRADE:
-        raise InputError(f"{place}: score {shown(score)} given; an integer up to {LARGEST_GRADE} is allowed (0 or less: not relevant)")
+        raise InputError(place, f"score {shown(score)} given", f"an integer up to {LARGEST_GRADE} is allowed (0 or less: not relevant)")
     return max(0, grade)

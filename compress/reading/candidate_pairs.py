@@ -57,8 +57,9 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
     final = "test" if "test" in read.judgements else "dev"
     if not found[final]:
         raise InputError(
-            f"{read.folder / CANDIDATES}: no {final}.tsv, and no {final}.tsv.gz; {task} reads there what a first search found: query-id, "
-            "corpus-id, score"
+            f"{read.folder / CANDIDATES}",
+            f"no {final}.tsv, and no {final}.tsv.gz",
+            f"{task} reads there what a first search found: query-id, corpus-id, score",
         )
     evaluation = _asked(read, final, found[final], config.candidates or FIRST, set())
     seen = {row[0] for row in evaluation.rows if isinstance(row, tuple)}
@@ -72,7 +73,7 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
         rest, held_out = _openings(read)
         if not rest or not held_out:
             raise InputError(
-                f"{read.folder}: {len(read.documents)} document(s) of two words and more; more are needed to train and to select on"
+                f"{read.folder}", f"{len(read.documents)} document(s) of two words and more", "more are needed to train and to select on"
             )
         if train is None:
             log(f"data: {read.folder} has no qrels/train.tsv with candidates: training and calibration pair first sentences of documents")
@@ -94,8 +95,9 @@ def _asked(read: Collection, split: str, found: Found, count: int, seen: set[str
     lonely = [query for query in known if not found.get(query)]
     if lonely:
         raise InputError(
-            f"{read.folder / CANDIDATES}: {len(lonely)} of {len(known)} judged queries of {split} have no candidate, the first of them "
-            f"{lonely[0]!a:.60}; add lines to {split}.tsv"
+            f"{read.folder / CANDIDATES}",
+            f"{len(lonely)} of {len(known)} judged queries of {split} have no candidate, the first of them {lonely[0]!a:.60}",
+            remedy=f"add lines to {split}.tsv",
         )
     rows: list[Row] = []
     numbers, grades = [], []

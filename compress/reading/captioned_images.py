@@ -17,7 +17,7 @@ import numpy as np
 
 from compress.reading.prompted_images import MOST_PAIRS
 from compress.reading.sources import Source, read_sources
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import is_unicode, shown
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
@@ -44,21 +44,21 @@ def load_captioned(config: DataConfig, task: Task, log: Log) -> Data:
     """
     known: list[Captions] = []
     splits: dict[str, Split] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, sources in read_sources(config, task, log).items():
         try:
             splits[name] = _images(sources, known)
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     with_test(splits, config.path, log, "images")
     where = f"data.path {config.path}"
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), (), where, log, config.keep_evaluation_rows)
     parts = {name: _captions_of(getattr(data, name), known) for name in ("train", "selection", "evaluation")}
     for name, part in parts.items():
         if sum(map(len, part)) > MOST_PAIRS:
-            raise InputError(f"{where}: {sum(map(len, part))} captions in {name}; at most {MOST_PAIRS} are allowed")
+            raise InputError(where, f"{sum(map(len, part))} captions in {name}", f"at most {MOST_PAIRS} are allowed")
     log(f"data: captions: {', '.join(f'{sum(map(len, part))} in {name}' for name, part in parts.items())}")
     selection, evaluation = (_judged(getattr(data, name), parts[name]) for name in ("selection", "evaluation"))
     return replace(data, train=_pairs(data.train, parts["train"]), selection=selection, evaluation=evaluation)
@@ -72,12 +72,12 @@ def _images(sources: Sequence[Source], known: list[Captions]) -> Split:
         for index, (row, cell) in enumerate(zip(source.rows, source.labels, strict=True)):
             texts, problem = _texts(cell)
             if problem:
-                problems.append(f"{source.place(index)}: {problem}")
+                problems.append(Problem(source.place(index), problem))
             found.setdefault(row, {}).update(dict.fromkeys(texts))
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
-        more = [f"{sources[0].name}: {hidden} more rows like these"] if hidden > 0 else []
-        raise InputError(*problems[:SHOWN_PROBLEMS], *more)
+        more = [Problem(sources[0].name, f"{hidden} more rows like these")] if hidden > 0 else []
+        raise InputError.of(problems[:SHOWN_PROBLEMS] + more)
     numbers = np.arange(len(known), len(known) + len(found))
     known += [tuple(texts) for texts in found.values()]
     return Split(list(found), Numbers(numbers))

@@ -99,7 +99,7 @@ def _folder(folder: Path, kind: FileKind) -> Iterator[LabelledFile]:
         if classes.name.startswith("."):
             continue
         if not classes.is_dir():
-            raise InputError(f"{classes}: not in a class folder; {folder.name}/CLASS/FILE with {kind.named} is allowed")
+            raise InputError(f"{classes}", "not in a class folder", f"{folder.name}/CLASS/FILE with {kind.named} is allowed")
         for file in sorted(classes.iterdir()):
             if file.name.startswith("."):
                 continue
@@ -108,7 +108,7 @@ def _folder(folder: Path, kind: FileKind) -> Iterator[LabelledFile]:
                 _check_size(str(file), file.stat().st_size, kind)
                 yield LabelledFile(str(file), None, classes.name, read_plain(file, kind.most_bytes))
             except OSError as error:
-                raise InputError(f"{file}: cannot be read ({reason(error)}); {kind.named} are allowed") from error
+                raise InputError(f"{file}", f"cannot be read ({reason(error)})", f"{kind.named} are allowed") from error
 
 
 def _members(path: Path, kind: FileKind, limit: Limit) -> Iterator[tuple[tuple[str, ...], bytes]]:
@@ -127,7 +127,7 @@ def _members(path: Path, kind: FileKind, limit: Limit) -> Iterator[tuple[tuple[s
     except InputError:
         raise
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:  # the last two: numbers in a header
-        raise InputError(f"{path}: not a complete tar archive ({reason(error)}); a .tar, .tar.gz or .tgz file is allowed") from error
+        raise InputError(f"{path}", f"not a complete tar archive ({reason(error)})", "a .tar, .tar.gz or .tgz file is allowed") from error
 
 
 def _open(path: Path, limit: Limit) -> BinaryIO:
@@ -145,20 +145,20 @@ def _check_end(stream: BinaryIO, offset: int) -> None:
 
 def _check_member(where: str, member: tarfile.TarInfo, parts: tuple[str, ...], kind: FileKind) -> None:
     if not member.isfile():
-        raise InputError(f"{where}: a link or device; plain files are allowed")
+        raise InputError(where, "a link or device", "plain files are allowed")
     if ".." in parts or parts[0] == "/":
-        raise InputError(f"{where}: path outside the archive; SPLIT/CLASS/FILE is allowed")
+        raise InputError(where, "path outside the archive", "SPLIT/CLASS/FILE is allowed")
     _check_name(where, parts[-1], kind)
     if len(parts) < 2:
-        raise InputError(f"{where}: not in a class folder; CLASS/FILE or SPLIT/CLASS/FILE is allowed")
+        raise InputError(where, "not in a class folder", "CLASS/FILE or SPLIT/CLASS/FILE is allowed")
     _check_size(where, member.size, kind)
 
 
 def _check_name(where: str, name: str, kind: FileKind) -> None:
     if not name.lower().endswith(kind.endings):
-        raise InputError(f"{where}: not the name of {kind.an}; {kind.named} are allowed")
+        raise InputError(where, f"not the name of {kind.an}", f"{kind.named} are allowed")
 
 
 def _check_size(where: str, size: int, kind: FileKind) -> None:
     if size > kind.most_bytes:
-        raise InputError(f"{where}: {size} bytes; {kind.one}s of at most {kind.most_bytes} bytes are allowed")
+        raise InputError(where, f"{size} bytes", f"{kind.one}s of at most {kind.most_bytes} bytes are allowed")

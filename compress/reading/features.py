@@ -56,7 +56,7 @@ def names_in(feature: object, where: str) -> tuple[str, ...]:
     if names is None:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
-        raise InputError(f"{where}: names its classes {shown(names, 80)}; different texts are allowed: write the file again")
+        raise InputError(where, f"names its classes {shown(names, 80)}", "different texts are allowed", "write the file again")
     return tuple(names)
 
 
@@ -68,7 +68,7 @@ def _in_schema(table: Table) -> tuple[str, Mapping[str, object]] | None:
         try:
             text = (parquet_file(stream).schema_arrow.metadata or {}).get(SCHEMA_ENTRY)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+            raise InputError(f"{table.path}", f"not a readable parquet file ({reason(error)})", remedy="write it again") from error
     if text is None:
         return None
     where = f"{table.path}: {SCHEMA_ENTRY.decode()} in its schema"

@@ -75,7 +75,9 @@ def load_judged(config: DataConfig, task: Task, log: Callable[[str], None], mode
             rows, selection = _documents(rest.rows), _inverse_cloze([str(row) for row in chosen.rows])
             log(f"data: {len(chosen)} documents are held out for selection; the first sentence of each is its query")
     if not len(rows) or not len(selection):
-        raise InputError(f"{found.folder}: {len(found.documents)} document(s) give no train rows and selection rows; add documents")
+        raise InputError(
+            f"{found.folder}", f"{len(found.documents)} document(s) give no train rows and selection rows", remedy="add documents"
+        )
     log(f"data: {len(rows)} train, {len(selection)} selection, {len(evaluation)} evaluation texts, of which {_in_words(evaluation)}")
     return Data(rows, selection, evaluation, SCORE)
 
@@ -141,13 +143,14 @@ def _negatives(found: Collection, train: Judgements, config: DataConfig) -> dict
     """
     if config.negatives is None:
         return {}
-    given = f"data.negatives: {config.negatives} given"
+    key, given = "data.negatives", f"{config.negatives} given"
     if not train:
-        raise InputError(f"{given}; {found.folder} has no queries to train on: add qrels/train.tsv, or leave it out")
+        raise InputError(key, given, f"{found.folder} has no queries to train on", "add qrels/train.tsv, or leave it out")
     known = read_candidates(found, "train", config)
     if not known:
         file = found.folder / CANDIDATES / "train.tsv"
-        raise InputError(f"{given}; {file} says which documents a first search found: add it (query-id, corpus-id, score), or leave it out")
+        remedy = "add it (query-id, corpus-id, score), or leave it out"
+        raise InputError(key, given, f"{file} says which documents a first search found", remedy)
     relevant: dict[str, list[str]] = {}
     for (query, document), grade in train.items():
         if grade > 0:
@@ -170,7 +173,9 @@ def _pairs(found: Collection, train: Judgements, negatives: Mapping[tuple[str, s
             groups.append((found.queries[query], found.documents[document], *wrong))
     rows: list[Row] = [text for group in text_groups.filled(groups) for text in group]
     if len(rows) > text_groups.MOST_TEXTS:
-        raise InputError(f"{found.folder}: {len(groups)} train pairs, {len(rows)} texts; at most {text_groups.MOST_TEXTS} are allowed")
+        raise InputError(
+            f"{found.folder}", f"{len(groups)} train pairs, {len(rows)} texts", f"at most {text_groups.MOST_TEXTS} are allowed"
+        )
     if negatives and groups:
         most = max(map(len, groups))
         fewer = sum(len(group) < most for group in groups)

@@ -65,15 +65,16 @@ def are_vectors(sources: Sequence[Labelled], count: int | None, given: bool | No
     found = [_verdict(source, count) for source in sources]
     if "vectors" in found and "lists" in found:
         one, other = (sources[found.index(verdict)] for verdict in ("vectors", "lists"))
-        both = f"{other.place(0)}: labels {shown(other.labels[0], 40)} are a list of labels, {one.place(0)} has a vector of 0 and 1"
-        raise InputError(f"{both}; give one of both everywhere, or set {KEY}")
+        both = f"labels {shown(other.labels[0], 40)} are a list of labels, {one.place(0)} has a vector of 0 and 1"
+        raise InputError(other.place(0), both, remedy=f"give one of both everywhere, or set {KEY}")
     if "either" not in found or "vectors" in found or "lists" in found:
         return "vectors" in found
     source = sources[found.index("either")]
     row = next(row for row in range(len(source.labels)) if len(_split(source.labels[row], source, row)))
     raise InputError(
-        f"{source.place(row)}: labels {shown(source.labels[row], 40)} are two labels, or a vector with 0 or 1 for each of two labels; "
-        f"set {KEY}: true for vectors, false for lists of labels"
+        source.place(row),
+        f"labels {shown(source.labels[row], 40)} are two labels, or a vector with 0 or 1 for each of two labels",
+        remedy=f"set {KEY}: true for vectors, false for lists of labels",
     )
 
 
@@ -105,7 +106,7 @@ def _check_lists(cells: Sequence[Sequence[object]], source: Labelled) -> None:
             continue
         what = f"{soft!r} is no label" if soft is not None else "a number is given twice"
         allowed = f"a list of labels, or a vector with 0 or 1 for each label, is allowed ({KEY} says which)"
-        raise InputError(f"{source.place(row)}: labels {shown(source.labels[row], 40)}: {what}; {allowed}")
+        raise InputError(source.place(row), f"labels {shown(source.labels[row], 40)}: {what}", allowed)
 
 
 def _check_vectors(cells: Sequence[Sequence[object]], source: Labelled, count: int, why: str) -> None:
@@ -113,7 +114,7 @@ def _check_vectors(cells: Sequence[Sequence[object]], source: Labelled, count: i
         if len(cell) != count or any(_bit(member) is None for member in cell):
             has = f"{len(cell)} numbers{why}" if len(cell) != count else "others than 0 and 1"
             needed = f"a vector with 0 or 1 for each of {count} labels is needed, or {KEY}: false for lists of labels"
-            raise InputError(f"{source.place(row)}: labels {shown(source.labels[row], 40)} have {has}; {needed}")
+            raise InputError(source.place(row), f"labels {shown(source.labels[row], 40)} have {has}", needed)
 
 
 def _bit(member: object) -> int | None:
@@ -187,7 +188,7 @@ def _split(cell: object, source: Labelled, row: int) -> list[object]:
         return _of_text(cell.strip())
     if isinstance(cell, int) and not isinstance(cell, bool):  # a column in which every row happens to have one label
         return [cell]
-    raise InputError(f"{source.place(row)}: labels {shown(cell, 40)}; a list of labels, or a text with commas between them, is allowed")
+    raise InputError(source.place(row), f"labels {shown(cell, 40)}", "a list of labels, or a text with commas between them, is allowed")
 
 
 def _of_text(text: str) -> list[object]:

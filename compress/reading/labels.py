@@ -21,12 +21,13 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from compress.reading.same_name import NONE, SameName, by_place, listed, merged, order_of
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.shown import shown
 from foundation.labels.tasks import tasks_with
 
@@ -84,7 +85,7 @@ def drop_unlabelled(sources: dict[str, list[S]], log: Callable[[str], None]) -> 
     unlabelled = [name for name, found in sources.items() if is_unlabelled(found)]
     for name in unlabelled:
         if name == "train":
-            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
+            raise InputError(f"{sources[name][0].name}", "all labels are -1, so train is unlabelled", "labelled train rows are needed")
         log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
     return unlabelled
@@ -111,12 +112,12 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     rows = sum(len(source.labels) for source in sources)
     if len(found) < 2:
         raise InputError(
-            f"{sources[0].place(0)}: all {rows} train rows have the label {shown(found.pop())}; two or more classes are needed"
+            sources[0].place(0), f"all {rows} train rows have the label {shown(found.pop())}", "two or more classes are needed"
         )
     if len(found) > 20 and 2 * len(found) > rows:
         values = tasks_with(lambda row: row.regression)
         advice = f"set data.columns.label to the column of the class labels (to predict numbers, set task: {values})"
-        raise InputError(f"{sources[0].place(0)}: {len(found)} different labels in {rows} train rows; {advice}")
+        raise InputError(sources[0].place(0), f"{len(found)} different labels in {rows} train rows", remedy=advice)
     whole = all(_is_whole(name) for name in found)
     generic = all(re.fullmatch(r"LABEL_\d{1,9}", name) for name in found)  # of a model without names: LABEL_2 comes before LABEL_10
     number = int if whole else (lambda name: int(name.removeprefix("LABEL_"))) if generic else (lambda name: 0)
@@ -153,11 +154,11 @@ def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, 
     if (found < 0).any():
         allowed = listed(names)
 
-        def problem(source: Labelled, label: object) -> str:
+        def problem(source: Labelled, label: object) -> tuple[str, str]:
             given = text_of(label)
             if _unfit(given):
                 return _place_unfit(label)
-            return f"label {shown(given)}; allowed by {origin}: {allowed}{nearest(given, names)}"
+            return f"label {shown(given)}", f"allowed by {origin}: {allowed}{nearest(given, names)}"
 
         _raise(sources, found < 0, problem)
     return found
@@ -170,7 +171,7 @@ def values(sources: Sequence[Labelled]) -> np.ndarray:
         InputError: A label is not a finite number; the message lists the first few with file and line.
     """
     found = np.array([_number(label) for source in sources for label in source.labels], dtype=np.float64)
-    _raise(sources, ~np.isfinite(found), lambda source, label: f"label {shown(label)}; a finite number is allowed")
+    _raise(sources, ~np.isfinite(found), lambda source, label: (f"label {shown(label)}", "a finite number is allowed"))
     return found.astype(np.float32)
 
 
@@ -216,8 +217,9 @@ def _unfit(text: str) -> bool:
     return not text.isprintable() and any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
 
 
-def _place_unfit(label: object) -> str:
-    return f"no label ({shown(label, 40)}); a name of at most {LONGEST_LABEL} characters or a finite number is allowed"
+def _place_unfit(label: object) -> tuple[str, str]:
+    """Returns what a label that names no class is, and what is allowed."""
+    return f"no label ({shown(label, 40)})", f"a name of at most {LONGEST_LABEL} characters or a finite number is allowed"
 
 
 def _is_minus_one(label: object) -> bool:
@@ -230,17 +232,18 @@ def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
 
 
-def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, object], str]) -> None:
+def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, object], tuple[str, str]]) -> None:
     """Raises if any row is wrong, and names the first few: a suggestion for each of a million labels would take hours."""
     rows = np.flatnonzero(wrong)
     if not len(rows):
         return
     ends = np.cumsum([len(source.labels) for source in sources])
-    lines = []
+    problems = []
     for row in rows[:SHOWN_PROBLEMS].tolist():
         number = int(np.searchsorted(ends, row, side="right"))
         source, index = sources[number], row - (int(ends[number - 1]) if number else 0)
-        lines.append(f"{source.place(index)}: {problem(source, source.labels[index])}")
+        problems.append(Problem(source.place(index), *problem(source, source.labels[index])))
     if len(rows) > SHOWN_PROBLEMS:
-        lines[-1] += f" (and {len(rows) - SHOWN_PROBLEMS} more rows like these)"
-    raise InputError(*lines)
+        last = problems.pop()
+        problems.append(replace(last, allowed=f"{last.allowed} (and {len(rows) - SHOWN_PROBLEMS} more rows like these)"))
+    raise InputError.of(problems)

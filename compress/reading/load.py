@@ -28,7 +28,7 @@ from compress.reading.text_blocks import load_blocks
 from compress.reading.text_pairs import load_pairs
 from compress.reading.transcripts import load_transcripts
 from compress.reading.windowed import in_windows
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.data.config import DataConfig, Prompts
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels.classes import ClassIds
@@ -67,7 +67,7 @@ def load_data(
     facts = TASKS[task]
     if facts.generates:
         if tokenizer is None:
-            raise InputError(NO_TOKENIZER)
+            raise InputError.of([NO_TOKENIZER])
         return (load_pairs if facts.encoder_decoder else load_blocks)(config, task, tokenizer, log)
     _check_prompts(config, task)
     _check_keys(config, task)
@@ -134,12 +134,14 @@ def _check_keys(config: DataConfig, task: Task) -> None:
         "windows": lambda row: row.reads_windows,
     }
     if config.keep_evaluation_rows and facts.searches:
-        raise InputError(f"data.keep_evaluation_rows: true given for {task}, whose evaluation queries are never trained on: leave it out")
+        raise InputError(
+            "data.keep_evaluation_rows", f"true given for {task}, whose evaluation queries are never trained on", remedy="leave it out"
+        )
     for key, reads in readers.items():
         given = getattr(config, key)
         if given is not None and not reads(facts):
             value = f"{str(given).lower()} " if isinstance(given, int) else ""
-            raise InputError(f"data.{key}: {value}given for {task}; it is for {tasks_with(reads)}: leave it out")
+            raise InputError(f"data.{key}", f"{value}given for {task}", f"it is for {tasks_with(reads)}", "leave it out")
 
 
 def _check_prompts(config: DataConfig, task: Task) -> None:
@@ -151,20 +153,20 @@ def _check_prompts(config: DataConfig, task: Task) -> None:
         return
     if not searches and not told:
         tasks = tasks_with(lambda row: row.searches or (row.two_towers and row.named_classes))
-        raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
+        raise InputError("data.prompts", f"given for {task}", f"they are for {tasks}", "leave it out")
     if searches != isinstance(given, Prompts):
         allowed = "a map with query and document" if searches else "a list of texts with {}, where the name of a class goes,"
-        raise InputError(f"data.prompts: {'a list' if searches else 'a map'} given for {task}; {allowed} is allowed")
+        raise InputError("data.prompts", f"{('a list' if searches else 'a map')} given for {task}", f"{allowed} is allowed")
 
 
 def _label(sources: dict[str, list[Source]], convert: Callable[[list[Source]], Labels]) -> dict[str, Split]:
     splits: dict[str, Split] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for split, found in sources.items():
         try:
             splits[split] = Split([row for source in found for row in source.rows], convert(found))
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return splits

@@ -40,10 +40,12 @@ def with_prompts(data: Data, templates: Sequence[str], where: str, log: Callable
     told: dict[str, str] = {}
     for name, of_class in zip(data.labels, texts, strict=True):
         if told.setdefault(of_class[0], name) != name:
-            raise InputError(f"{where}: the classes {told[of_class[0]]} and {name} have the same text, {of_class[0]!r}; rename one of them")
+            raise InputError(
+                where, f"the classes {told[of_class[0]]} and {name} have the same text, {of_class[0]!r}", remedy="rename one of them"
+            )
     for split in (data.train, data.selection, data.evaluation):
         if len(split) > MOST_PAIRS:
-            raise InputError(f"{where}: {len(split)} images in a split; at most {MOST_PAIRS} are allowed")
+            raise InputError(where, f"{len(split)} images in a split", f"at most {MOST_PAIRS} are allowed")
     log(f"data: {len(texts)} classes are told by {len(templates)} text(s) each, such as {texts[0][0]!r}")
     selection, evaluation = (_judged(split, texts) for split in (data.selection, data.evaluation))
     return replace(data, train=_pairs(data.train, texts), selection=selection, evaluation=evaluation)

@@ -58,7 +58,7 @@ def load_questions(config: DataConfig, task: Task, tokenizer: str | TrainTokeniz
         InputError: The files cannot be read, or a question leaves too few tokens for its context.
     """
     if tokenizer is None:
-        raise InputError(NO_TOKENIZER)
+        raise InputError.of([NO_TOKENIZER])
     sources = read_sources(config, task, log)
     texts = [text for source in sources["train"] for row in source.rows if isinstance(row, tuple) for text in row]
     trained = train_bpe(texts, tokenizer.vocab_size, pads=True) if isinstance(tokenizer, TrainTokenizer) else None
@@ -110,7 +110,7 @@ def _windows(name: str, split: Split, golds: Sequence[tuple[Gold, ...]], places:
         try:
             made = windows(pair, tokens, reader.max_length, reader.stride)
         except ValueError as error:
-            raise InputError(f"{places[known[number]]}: {error}") from error
+            raise InputError(f"{places[known[number]]}", f"{error}") from error
         rows += made
         numbers += [number] * len(made)
         spans += [span_in(window, tokens, golds[known[number]]) for window in made]

@@ -70,8 +70,9 @@ def order_of(own: tuple[str, ...], names: tuple[str, ...], where: str, origin: s
     if len(own) == len(names) and all(index in (NONE, place) for place, index in enumerate(found)):
         return list(range(len(names)))
     raise InputError(
-        f"{where}: the column numbers {len(own)} classes ({listed(own)}), {origin} has {len(names)} ({listed(names)}); "
-        "rename them, or give model.head: new"
+        where,
+        f"the column numbers {len(own)} classes ({listed(own)}), {origin} has {len(names)} ({listed(names)})",
+        remedy="rename them, or give model.head: new",
     )
 
 

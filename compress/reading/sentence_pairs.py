@@ -26,7 +26,7 @@ import numpy as np
 
 from compress.reading import labels
 from compress.reading.sources import Source, read_sources
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
 from foundation.labels import text_groups, vectors
@@ -81,7 +81,7 @@ def load_texts(config: DataConfig, task: Task, log: Callable[[str], None]) -> Da
         with_test(splits, config.path, log)
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), SCORE, where, log, config.keep_evaluation_rows)
     if train != judged and bool(np.isin(data.selection.labels.array, read.splits["train"].labels.array).any()):
-        raise InputError(_needs_both(where, train, judged))
+        raise _needs_both(where, train, judged)
     low, high = _scale(data.train, read, where) if train == "pairs with scores" else (0.0, 1.0)
     log(f"data: each text is a row of its own; {_told(train, low, high, read.groups(data.train, config.negatives))}")
     return replace(
@@ -117,13 +117,13 @@ def _margins(found: Sequence[Source]) -> list[tuple[float, ...]]:
     for source in found:
         if bool(source.margins) != bool(found[0].margins):
             names = (source, found[0]) if source.margins else (found[0], source)
-            raise InputError(f"{names[0].name}: margins, and {names[1].name} has none; all files of a split need the same columns")
+            raise InputError(f"{names[0].name}", f"margins, and {names[1].name} has none", "all files of a split need the same columns")
     return [margins for source in found for margins in source.margins or [()] * len(source.rows)]
 
 
 def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
     """Numbers all rows, and takes their scores and negatives out of the files."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     splits: dict[str, Split] = {}
     kinds: dict[str, Kind] = {}
     scores: list[np.ndarray] = []
@@ -143,7 +143,7 @@ def _read(sources: Mapping[str, Sequence[Source]]) -> _Read:
             problems += error.problems
         negatives += [texts for source in found for texts in source.negatives or [()] * len(source.rows)]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return _Read(splits, kinds, np.concatenate(scores), negatives, margins)
 
 
@@ -152,7 +152,7 @@ def _kind_of(found: Sequence[Source]) -> Kind:
     kinds: list[Kind] = ["pairs with scores" if one.scored else "triplets" if one.negatives else "pairs without scores" for one in found]
     for source, kind in zip(found, kinds, strict=True):
         if kind != kinds[0]:
-            raise InputError(f"{source.name}: {kind}, and {found[0].name} has {kinds[0]}; all files of a split need the same columns")
+            raise InputError(f"{source.name}", f"{kind}, and {found[0].name} has {kinds[0]}", "all files of a split need the same columns")
     return kinds[0]
 
 
@@ -166,7 +166,7 @@ def _check_triplets(found: Sequence[Source]) -> None:
     ]
     if both:
         more = f" (and {len(both) - 1} more rows like this)" if len(both) > 1 else ""
-        raise InputError(f"{both[0]}: positive and negative are the same text; remove the row{more}")
+        raise InputError(f"{both[0]}", "positive and negative are the same text", remedy=f"remove the row{more}")
 
 
 def _check_judged(sources: Mapping[str, Sequence[Source]], kinds: Mapping[str, Kind], judged: Kind) -> None:
@@ -174,19 +174,19 @@ def _check_judged(sources: Mapping[str, Sequence[Source]], kinds: Mapping[str, K
     for name in ("test", "validation"):
         if name in kinds and kinds[name] != judged:
             instead = "" if kinds[name] == "pairs without scores" else f", or model.task to {_task_of(kinds[name])}"
-            given = f"{sources[name][0].name}: {kinds[name]} given to judge models by; {judged} are needed"
-            raise InputError(f"{given}: set {_columns(judged)} of this file{instead}")
+            given, remedy = f"{kinds[name]} given to judge models by", f"set {_columns(judged)} of this file{instead}"
+            raise InputError(sources[name][0].name, given, f"{judged} are needed", remedy)
     if kinds["train"] != judged and not {"test", "validation"} <= kinds.keys():
-        raise InputError(_needs_both(sources["train"][0].name, kinds["train"], judged))
+        raise _needs_both(sources["train"][0].name, kinds["train"], judged)
 
 
 def _columns(kind: Kind) -> str:
     return "data.columns.negative" if kind == "triplets" else "data.columns.label"
 
 
-def _needs_both(where: str, train: Kind, judged: Kind) -> str:
-    advice = f"name both in data.files, with {_columns(judged)}"
-    return f"{where}: {train} to train on, which judge no model; test and validation splits of {judged} are needed: {advice}"
+def _needs_both(where: str, train: Kind, judged: Kind) -> InputError:
+    remedy = f"name both in data.files, with {_columns(judged)}"
+    return InputError(where, f"{train} to train on, which judge no model", f"test and validation splits of {judged} are needed", remedy)
 
 
 def _scale(train: Split, read: _Read, where: str) -> tuple[float, float]:
@@ -194,7 +194,7 @@ def _scale(train: Split, read: _Read, where: str) -> tuple[float, float]:
     found = read.scores[train.labels.array.astype(np.int64)]
     low, high = float(found.min()), float(found.max())
     if low == high:
-        raise InputError(f"{where}: all train pairs have the score {low:g}; scores that differ are needed: set data.columns.label")
+        raise InputError(where, f"all train pairs have the score {low:g}", "scores that differ are needed", "set data.columns.label")
     return low, high
 
 
@@ -206,7 +206,7 @@ def _judged(split: Split, kind: Kind, read: _Read, low: float, high: float, wher
 def _scored(split: Split, read: _Read, low: float, high: float, where: str) -> Split:
     """Returns a split of pairs with scores, with a row for each text."""
     if len(split) > vectors.MOST_PAIRS:
-        raise InputError(f"{where}: {len(split)} pairs in a split; at most {vectors.MOST_PAIRS} are allowed")
+        raise InputError(where, f"{len(split)} pairs in a split", f"at most {vectors.MOST_PAIRS} are allowed")
     scores = (read.scores[split.labels.array.astype(np.int64)].astype(np.float64) - low) / (high - low)
     return Split([text for pair in read.groups(split) for text in pair], vectors.labels_of(scores))
 
@@ -220,5 +220,5 @@ def _grouped(train: Split, read: _Read, config: DataConfig, where: str) -> Split
 def _rows_of(groups: Sequence[tuple[str, ...]], margins: Sequence[tuple[float, ...]], where: str) -> Split:
     rows: list[Row] = [text for group in text_groups.filled(groups) for text in group]
     if len(rows) > text_groups.MOST_TEXTS:
-        raise InputError(f"{where}: {len(rows)} texts in a split; at most {text_groups.MOST_TEXTS} are allowed")
+        raise InputError(where, f"{len(rows)} texts in a split", f"at most {text_groups.MOST_TEXTS} are allowed")
     return Split(rows, text_groups.labels_of(groups, margins))

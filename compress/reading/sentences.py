@@ -62,7 +62,7 @@ def _sentences(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
             document += fields[:1] == [_DOCUMENT]
             continue
         if len(fields) < 2:
-            raise InputError(f"{table.place(number)}: {shown(line, 40)} has no tag; a word, and its tag last, are allowed")
+            raise InputError(table.place(number), f"{shown(line, 40)} has no tag", "a word, and its tag last, are allowed")
         start = start if words else number
         words.append(fields[0])
         tags.append(fields[-1])
@@ -85,12 +85,12 @@ def sentence_of(words: Any, tags: Any, names: tuple[str, ...], place: str) -> tu
     lists = [value.tolist() if isinstance(value, np.ndarray) else value for value in (words, tags)]
     if not all(isinstance(value, list | tuple) for value in lists) or len(lists[0]) != len(lists[1]):
         given = " and ".join(f"{len(v)} entries" if isinstance(v, list | tuple) else shown(v, 40) for v in lists)
-        raise InputError(f"{place}: {given} given as words and tags; two lists of the same length are allowed")
+        raise InputError(place, f"{given} given as words and tags", "two lists of the same length are allowed")
     named = [_name(tag, names, place) for tag in lists[1]]
     parts, starts = [], [0]
     for word in lists[0]:
         if not isinstance(word, str) or not _is_unicode(word):
-            raise InputError(f"{place}: {word!a:.60} given as word; valid Unicode text is allowed")
+            raise InputError(place, f"{word!a:.60} given as word", "valid Unicode text is allowed")
         parts += [part for part in re.split(r"[ \t\r\n]+", word) if part]
         starts.append(len(parts))
     spans = [(starts[first], starts[behind], kind) for first, behind, kind in spans_of(named) if starts[first] < starts[behind]]
@@ -103,7 +103,7 @@ def _name(tag: object, names: tuple[str, ...], place: str) -> str:
     if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):
         return names[tag]
     allowed = f"a name such as B-PER, or a number below {len(names)}," if names else "a name such as B-PER"
-    raise InputError(f"{place}: tag {shown(tag, 40)}; {allowed} is allowed")
+    raise InputError(place, f"tag {shown(tag, 40)}", f"{allowed} is allowed")
 
 
 def _is_unicode(text: str) -> bool:

@@ -22,7 +22,7 @@ from compress.reading.class_folders import ARCHIVES, KINDS, FileKind, LabelledFi
 from compress.reading.features import label_names_of, names_in
 from compress.reading.sentences import ENDINGS, is_conll, read_conll, sentence_of
 from compress.reading.squad import is_json, question_of, read_squad
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.files import local, read_plain
 from foundation.core.shown import is_unicode, reason, shown
 from foundation.data import tables
@@ -100,7 +100,7 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
     if config.files is not None or not _HUB_ID.fullmatch(config.path) or tables.suffix(where) in tables.TABLES:
         siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
         allowed = f"a file, a folder, a Hub id (owner/name) or {DIGITS} is allowed"
-        raise InputError(f"data.path: {config.path}: no such file or folder; {allowed}{nearest(where.name, siblings)}")
+        raise InputError("data.path", f"{config.path}: no such file or folder", f"{allowed}{nearest(where.name, siblings)}")
     check_table_keys(config)
     return _read_hub(config, task, log)
 
@@ -113,7 +113,7 @@ def _read_digits(task: Task) -> Sources:
 def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
     if config.files is not None:
         if not where.is_dir():
-            raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files give a folder")
+            raise InputError("data.path", f"{where}: a file, and data.files is given too", "with data.files give a folder")
         named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
         found = {
             name: [(local(where / local(entry.file, f"data.files.{name}"), f"data.files.{name}"), entry) for entry in entries]
@@ -143,13 +143,15 @@ def _check_no_arrow(folder: Path) -> None:
         what = "a map of data sets" if splits else "a data set"
         how = "for name, split in d.items(): split.to_parquet(f'{name}.parquet')" if splits else "d.to_parquet('train.parquet')"
         raise InputError(
-            f"data.path: {folder}: {what} in Arrow files, as save_to_disk of the datasets library writes them; parquet is allowed: load it "
-            f"there (d = load_from_disk('{folder}')) and write each split ({how}) into a folder of its own"
+            "data.path",
+            f"{folder}: {what} in Arrow files, as save_to_disk of the datasets library writes them",
+            "parquet is allowed",
+            f"load it there (d = load_from_disk('{folder}')) and write each split ({how}) into a folder of its own",
         )
 
 
 def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:
-    problems: list[str] = []
+    problems: list[Problem] = []
     sources: Sources = {}
     for split, files in found.items():
         for path, entry in files:
@@ -158,7 +160,7 @@ def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: Da
             except InputError as error:
                 problems += error.problems
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return sources
 
 
@@ -188,7 +190,11 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     if not found and not facts.needs_labels and len(alone) == 1:  # its last part becomes the test split
         return {"train": alone}
     problems = [
-        f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
+        Problem(
+            f"{folder}",
+            f"{', '.join(path.name for path in paths)} all look like the {split} split",
+            remedy="name the ones to read in data.files",
+        )
         for split, paths in found.items()
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
@@ -196,9 +202,15 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         allowed = " ".join((*endings, *ARCHIVES) if facts.modality in KINDS else dict.fromkeys(endings))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
         folders = ", or a folder train/CLASS/FILE" if facts.modality in KINDS else ""
-        problems.append(f"{folder}: no train split, only {names}; train.* ({allowed}, also .gz){folders} is allowed, or give data.files")
+        problems.append(
+            Problem(
+                f"{folder}",
+                f"no train split, only {names}",
+                remedy=f"train.* ({allowed}, also .gz){folders} is allowed, or give data.files",
+            )
+        )
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return found
 
 
@@ -210,7 +222,7 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _read_rows(str(path), read_aligned(aligned, _limit(config)), task, path.parent, "line")
     if not path.exists():
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
+        raise InputError(f"data.files.{split}", f"{path}: no such file{nearest(path.name, siblings)}")
     if path.is_dir() or is_archive(path):
         return _one_split(_read_files(path, config, task), path, split)
     if not facts.needs_labels and tables.suffix(path) == ".txt":
@@ -241,12 +253,12 @@ def check_table_keys(config: DataConfig, files: Iterable[Path] = ()) -> None:
     endings = {tables.suffix(path) for path in files}
     given = (("header: false", not config.header, HEADED), (f"quoting: {config.quoting}", config.quoting is not None, QUOTED))
     problems = [
-        f"data.{key} given, but {config.path} has no {' and no '.join(read)} file; leave it out"
+        Problem(f"data.{key}", f"given, but {config.path} has no {' and no '.join(read)} file", remedy="leave it out")
         for key, set_, read in given
         if set_ and not endings & set(read)
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
 
 
 def scored_or_not(given: Columns, task: Task, split: str, available: Callable[[], Sequence[str]]) -> dict[str, Column]:
@@ -273,8 +285,8 @@ def _without_margins(named: Mapping[str, Column], split: str) -> dict[str, Colum
     if split != "train":
         return {key: column for key, column in named.items() if key not in margins}
     if margins and "negative" not in named:
-        given = f"data.columns.margin: {named[margins[0]]!r} given without data.columns.negative"
-        raise InputError(f"{given}; a margin belongs to a negative: give both, or leave it out")
+        given = f"{named[margins[0]]!r} given without data.columns.negative"
+        raise InputError("data.columns.margin", given, "a margin belongs to a negative", "give both, or leave it out")
     return dict(named)
 
 
@@ -288,7 +300,9 @@ def _one_split(found: Sources, path: Path, split: str) -> Source:
         return next(iter(found.values()))[0]
     if split not in found:
         raise InputError(
-            f"data.files.{split}: {path}: has {', '.join(found)} but no {split}; give an archive with one split, or with {split}"
+            f"data.files.{split}",
+            f"{path}: has {', '.join(found)} but no {split}",
+            remedy=f"give an archive with one split, or with {split}",
         )
     return found[split][0]
 
@@ -304,11 +318,11 @@ def _by_split(found: Iterable[LabelledFile], name: str, kind: FileKind) -> Sourc
     for file in found:
         split = SPLITS.get(file.split or "train")
         if split is None:
-            raise InputError(f"{file.place}: {file.split!r} is not a split; allowed above the class folders: {', '.join(SPLITS)}")
+            raise InputError(f"{file.place}", f"{file.split!r} is not a split", f"allowed above the class folders: {', '.join(SPLITS)}")
         _check_file(file.data, kind, file.place)
         sources.setdefault(split, [Source(name)])[0].add(file.data, file.label, file.place)
     if not sources:
-        raise InputError(f"{name}: contains no {kind.one}s; SPLIT/CLASS/FILE with {kind.named} is allowed")
+        raise InputError(name, f"contains no {kind.one}s", f"SPLIT/CLASS/FILE with {kind.named} is allowed")
     return sources
 
 
@@ -318,7 +332,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
     columns = list(named.values())
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
-        raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
+        raise InputError("data.columns", f"{positions[0]} given", "Hub data sets have named columns", "give names")
     unnamed = [str(named["label"])] if facts.needs_pairs and "label" in named and config.columns.label is None else []
     elsewhere = _without_margins(named, "test")
     margins = [str(column) for key, column in _without_margins(named, "train").items() if key not in elsewhere]
@@ -331,7 +345,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
         if facts.needs_pairs:
             absent = [column for column in margins if column not in features and SPLITS[name] == "train"]
             if absent:
-                raise InputError(tables.missing_column(f"data.path {config.path} split {name}", absent[0], features))
+                raise InputError.of([tables.missing_column(f"data.path {config.path} split {name}", absent[0], features)])
             read = {key: column for key, column in named.items() if column in features}
             pairs = _read_texts(f"{config.path} split {name}", enumerate(rows, 1), read, "row")
             sources.setdefault(SPLITS[name], []).append(pairs)
@@ -341,7 +355,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
         source = _read_rows(where, enumerate(rows, 1), task, Path(), "row", names)
         sources.setdefault(SPLITS[name], []).append(source)
     if "train" not in sources:
-        raise InputError(f"data.path: {config.path}: no train split; it has {', '.join(found)}")
+        raise InputError("data.path", f"{config.path}: no train split", f"it has {', '.join(found)}")
     return sources
 
 
@@ -364,7 +378,7 @@ def _read_rows(
         row = row_of(contents, facts.modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)
     if not source.rows:
-        raise InputError(f"{name}: no rows; at least one is needed")
+        raise InputError(name, "no rows", "at least one is needed")
     return source
 
 
@@ -381,7 +395,7 @@ def _read_texts(name: str, cells: Iterator[tuple[int, Cells]], columns: Mapping[
             if margins:
                 source.margins.append(_margins(margins, texts, place))
     if not source.rows:
-        raise InputError(f"{name}: no rows; at least one is needed")
+        raise InputError(name, "no rows", "at least one is needed")
     return source
 
 
@@ -394,7 +408,7 @@ def _listed(cells: Sequence[object], place: str) -> list[object]:
         elif len(cells) == 1 or cell not in (None, ""):
             found.append(cell)
     if not found:
-        raise InputError(f"{place}: no negative given; at least one text is needed: add one, or remove the row")
+        raise InputError(place, "no negative given", "at least one text is needed", "add one, or remove the row")
     return found
 
 
@@ -402,12 +416,12 @@ def _margins(cells: Sequence[object], texts: Sequence[Row], place: str) -> tuple
     """Returns the margins of the negatives of a row; equal texts take the margin of the first one."""
     given = [one for cell in cells for one in (cell if isinstance(cell, list) else [cell]) if len(cells) == 1 or one not in (None, "")]
     if len(given) != len(texts):
-        raise InputError(f"{place}: {len(given)} margin(s) given for {len(texts)} negative(s); one for each negative is needed")
+        raise InputError(place, f"{len(given)} margin(s) given for {len(texts)} negative(s)", "one for each negative is needed")
     found: dict[Row, float] = {}
     for text, value in zip(texts, given, strict=True):
         number = math.nan if isinstance(value, bool) else _number(value)
         if not math.isfinite(number):
-            raise InputError(f"{place}: margin {value!a:.60} given; a finite number is allowed")
+            raise InputError(place, f"margin {value!a:.60} given", "a finite number is allowed")
         found.setdefault(text, number)
     return tuple(found.values())
 
@@ -435,7 +449,7 @@ def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
         return _file(contents[0], KINDS[modality], folder, place)
     for text in contents:
         if not isinstance(text, str) or not (text.isascii() or is_unicode(text)):
-            raise InputError(f"{place}: {text!a:.60} given as text; valid Unicode text is allowed")
+            raise InputError(place, f"{text!a:.60} given as text", "valid Unicode text is allowed")
     return contents[0] if len(contents) == 1 else (contents[0], contents[1])
 
 
@@ -452,9 +466,9 @@ def _file(cell: object, kind: FileKind, folder: Path, place: str) -> bytes:
             raise
         except (OSError, ValueError) as error:
             named = f"{kind.one} {shown(data, 80)} cannot be read ({reason(error)})"
-            raise InputError(f"{place}: {named}; a path relative to {folder} is allowed") from error
+            raise InputError(place, f"{named}", f"a path relative to {folder} is allowed") from error
     if not isinstance(data, bytes):
-        raise InputError(f"{place}: {type(data).__name__} given as {kind.one}; encoded bytes or a path are allowed")
+        raise InputError(place, f"{type(data).__name__} given as {kind.one}", "encoded bytes or a path are allowed")
     _check_file(data, kind, place)
     return data
 
@@ -463,7 +477,7 @@ def _check_file(data: bytes, kind: FileKind, place: str) -> None:
     try:
         kind.check(data)
     except ValueError as error:  # BadRow and BadSound
-        raise InputError(f"{place}: {error}") from error
+        raise InputError(place, f"{error}") from error
 
 
 def _check_task(name: str, task: Task, modality: str | None = None) -> str:
@@ -471,9 +485,11 @@ def _check_task(name: str, task: Task, modality: str | None = None) -> str:
     facts = TASKS[task]
     given = facts.modality
     if facts.captioned:
-        raise InputError(f"data.path: {name}: images of classes, and images of {task} have captions; a table with both columns is allowed")
+        raise InputError(
+            "data.path", f"{name}: images of classes, and images of {task} have captions", "a table with both columns is allowed"
+        )
     if given not in KINDS or modality not in (None, given):
         allowed = tasks_with(lambda row: row.modality in (KINDS if modality is None else (modality,)) and not row.captioned)
         what = "images or sounds" if modality is None else f"{KINDS[modality].one}s"
-        raise InputError(f"data.path: {name}: {what}, and model.task is {task}; {allowed} is allowed")
+        raise InputError("data.path", f"{name}: {what}, and model.task is {task}", f"{allowed} is allowed")
     return given

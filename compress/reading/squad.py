@@ -57,13 +57,13 @@ def read_squad(table: Table) -> Iterator[tuple[int, Cells]]:
 def _list(value: object, key: str, where: str) -> list[Any]:
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, list):
-        raise InputError(f"{where}: no list {key!r}; JSON in the form of SQuAD (data, paragraphs, qas), or a list of rows, is allowed")
+        raise InputError(where, f"no list {key!r}", "JSON in the form of SQuAD (data, paragraphs, qas), or a list of rows, is allowed")
     return found
 
 
 def _entry(asked: object, key: str, table: Table, number: int) -> object:
     if not isinstance(asked, dict) or key not in asked:
-        raise InputError(f"{table.path} question {number}: no {key!r}; a question of SQuAD has question and answers")
+        raise InputError(f"{table.path} question {number}", f"no {key!r}", "a question of SQuAD has question and answers")
     return asked[key]
 
 
@@ -80,7 +80,7 @@ def question_of(cells: Cells, place: str) -> tuple[tuple[str, str], tuple[Gold, 
     question, context, answers = cells
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip() or not is_unicode(text):
-            raise InputError(f"{place}: {shown(text, 40)} given as {name}; Unicode text with words is allowed")
+            raise InputError(place, f"{shown(text, 40)} given as {name}", "Unicode text with words is allowed")
     golds = tuple(_gold(text, start, context, place) for text, start in _pairs(answers, place))
     return (question.lstrip(), context), golds
 
@@ -93,15 +93,15 @@ def _pairs(answers: object, place: str) -> list[tuple[object, object]]:
             return list(zip(texts, starts, strict=True))
     elif isinstance(answers, list | tuple) and all(isinstance(one, dict) for one in answers):
         return [(one.get("text"), one.get("answer_start")) for one in answers]
-    raise InputError(f"{place}: {shown(answers, 60)} given as answers; {_ALLOWED}")
+    raise InputError(place, f"{shown(answers, 60)} given as answers", _ALLOWED)
 
 
 def _gold(text: object, start: object, context: str, place: str) -> Gold:
     if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int) or start < 0 or not text:
-        raise InputError(f"{place}: {shown(text, 40)} at {shown(start, 20)} given as an answer; a text and its first character are allowed")
+        raise InputError(place, f"{shown(text, 40)} at {shown(start, 20)} given as an answer", "a text and its first character are allowed")
     if context[start : start + len(text)] != text:
         found = shown(context[start : start + len(text)], 40)
         raise InputError(
-            f"{place}: the answer {shown(text, 40)} is not in the context at character {start}, where {found} stands; correct it"
+            place, f"the answer {shown(text, 40)} is not in the context at character {start}, where {found} stands", remedy="correct it"
         )
     return Gold(text, start)

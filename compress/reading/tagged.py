@@ -47,11 +47,11 @@ def load_tagged(
         InputError: The files cannot be read, or there is a kind of entity that the model does not know.
     """
     if tokenizer is None:
-        raise InputError(NO_TOKENIZER)
+        raise InputError.of([NO_TOKENIZER])
     sources = {name: [_filled(source, log) for source in found] for name, found in read_sources(config, task, log).items()}
     names = label_names or _names(sources["train"])
     if [name.strip() for name in names].count(OUTSIDE) != 1:
-        raise InputError(f"{'model' if label_names else 'data'}: the tags are {listed(names)}; one of them has to be {OUTSIDE}")
+        raise InputError("model" if label_names else "data", f"the tags are {listed(names)}", f"one of them has to be {OUTSIDE}")
     texts = [row for source in sources["train"] for row in source.rows if isinstance(row, str)]
     trained = train_bpe(texts, tokenizer.vocab_size, pads=True) if isinstance(tokenizer, TrainTokenizer) else None
     engine = trained.tokenizer if trained is not None else load_tokenizer(str(tokenizer)).backend_tokenizer
@@ -81,7 +81,7 @@ def _names(sources: Sequence[Source]) -> tuple[str, ...]:
         return own
     kinds = sorted({kind for source in sources for label in source.labels for _, _, kind in label.spans})
     if not kinds:
-        raise InputError(f"{sources[0].name}: no entity in the train split; tags such as B-PER and I-PER are needed")
+        raise InputError(f"{sources[0].name}", "no entity in the train split", "tags such as B-PER and I-PER are needed")
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
@@ -96,7 +96,7 @@ def _split(name: str, sources: Sequence[Source], names: tuple[str, ...], engine:
                 tags.append(tags_of(alike, words, names))
             except KeyError as error:
                 allowed = f"the tags are for {', '.join(kinds)}"
-                raise InputError(f"{source.place(number)}: an entity of the kind {shown(error.args[0])}; {allowed}") from error
+                raise InputError(source.place(number), f"an entity of the kind {shown(error.args[0])}", allowed) from error
     rows: list[Any] = [row for source in sources for row in source.rows]
     pieces = [row for start in range(0, len(rows), CHUNK) for row in first_pieces(engine, rows[start : start + CHUNK])]
     words, lost = sum(map(len, pieces)), sum(int(np.sum(row == NO_PIECE)) for row in pieces)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from compress.reading.sources import Sources, read_sources
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.data.config import Columns, DataConfig
 from foundation.data.splits import Data, Split, divide
 from foundation.labels.next_token import Block, labels_of
@@ -52,7 +52,7 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
     texts = {split: documents(found) for split, found in read_texts(config, task, log).items()}
     empty = [split for split, found in texts.items() if not any(text.strip() for text in found)]
     if empty:
-        raise InputError(*(f"{where}: the {split} split has no text; at least one block of text is needed" for split in empty))
+        raise InputError.of(Problem(where, f"the {split} split has no text", "at least one block of text is needed") for split in empty)
     if list(texts) == ["train"]:
         texts["train"], texts["test"] = tail(texts["train"], TEST_SHARE)
         log(f"data: no test or validation split; the last {TEST_SHARE:.0%} of the text ({_characters(texts['test'])}) is the test split")
@@ -64,7 +64,7 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
         blocks = cut(tokens, config.max_length, whole=split == "train")
         if not blocks:
             least = f"one block of data.max_length ({config.max_length})" if split == "train" else "2"
-            raise InputError(f"{where}: the {split} split has {len(tokens)} tokens; at least {least} are needed")
+            raise InputError(where, f"the {split} split has {len(tokens)} tokens", f"at least {least} are needed")
         first = np.searchsorted(starts, np.arange(len(blocks)) * config.max_length, side="right") - 1
         splits[split] = Split(list(blocks), labels_of(blocks, config.max_length - 1), first)
         log(f"data: {split}: {len(found)} documents, {_characters(found)}, {len(tokens)} tokens, {len(blocks)} blocks")
@@ -110,13 +110,13 @@ def read_texts(config: DataConfig, task: Task, log: Log) -> Sources:
     files = [] if config.files is None else [*config.files.train, *config.files.test, *config.files.validation]
     columns = {"data.columns": config.columns, **{f"data.files: {entry.file}: columns": entry.columns for entry in files}}
     problems = [
-        f"{key}.{name}: {getattr(given, name)!r} given; {task} reads only {' and '.join(facts.columns)}: leave it out"
+        Problem(f"{key}.{name}", f"{getattr(given, name)!r} given", f"{task} reads only {' and '.join(facts.columns)}", "leave it out")
         for key, given in columns.items()
         for name in Columns.model_fields
         if name not in facts.columns and getattr(given, name) is not None
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return read_sources(config, task, log)
 
 

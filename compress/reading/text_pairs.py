@@ -74,7 +74,7 @@ def load_pairs(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, 
 def _filled(split: str, index: int, row: Any) -> tuple[str, str]:
     source, target = row
     if not source.strip():
-        raise InputError(f"data: {split} pair {index + 1} has an empty source; a text is needed: remove the pair")
+        raise InputError("data", f"{split} pair {index + 1} has an empty source", "a text is needed", "remove the pair")
     return source, target
 
 
@@ -90,7 +90,7 @@ def _encoders(tokenizer: str | TrainedTokenizer | None, max_length: int) -> tupl
         return _encoder(engine, max_length, end), _encoder(engine, max_length - 1, end)
     loaded = load_tokenizer(tokenizer)
     if loaded.eos_token_id is None:
-        raise InputError(f"tokenizer: {tokenizer} has no end token; an encoder-decoder needs one: set eos_token in its config")
+        raise InputError("tokenizer", f"{tokenizer} has no end token", "an encoder-decoder needs one", "set eos_token in its config")
 
     def encode_source(texts: Sequence[str]) -> list[Block]:
         return (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compress.reading.sources import Source, read_sources
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import shown
 from foundation.data.config import DataConfig
 from foundation.data.splits import Data, Split, divide, with_test
@@ -57,19 +57,19 @@ def load_transcripts(config: DataConfig, task: Task, label_names: tuple[str, ...
 
 def _texts(sources: Sequence[Source]) -> list[tuple[str, str]]:
     """Returns the text of each sound with single spaces, and its place."""
-    found, problems = [], []
+    found, problems = [], list[Problem]()
     for source in sources:
         for number, label in enumerate(source.labels):
             text, place = " ".join(label.split()) if isinstance(label, str) else "", source.place(number)
             if not text:
-                problems.append(f"{place}: {shown(label)} given as the text of a sound; the words that are spoken are needed")
+                problems.append(Problem(place, f"{shown(label)} given as the text of a sound", "the words that are spoken are needed"))
             elif DELIMITER in text or not text.isprintable() or len(text) > MOST_CHARACTERS:
                 allowed = f"at most {MOST_CHARACTERS} characters without control characters and {DELIMITER}, which stands between words"
-                problems.append(f"{place}: the text {shown(text)}; {allowed}, are allowed")
+                problems.append(Problem(place, f"the text {shown(text)}", f"{allowed}, are allowed"))
             found.append((text, place))
     if problems:
-        more = [f"{sources[0].name}: {len(problems) - 3} more texts like these"] if len(problems) > 3 else []
-        raise InputError(*problems[:3], *more)
+        more = [Problem(sources[0].name, f"{len(problems) - 3} more texts like these")] if len(problems) > 3 else []
+        raise InputError.of(problems[:3] + more)
     return found
 
 
@@ -97,8 +97,9 @@ def _split(
     most = ", ".join(sorted(unknown, key=lambda character: -unknown[character])[:5])
     if lost > MOST_UNKNOWN * whole:
         raise InputError(
-            f"{sources[0].name}: {lost} of {whole} characters of the texts are not in the vocabulary of {origin} ({most}, ...); "
-            "give texts in its writing, or model.head: new"
+            f"{sources[0].name}",
+            f"{lost} of {whole} characters of the texts are not in the vocabulary of {origin} ({most}, ...)",
+            remedy="give texts in its writing, or model.head: new",
         )
     told = f"; {lost} of them are not in the vocabulary ({most}): not learned, and counted as wrong" if lost else ""
     log(f"data: {name}: {len(rows)} sounds, {whole} characters{told}")

@@ -34,7 +34,7 @@ def read_unlabelled(path: Path, modality: str, columns: Sequence[str], key: str)
     """
     rows = list(_rows(path, modality, columns, key))
     if not rows:
-        raise InputError(f"{path}: no rows; at least one is needed")
+        raise InputError(f"{path}", "no rows", "at least one is needed")
     return rows
 
 
@@ -47,7 +47,9 @@ def _rows(path: Path, modality: str, columns: Sequence[str], key: str) -> Iterat
             for number, line in enumerate(text_lines(table, stream), 1):
                 yield row_of((line.removesuffix("\r"),), modality, path.parent, table.place(number))
     elif suffix(path) == ".txt":
-        raise InputError(f"{path}: a .txt file holds one text a line; give {' and '.join(columns)} as columns of a tsv, csv or jsonl file")
+        raise InputError(
+            f"{path}", "a .txt file holds one text a line", remedy=f"give {' and '.join(columns)} as columns of a tsv, csv or jsonl file"
+        )
     else:
         for number, cells in read_table(table):
             yield row_of(cells, modality, path.parent, table.place(number))

@@ -38,16 +38,16 @@ def in_windows(data: Data, config: DataConfig, tokenizer: str | None, log: Log) 
         InputError: Rows are pairs, there is no tokenizer, or windows share as many tokens as they have.
     """
     if isinstance(data.train.rows[0], tuple):
-        raise InputError("data.windows: given for pairs of texts; single texts are divided: leave it, or data.columns.text_pair, out")
+        raise InputError("data.windows", "given for pairs of texts", "single texts are divided", "leave it, or data.columns.text_pair, out")
     if tokenizer is None and data.tokenizer is None:
-        raise InputError(NO_TOKENIZER)
+        raise InputError.of([NO_TOKENIZER])
     engine = data.tokenizer.tokenizer if tokenizer is None and data.tokenizer else load_tokenizer(str(tokenizer)).backend_tokenizer
     engine.no_padding()
     engine.no_truncation()
     others = len(engine.encode("").ids)
     if config.shared_tokens >= config.max_length - others:
         room = f"a window of data.max_length {config.max_length} has room for {config.max_length - others} tokens of the text"
-        raise InputError(f"data.windows.stride: {config.shared_tokens} given; {room}, and shares fewer: give less")
+        raise InputError("data.windows.stride", f"{config.shared_tokens} given", f"{room}, and shares fewer", "give less")
     engine.enable_truncation(config.max_length, stride=config.shared_tokens)
     for name in ("selection", "evaluation"):
         owners, _ = _divided(getattr(data, name), engine)

@@ -168,20 +168,22 @@ class Report:
         except InputError:
             raise
         except OSError as error:
-            raise InputError(f"{file}: no report ({error.strerror}); give a run folder that `compress run` has finished") from error
+            raise InputError(
+                f"{file}", f"no report ({error.strerror})", remedy="give a run folder that `compress run` has finished"
+            ) from error
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"{file}: damaged ({reason(error)}); write it again with `{pasted('compress', 'report', file.parent)}`"
+                f"{file}", f"damaged ({reason(error)})", remedy=f"write it again with `{pasted('compress', 'report', file.parent)}`"
             ) from error
         given = data.get("schema") if isinstance(data, dict) else None
         if given != SCHEMA:
-            raise InputError(f"{file}: schema {shown(given)} given; {SCHEMA} is allowed; give a {FILE} written by this version")
+            raise InputError(f"{file}", f"schema {shown(given)} given", f"{SCHEMA} is allowed", f"give a {FILE} written by this version")
         report = cls(data, file.parent)
         try:
             _ = report.contents
         except ValidationError as error:
             again = pasted("compress", "report", file.parent)
-            raise InputError(f"{file}: damaged ({reason(error)}); write it again with `{again}`") from error
+            raise InputError(f"{file}", f"damaged ({reason(error)})", remedy=f"write it again with `{again}`") from error
         return report
 
     @cached_property

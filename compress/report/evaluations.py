@@ -204,7 +204,7 @@ def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
         logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
         rows = read_rows(path)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{path}: damaged ({reason(error)}); `compress run` writes it again") from error
+        raise InputError(f"{path}", f"damaged ({reason(error)})", remedy="`compress run` writes it again") from error
     if not rows or any(len(value) != len(rows) for value in logits.values()):
-        raise InputError(f"{path}: damaged ({len(rows)} rows, and another number of logits); `compress run` writes it again")
+        raise InputError(f"{path}", f"damaged ({len(rows)} rows, and another number of logits)", remedy="`compress run` writes it again")
     return rows, logits

@@ -29,7 +29,7 @@ from foundation.artifacts.run_folder import LOCK_FILE, Run, open_run
 from foundation.artifacts.timed import VariantTiming, read_latency
 from foundation.artifacts.triton import Triton
 from foundation.core.engines import REFERENCE
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.goals import Goals
 from foundation.core.shown import pasted
 from foundation.core.step_names import EVALUATION
@@ -65,7 +65,12 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> Contents:
     chain = read_chain(folder)
     problems = [*damage(run), *changes(chain, run, "the run finished")]
     if problems:
-        raise InputError(*problems, f"{folder}: no report is written from damaged files; `compress run` makes what is damaged again")
+        raise InputError.of(
+            [
+                *problems,
+                Problem(f"{folder}", "no report is written from damaged files", remedy="`compress run` makes what is damaged again"),
+            ]
+        )
     report = collect(run, _kept_warnings(folder) if warnings is None else list(warnings))
     html = page.render(report)
     digest = hashlib.sha256(html.encode("utf-8")).hexdigest()
@@ -75,21 +80,22 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> Contents:
     return report
 
 
-def forgeries(run: Run) -> list[str]:
-    """Returns one line for each part of `report.json` and `report.html` that does not follow from the files of the run."""
+def forgeries(run: Run) -> list[Problem]:
+    """Returns a problem for each part of `report.json` and `report.html` that does not follow from the files of the run."""
     cure = f"`{pasted('compress', 'report', run.folder)}` writes it again"
     try:
         told = document.read(Contents, run.folder / FILE)
     except artifact.DamagedArtifact as error:
-        return [f"{error}; {cure}"]
+        return [error.problem.advise(cure)]
     true = collect(run, list(told.warnings)).written()
     kept = {**told.written(), "integrity": told.integrity.with_(page_sha256=None).written()}
     kept["integrity"].pop("page_sha256", None)
     wrong = [key for key in true if key not in UNCHECKED and kept.get(key) != true[key]]
-    lines = [f"{run.folder / FILE}: {', '.join(wrong)}: not what the files of the run say; {cure}"] if wrong else []
+    given = f"{', '.join(wrong)}: not what the files of the run say"
+    problems = [Problem(f"{run.folder / FILE}", given, remedy=cure)] if wrong else []
     if not (run.folder / PAGE).is_file() or artifact.file_digest(run.folder / PAGE) != told.integrity.page_sha256:
-        lines.append(f"{run.folder / PAGE}: not the page that was written with {FILE}; {cure}")
-    return lines
+        problems.append(Problem(f"{run.folder / PAGE}", f"not the page that was written with {FILE}", remedy=cure))
+    return problems
 
 
 def collect(run: Run, warnings: list[str]) -> Contents:

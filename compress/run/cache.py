@@ -10,6 +10,7 @@ from pathlib import Path
 from compress.run.differences import Difference, differences
 from foundation.artifacts import artifact, chain
 from foundation.artifacts.artifact import Artifact
+from foundation.core.errors import Problem
 from foundation.core.shown import shown
 from foundation.stage.context import Context
 from foundation.stage.stage import Stage
@@ -69,9 +70,9 @@ def find(destination: Path, key: str, context: Context) -> Artifact | None:
         found = artifact.load(destination)
         problems = [*artifact.verify(found), *_forged(destination)]
     except artifact.DamagedArtifact as error:
-        problems = [str(error)]
+        problems = [error.problem]
     if problems:
-        context.progress.warn(f"{destination.name}: damaged, so the step runs again: {'; '.join(problems)}")
+        context.progress.warn(f"{destination.name}: damaged, so the step runs again: {'; '.join(map(str, problems))}")
         return None
     return found if found.key == key else None
 
@@ -118,9 +119,9 @@ def _told(difference: Difference) -> str:
     return f"{difference.path} has other contents" if contents else f"{difference.path} {now}, was {before}"
 
 
-def _forged(destination: Path) -> list[str]:
-    """Returns one line if the manifest is not the one that the last finished run recorded."""
+def _forged(destination: Path) -> list[Problem]:
+    """Returns a problem if the manifest is not the one that the last finished run recorded."""
     file, folder = destination / artifact.MANIFEST, destination.parent.parent
     expected = chain.recorded(folder, file.relative_to(folder).as_posix())
     same = expected is None or expected == artifact.file_digest(file)
-    return [] if same else [f"{file}: was changed after the run had finished"]
+    return [] if same else [Problem(f"{file}", "was changed after the run had finished")]

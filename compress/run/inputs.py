@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from compress.run.split_sizes import lengths
 from foundation.artifacts.artifact import digest
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.data.splits import content_key
 from foundation.models.config import ModelConfig, label_names, set_labels
 from foundation.models.files import find, state_of
@@ -127,7 +127,7 @@ def _checked(
     config: ModelConfig, source: Path | None, checked: PreTrainedConfig, tokenizer: str | TrainedTokenizer | None, context: Context
 ) -> tuple[tuple[str, ...], Preprocessor]:
     """Returns the notes of `check_inputs`, and the preprocessor."""
-    built, notes, problems = copy.deepcopy(checked), list[str](), dict[str, None]()
+    built, notes, problems = copy.deepcopy(checked), list[str](), dict[Problem, None]()
     set_labels(settle(built), config.task, label_names(config) or context.data.labels)
     with tempfile.TemporaryDirectory(prefix="compress-inputs-") as scratch:
         folder, named = Path(scratch), source or Path("model.config")
@@ -146,18 +146,18 @@ def _checked(
             try:
                 step()
             except InputError as error:  # the scratch folder is gone when the user reads this
-                told = (problem.replace(str(folder), str(named)).replace(folder.name, named.name) for problem in error.problems)
-                problems.update(dict.fromkeys(told))
+                named_by_user = (problem.renamed(str(folder), str(named)).renamed(folder.name, named.name) for problem in error.problems)
+                problems.update(dict.fromkeys(named_by_user))
                 if step is write:
                     break
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     (prepared,) = made
     for row in context.data.evaluation.rows[:1] if config.facts.reads_text else ():
         try:
             prepared.encode([row], 0)
         except ValueError as error:
-            raise InputError(f"data: the first evaluation row: {error}") from error
+            raise InputError("data", f"the first evaluation row: {error}") from error
     return tuple(notes), prepared
 
 
@@ -172,13 +172,17 @@ def check_teacher(config: PreTrainedConfig, folder: Path, context: Context) -> N
     Raises:
         InputError: Rows cannot be prepared for it.
     """
-    problems: list[str] = []
+    problems: list[Problem] = []
     try:
         context.preprocessor(folder)
     except InputError as error:
         problems += error.problems
     row = context.facts
     if row.pads_texts and configured_pad(config) is None:
-        problems.append(f"{folder / 'config.json'}: no pad_token_id, which batches of texts need; set it to the id of the padding token")
+        problems.append(
+            Problem(
+                f"{folder / 'config.json'}", "no pad_token_id, which batches of texts need", remedy="set it to the id of the padding token"
+            )
+        )
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)

@@ -7,12 +7,13 @@ What `goals.max_latency_ms` limits has to be measured: its batch sizes and lengt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compress.recipe import Recipe
 from foundation.artifacts.safetensors import read_json
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.files import local
 from foundation.core.goals import LatencyGoal
 from foundation.models.adapters import model_folder
@@ -47,20 +48,20 @@ def _of_task(recipe: Recipe) -> Recipe:
         return _of_towers(recipe)
     if recipe.model.facts.modality != "audio":
         if seconds is not None:
-            raise InputError(f"data.max_seconds: {seconds:g} given for {recipe.model.task}; it is for sounds: leave it out")
+            raise InputError("data.max_seconds", f"{seconds:g} given for {recipe.model.task}", "it is for sounds", "leave it out")
         return recipe
     config, folder = _config(recipe)
     steps = sound_steps(settings_of(folder, config, recipe.model.preprocessor), config, "model.preprocessor")
     if steps["kind"] == "spectrogram":
         return _with(recipe, 0, ())
     if seconds is None:
-        raise InputError(f"data.max_seconds: missing; a {config.model_type} reads waveforms: give the longest sound in seconds")
+        raise InputError("data.max_seconds", "missing", f"a {config.model_type} reads waveforms", "give the longest sound in seconds")
     longest = round(seconds * steps["sampling_rate"])
     given = recipe.target.sequence_lengths if "sequence_lengths" in recipe.target.model_fields_set else (longest,)
     wrong = [length for length in (longest, *given) if not steps["least"] <= length <= longest]
     if wrong:
         allowed = f"{steps['least']} to {longest} samples, at {steps['sampling_rate']} a second, are allowed"
-        raise InputError(f"target.sequence_lengths, data.max_seconds: {wrong[0]} samples given; {allowed}")
+        raise InputError("target.sequence_lengths, data.max_seconds", f"{wrong[0]} samples given", allowed)
     return _with(recipe, longest, given)
 
 
@@ -68,13 +69,13 @@ def _with_limited_shapes(recipe: Recipe) -> Recipe:
     """Returns a recipe whose target has the shapes of `goals.max_latency_ms`."""
     limits, target = recipe.goals.max_latency_ms, recipe.target
     problems = [
-        f"goals.max_latency_ms[{number}].{problem}"
+        replace(problem, key=f"goals.max_latency_ms[{number}].{problem.key}")
         for number, limit in enumerate(limits)
         for problem in (_unmeasurable(limit.sequence, recipe), _unserved(limit, recipe))
         if problem is not None
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     sizes = {limit.batch: None for limit in limits if limit.batch not in target.batch_sizes}
     lengths = {limit.sequence: None for limit in limits if limit.sequence not in (None, *target.sequence_lengths)}
     if not sizes and not lengths:
@@ -83,37 +84,39 @@ def _with_limited_shapes(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"target": target.model_copy(update=shapes)})
 
 
-def _unserved(limit: LatencyGoal, recipe: Recipe) -> str | None:
+def _unserved(limit: LatencyGoal, recipe: Recipe) -> Problem | None:
     """Returns why the latency through the server, which is asked for, cannot be measured; None where it can."""
     if limit.at == "engine":
         return None
     servers = [stage for stage in recipe.stages if isinstance(stage, TritonRepo) and stage.serve]
     if recipe.model.facts.generates:
-        return f"at: server given; answers of {recipe.model.task} are streamed token by token: leave it out"
+        return Problem("at", "server given", f"answers of {recipe.model.task} are streamed token by token", "leave it out")
     if not servers or recipe.target.device != "cpu":
-        return (
-            "at: server given; no stage of this recipe starts a server: add `- triton_repo: {}` for target.device: cpu, or give at: engine"
-        )
+        remedy = "add `- triton_repo: {}` for target.device: cpu, or give at: engine"
+        return Problem("at", "server given", "no stage of this recipe starts a server", remedy)
     most = servers[0].max_batch_size or limit.batch
-    return f"batch: {limit.batch} given with at: server; stages.{servers[0].id}.max_batch_size is {most}" if limit.batch > most else None
+    if limit.batch <= most:
+        return None
+    return Problem("batch", f"{limit.batch} given with at: server", f"stages.{servers[0].id}.max_batch_size is {most}")
 
 
-def _unmeasurable(sequence: int | None, recipe: Recipe) -> str | None:
+def _unmeasurable(sequence: int | None, recipe: Recipe) -> Problem | None:
     """Returns why the latency at a length cannot be measured; None where it can."""
     facts = recipe.model.facts
     task, longest, target = recipe.model.task, recipe.data.max_length, recipe.target
     if not facts.has_lengths(target.sequence_lengths):
-        return None if sequence is None else f"sequence: {sequence} given; rows of {task} have one size: leave it out"
+        return None if sequence is None else Problem("sequence", f"{sequence} given", f"rows of {task} have one size", "leave it out")
     if sequence is None:
-        missing = f"sequence: missing; give the length that is limited, such as {longest}, as rows of {task} differ"
-        return None if facts.two_towers else missing
+        remedy = f"give the length that is limited, such as {longest}, as rows of {task} differ"
+        return None if facts.two_towers else Problem("sequence", "missing", remedy=remedy)
     if facts.modality != "text":  # whose models read few lengths
-        allowed = ", ".join(map(str, sorted(target.sequence_lengths)))
-        more = "or add it to target.sequence_lengths"
-        return (
-            None if sequence in target.sequence_lengths else f"sequence: {sequence} given; {allowed} is measured: give one of these, {more}"
-        )
-    return None if sequence <= longest else f"sequence: {sequence} given; at most {longest} is allowed, the longest row (data.max_length)"
+        if sequence in target.sequence_lengths:
+            return None
+        allowed = f"{', '.join(map(str, sorted(target.sequence_lengths)))} is measured"
+        return Problem("sequence", f"{sequence} given", allowed, "give one of these, or add it to target.sequence_lengths")
+    if sequence <= longest:
+        return None
+    return Problem("sequence", f"{sequence} given", f"at most {longest} is allowed, the longest row (data.max_length)")
 
 
 def _config(recipe: Recipe) -> tuple[Any, Path | None]:
@@ -135,7 +138,7 @@ def _of_towers(recipe: Recipe) -> Recipe:
     wrong = [length for length in recipe.target.sequence_lengths if length not in allowed]
     if wrong and not usual:
         read = f"up to {longest} tokens (data.max_length)" if causal else f"{longest} tokens alone (data.max_length)"
-        raise InputError(f"target.sequence_lengths: {wrong[0]} given; texts of {read} are allowed")
+        raise InputError("target.sequence_lengths", f"{wrong[0]} given", f"texts of {read} are allowed")
     return _with(recipe, longest, (*allowed, longest) if longest not in allowed and usual else tuple(allowed))
 
 

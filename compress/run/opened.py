@@ -19,5 +19,5 @@ def opened(folder: Path) -> Run:
     try:
         check(run.recipe)
     except InputError as error:
-        raise InputError(*(f"{folder / LOCK_FILE}: recipe: {problem}" for problem in error.problems)) from error
+        raise InputError.of(problem.within(f"{folder / LOCK_FILE}: recipe") for problem in error.problems) from error
     return run

@@ -17,7 +17,7 @@ from export.engines.registry import absent, runs_here
 from export.export import Export
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import PROFILES
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import BASELINE, INPUT
 from foundation.core.target import Target
@@ -47,7 +47,7 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
     """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
     in_samples(recipe)  # before the data, which may take long to load
     if problem := problem_with(recipe.model.task, recipe.goals.metric):
-        raise InputError(problem)
+        raise InputError.of([problem])
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     return context_of(recipe, data.judged_on(judge), folder, progress, team)
 
@@ -100,14 +100,14 @@ def _check_model(recipe: Recipe, context: Context) -> int:
     """Checks the model against data, recipe and stages; returns its multiply-accumulates for one row."""
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     config = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer).config
-    problems: list[str] = []
+    problems: list[Problem] = []
     for check in (partial(noted, recipe, config, context), partial(_check_stages, recipe, config, context)):
         try:
             check()
         except InputError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return count(config, context.task, context.max_length).macs
 
 
@@ -155,15 +155,15 @@ def _check_machine(recipe: Recipe) -> None:
     """
     task, facts = recipe.model.task, recipe.model.facts
     if recipe.target.buckets is not None and (facts.modality != "text" or facts.generates):
-        raise InputError(f"target.buckets: given for the task {task}; it is for texts with classes or values: leave it out")
+        raise InputError("target.buckets", f"given for the task {task}", "it is for texts with classes or values", "leave it out")
     if any(isinstance(stage, Export) or getattr(stage, "measure", None) == "latency" for stage in recipe.stages):
         problems = absent(recipe.target)
         if problems:
-            raise InputError(*problems)
+            raise InputError.of(problems)
     server = next((stage.NAME for stage in recipe.stages if stage.PRODUCES == "model_repository"), None)
     if server is not None and not runs_here(recipe.target):
         given = ", ".join(recipe.target.engines)
-        raise InputError(f"target.engines: {given} given, which cannot run here; {server} needs predictions: add an engine that can")
+        raise InputError("target.engines", f"{given} given, which cannot run here", f"{server} needs predictions", "add an engine that can")
 
 
 def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple[Artifact, ...]:
@@ -200,6 +200,6 @@ def _config_outside(step: Stage, name: str, context: Context) -> PreTrainedConfi
         check_teacher(checked.config, model_folder(name, "model.path", None, weights=False), context)
     if num_labels and checked.labels not in (None, context.data.labels):
         raise InputError(
-            f"{key}: the teacher has the labels {preview(checked.labels or ())}, the data {preview(context.data.labels)}{FITTING}"
+            key, f"the teacher has the labels {preview(checked.labels or ())}, the data {preview(context.data.labels)}{FITTING}"
         )
     return checked.config

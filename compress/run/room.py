@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from foundation.core.errors import Problem
 from foundation.machine.process import available_memory_bytes
 
 LEAST = 2 / 3
@@ -39,11 +40,11 @@ class Room:
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is missing, one line each."""
+    """What is missing."""
 
-    refused: tuple[str, ...] = ()
+    refused: tuple[Problem, ...] = ()
     """What is missing even if the run takes less than predicted."""
-    warned: tuple[str, ...] = ()
+    warned: tuple[Problem, ...] = ()
     """What may be missing."""
 
 
@@ -55,19 +56,20 @@ def shortage(disk_bytes: int, memory_bytes: Mapping[str, int], room: Room) -> Sh
         memory_bytes: The largest memory of each of these steps, by id.
         room: What is there.
     """
-    found: dict[bool, list[str]] = {True: [], False: []}
+    found: dict[bool, list[Problem]] = {True: [], False: []}
     if disk_bytes * MOST > room.disk_bytes:
         missing = max(0, disk_bytes - room.disk_bytes)
         remedy = (
             f"free {shown(missing)}, or give --out a folder on another disk" if missing else "a run that takes more than predicted stops"
         )
-        line = f"disk: this run needs about {shown(disk_bytes)} in {room.folder}, and {shown(room.disk_bytes)} are free there: {remedy}"
-        found[disk_bytes * LEAST > room.disk_bytes].append(line)
+        needs = f"this run needs about {shown(disk_bytes)} in {room.folder}"
+        problem = Problem("disk", needs, f"{shown(room.disk_bytes)} are free there", remedy)
+        found[disk_bytes * LEAST > room.disk_bytes].append(problem)
     step, needed = max(memory_bytes.items(), key=lambda entry: entry[1], default=("", 0))
     if needed * MOST > room.memory_bytes:
         smaller = "end other programs, raise the limit of the container, or give a smaller batch_size or micro_batch_size"
-        line = f"memory: {step} needs about {shown(needed)}, and {shown(room.memory_bytes)} are available: {smaller}"
-        found[needed * LEAST > room.memory_bytes].append(line)
+        problem = Problem("memory", f"{step} needs about {shown(needed)}", f"{shown(room.memory_bytes)} are available", smaller)
+        found[needed * LEAST > room.memory_bytes].append(problem)
     return Shortage(tuple(found[True]), tuple(found[False]))
 
 

@@ -180,7 +180,9 @@ class Timer:
         entry = next((entry for entry in entries if entry["runnable"]), None)
         if entry is None:
             why = reason or entries[0]["reason"]
-            raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {why}; put another engine first")
+            raise InputError(
+                "target.engines", f"the first engine, {engine}, cannot be timed here: {why}", remedy="put another engine first"
+            )
         same = [other for other in entries if other["mode"] == entry["mode"] and other["runnable"]]
         halves = next((other for other in same if other["float_precision"] in HALVES), entry)
         build = {"precision": precision, "float_precision": "fp32", "folder": folder.name}

@@ -39,13 +39,13 @@ def _checkpoint(model: ModelConfig) -> Path:
     try:
         artifacts = open_run(run.expanduser()).artifacts
     except InputError as error:
-        raise InputError(*(f"model.run: {problem}" for problem in error.problems)) from error
+        raise InputError.of(problem.within("model.run") for problem in error.problems) from error
     checkpoints = {name: found.path for name, found in artifacts.items() if found.kind == "checkpoint"}
     fit = [name for name, path in checkpoints.items() if not Checkpoint(path).is_quantized]
     if stage in checkpoints and stage not in fit:
-        raise InputError(f"model.stage: {stage} given, whose weights are quantized already; {' or '.join(fit)} of {run} is allowed")
+        raise InputError("model.stage", f"{stage} given, whose weights are quantized already", f"{' or '.join(fit)} of {run} is allowed")
     if stage not in fit:
-        raise InputError(f"model.stage: {stage} given; {run} has {', '.join(fit)}{nearest(stage, fit)}")
+        raise InputError("model.stage", f"{stage} given", f"{run} has {', '.join(fit)}{nearest(stage, fit)}")
     return checkpoints[stage].resolve()
 
 
@@ -60,6 +60,6 @@ def check_intact(model: ModelConfig) -> None:
     try:
         problems = artifact.verify(artifact.load(Path(model.path)))
     except artifact.DamagedArtifact as error:
-        problems = [str(error)]
+        problems = [error.problem]
     if problems:
-        raise InputError(*(f"model.run: {problem}; run {model.run} again to make it anew" for problem in problems))
+        raise InputError.of(problem.within("model.run").advise(f"run {model.run} again to make it anew") for problem in problems)

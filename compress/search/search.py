@@ -101,7 +101,7 @@ def open_folder(setup: Setup) -> None:
     """
     folder, file = setup.folder, setup.folder / LOCK_FILE
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / LOCK).is_file())):
-        raise InputError(f"{folder}: not empty and no search folder; give another folder with --out DIR")
+        raise InputError(f"{folder}", "not empty and no search folder", remedy="give another folder with --out DIR")
     folder.mkdir(parents=True, exist_ok=True)
     with waited_for(folder / LOCK):
         for name in (f"{STAGES}/{LOCKS}", TRIALS, FRONT):
@@ -112,8 +112,10 @@ def open_folder(setup: Setup) -> None:
     changed = differences_from_folder(setup)
     if changed and (folder / JOURNAL).exists():
         raise InputError(
-            f"{folder}: holds the study of another recipe: {', '.join(changed[:5])} {'differs' if len(changed) == 1 else 'differ'}; "
-            "only search.budget may change: give another --out DIR"
+            f"{folder}",
+            f"holds the study of another recipe: {', '.join(changed[:5])} {('differs' if len(changed) == 1 else 'differ')}",
+            "only search.budget may change",
+            "give another --out DIR",
         )
 
 
@@ -127,5 +129,5 @@ def differences_from_folder(setup: Setup) -> list[str]:
     found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     known = found.get("recipe") if isinstance(found, dict) else None
     if not isinstance(known, dict):
-        raise InputError(f"{file}: damaged; the folder of the search cannot be used: give another --out DIR")
+        raise InputError(f"{file}", "damaged", "the folder of the search cannot be used", "give another --out DIR")
     return [found.path for found in differences(known, dump(setup.recipe)) if not found.path.startswith(MAY_CHANGE)]

@@ -17,7 +17,7 @@ from compress.search_settings import Search
 from export.export import Export
 from foundation.artifacts.artifact import digest
 from foundation.artifacts.run_folder import Run
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.progress import ConsoleProgress
 from foundation.core.step_names import EVALUATION
 from foundation.data.splits import Data
@@ -55,15 +55,17 @@ class Setup:
         setup = cls(recipe, knobs, folder, prepare(recipe, folder, ConsoleProgress("silent"), judge="selection").data, progress)
         timed = [name for name in setup.search.objectives if name in ("latency", "size", "throughput")]
         if timed and not any(isinstance(stage, Export) for stage in recipe.stages):
-            raise InputError(f"search.objectives: {', '.join(timed)} given, but no engine is built; add `- export: {{}}` to the stages")
-        problems: dict[str, str] = {}
+            raise InputError(
+                "search.objectives", f"{', '.join(timed)} given, but no engine is built", remedy="add `- export: {}` to the stages"
+            )
+        problems: dict[Problem, str] = {}
         for values in setup.each_value():
             try:
                 setup.context_of(setup.recipe_of(values)).count_macs()
             except InputError as error:
                 problems.update({problem: words(values) for problem in error.problems if problem not in problems})
         if problems:
-            raise InputError(*(f"search.space: with {given}: {problem}" for problem, given in problems.items()))
+            raise InputError.of(problem.within(f"search.space: with {given}") for problem, given in problems.items())
         return setup
 
     @property

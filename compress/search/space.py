@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from compress.recipe import Recipe, check, put, written
 from compress.search_settings import Choices, Range, Search, same
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.named import one_of
 from foundation.core.shown import shown
 
@@ -152,22 +152,28 @@ def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
         InputError: The recipe has no `search`, a path does not exist, or a stage refuses a value.
     """
     if recipe.search is None:
-        raise InputError("search: missing; give what may change, such as `search: {space: {prune.sparsity: [0.3, 0.8]}}`")
+        raise InputError("search", "missing", remedy="give what may change, such as `search: {space: {prune.sparsity: [0.3, 0.8]}}`")
     ids, problems = [str(stage.id) for stage in recipe.stages], []
     for path in recipe.search.space:
         stage, _, rest = path.removeprefix("stages.").partition(".")
         if stage not in ids or not all(rest.split(".")):
             problems.append(
-                f"search.space.{path}: no setting of a stage; give STAGE.KEY, where STAGE is {one_of(ids)}{nearest(stage, ids)}; "
-                "model, data, target and goals are what candidates are compared under"
+                Problem(
+                    f"search.space.{path}",
+                    "no setting of a stage",
+                    remedy=(
+                        f"give STAGE.KEY, where STAGE is {one_of(ids)}{nearest(stage, ids)}; model, data, target and goals "
+                        "are what candidates are compared under"
+                    ),
+                )
             )
     found = tuple(Knob(path.removeprefix("stages."), given) for path, given in recipe.search.values().items())
     twice = [knob.path for index, knob in enumerate(found) if knob.path in [other.path for other in found[:index]]]
-    problems += [f"search.space.stages.{path}: also given without `stages.`; leave one of them out" for path in twice]
+    problems += [Problem(f"search.space.stages.{path}", "also given without `stages.`", remedy="leave one of them out") for path in twice]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     base = written(recipe)
-    refused: dict[str, Values] = {}
+    refused: dict[Problem, Values] = {}
     for values in combinations(found):
         try:
             recipe_of(base, values)
@@ -175,7 +181,7 @@ def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
             for problem in error.problems:
                 refused.setdefault(problem, values)
     if refused:
-        raise InputError(*(f"search.space: with {words(values)}: {problem}" for problem, values in refused.items()))
+        raise InputError.of(problem.within(f"search.space: with {words(values)}") for problem, values in refused.items())
     return found
 
 

@@ -333,8 +333,8 @@ def _blaming_damage(folder: Path | None) -> Iterator[None]:
     except (ValueError, KeyError) as error:
         if folder is None:
             raise
-        line = f"{folder / JOURNAL}: damaged ({reason(error)}); remove the folder of the search and start again"
-        raise InputError(line) from error
+        remedy = "remove the folder of the search and start again"
+        raise InputError(f"{folder / JOURNAL}", f"damaged ({reason(error)})", remedy=remedy) from error
 
 
 def _candidate(trial: FrozenTrial) -> Candidate:

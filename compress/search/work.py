@@ -141,7 +141,7 @@ class Work:
                 self._conclude(rung, one, verdicts.get(one.number))
         reasons = {verdict.reason for verdict in failed.values()}
         if not waiting and len(failed) == len(here) > 1 and len(reasons) == 1:
-            raise InputError(f"all {len(failed)} candidates of a wave failed on the rung {rung.NAME}: {reasons.pop()}")
+            raise InputError("search", f"all {len(failed)} candidates of a wave failed on the rung {rung.NAME}: {reasons.pop()}")
 
     def _conclude(self, rung: Rung, one: Candidate, verdict: Verdict | None) -> None:
         if verdict is not None:

@@ -57,7 +57,7 @@ def check_division(config: PreTrainedConfig, ranks: int, key: str, whole_experts
     """
     structure = Structure.of(on_meta(config), key)
     if whole_experts and not any(structure.sizes.experts):
-        raise InputError(f"{key}: whole experts are asked for of {config.model_type}, which has none: give expert_parallel: false")
+        raise InputError(key, f"whole experts are asked for of {config.model_type}, which has none", remedy="give expert_parallel: false")
     _refuse(ranks, lambda n: refusal(structure, n, whole_experts), key)
 
 
@@ -109,7 +109,7 @@ def _refuse(ranks: int, refused: Any, key: str) -> None:
     if problem is not None:
         other = nearest(ranks, refused)
         allowed = f"give {other}, the nearest number that fits" if other > 1 else "no number of ranks near it fits: leave it out"
-        raise InputError(f"{key}: {ranks} given, but {problem}; {allowed}")
+        raise InputError(key, f"{ranks} given, but {problem}", allowed)
 
 
 def _held(whole: nn.Module, structure: Structure, whole_experts: bool, rank: int, ranks: int) -> dict[Axis, Tensor]:
@@ -131,7 +131,8 @@ def _cut_model(whole: nn.Module, held: Mapping[Axis, Tensor], config: PreTrained
     sliced = {name: cut(source[name], name, held) for name in model.state_dict()}
     for name, wanted in model.state_dict().items():
         if sliced[name].shape != wanted.shape:
-            raise InputError(f"{name} of this {config.model_type} has {list(sliced[name].shape)} and not {list(wanted.shape)} on each rank")
+            given = f"{list(sliced[name].shape)} of this {config.model_type} on each rank"
+            raise InputError(name, given, f"{list(wanted.shape)} is needed")
     model.load_state_dict(sliced, assign=True)
     return with_separate_experts(model)
 

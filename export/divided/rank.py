@@ -75,10 +75,12 @@ def load(folder: Path, ranks: Ranks, device: str | torch.device = "cpu", dtype: 
         apart(model, weights)
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{folder}: {WEIGHTS} cannot be used ({one_line(error)}); divide the checkpoint again") from error
+        raise InputError(f"{folder}", f"{WEIGHTS} cannot be used ({one_line(error)})", remedy="divide the checkpoint again") from error
     lost = set(missing) - repeated(model) - set(scale_names(layers))
     if lost or unexpected:
-        raise InputError(f"{folder}: {WEIGHTS} does not fit its config.json ({min([*lost, *unexpected])}); divide the checkpoint again")
+        raise InputError(
+            f"{folder}", f"{WEIGHTS} does not fit its config.json ({min([*lost, *unexpected])})", remedy="divide the checkpoint again"
+        )
     with_rows(model, list(division.rows), ranks)
     if division.whole_experts:
         with_dealt_experts(model, ranks)
@@ -101,7 +103,7 @@ def read_division(folder: Path) -> Division:
         return Division(int(found["rank"]), int(found["ranks"]), tuple(map(str, found["rows"])), bool(found.get("whole_experts", False)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{folder}: {DIVISION} cannot be used ({problem}); divide the checkpoint again") from error
+        raise InputError(f"{folder}", f"{DIVISION} cannot be used ({problem})", remedy="divide the checkpoint again") from error
 
 
 def quantization_of(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:

@@ -85,7 +85,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         try:
             write_fused_folder(request.checkpoint, folder)
         except InputError as error:
-            problem = "; ".join(error.problems)
+            problem = "; ".join(error.lines)
     if problem is not None:
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
@@ -161,7 +161,8 @@ class OnnxRuntimeDecoder:
         """
         room = self._decoder.context - length
         if room < 1:
-            raise InputError(f"a prompt has {length} tokens; the model reads {self._decoder.context} with its answer: give a shorter one")
+            most = f"the model reads {self._decoder.context} with its answer"
+            raise InputError("prompt", f"{length} tokens given", most, "give a shorter one")
         return rules_of(decoding, self._end_tokens, room=room)
 
     @cached_property

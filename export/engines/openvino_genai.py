@@ -121,7 +121,7 @@ def written(request: BuildRequest, folder: Path, write_folder: Callable[[], str 
     try:
         left_out = write_folder()
     except InputError as error:  # the model keeps no keys and values, for one
-        return "; ".join(error.problems)
+        return "; ".join(error.lines)
     if left_out is not None:
         request.log(f"{request.engine}: other programs give token ids to {folder.name}/, not text: {left_out}")
     return None
@@ -156,7 +156,7 @@ class OpenVinoGenai:
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.speculation is not None and spec.mode != PROPOSED_MODE:
-            raise InputError(f"speculation: the model runs in {spec.mode} mode; tokens can be proposed in {PROPOSED_MODE} mode alone")
+            raise InputError("speculation", f"the model runs in {spec.mode} mode", f"tokens can be proposed in {PROPOSED_MODE} mode alone")
         self._spec = spec
         self._properties = dict(spec.properties)
         self._compile_properties = {name: value for name, value in self._properties.items() if name != BACKEND}
@@ -376,8 +376,10 @@ def generation_config(
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(decoding, name) != 0:
             raise InputError(
-                f"{name}: {getattr(decoding, name):g} given; 0 is allowed: OpenVINO GenAI adds it to negative logits instead of "
-                "subtracting it; give repetition_penalty, or answer in torch or onnxruntime_decoder"
+                name,
+                f"{getattr(decoding, name):g} given",
+                "0 is allowed: OpenVINO GenAI adds it to negative logits instead of subtracting it",
+                "give repetition_penalty, or answer in torch or onnxruntime_decoder",
             )
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = decoding.max_tokens
@@ -397,8 +399,10 @@ def generation_config(
     if decoding.beams > 1:
         if decoding.repetition_penalty != 1:
             raise InputError(
-                f"repetition_penalty: {decoding.repetition_penalty:g} given with {decoding.beams} beams; OpenVINO GenAI searches without "
-                "it: leave one of them out, or answer in torch"
+                "repetition_penalty",
+                f"{decoding.repetition_penalty:g} given with {decoding.beams} beams",
+                "OpenVINO GenAI searches without it",
+                "leave one of them out, or answer in torch",
             )
         config.num_beams, config.num_return_sequences = decoding.beams, decoding.answers
         config.length_penalty = decoding.length_penalty

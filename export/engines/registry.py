@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from export.engines.module import EngineModule
 from foundation.core.engines import REFERENCE, device_of
+from foundation.core.errors import Problem
 from foundation.core.shown import reason
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ def engine_module(engine: str) -> EngineModule:
     return EngineModule.of(importlib.import_module(f"export.engines.{engine}"))
 
 
-def absent(target: Target) -> list[str]:
+def absent(target: Target) -> list[Problem]:
     """Returns one line for each engine that a target needs and that cannot run on this machine; torch is the baseline of every run."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     reasons: set[str] = set()
     for engine in dict.fromkeys((REFERENCE, *target.engines)):
         device = device_of(engine, target.device)
@@ -29,15 +30,21 @@ def absent(target: Target) -> list[str]:
             module = engine_module(engine)
             why = module.absence(device)
         except ImportError as error:
-            problems.append(f"target.engines: {engine} cannot be imported ({reason(error)}); install it, or leave it out")
+            problems.append(
+                Problem("target.engines", f"{engine} cannot be imported ({reason(error)})", remedy="install it, or leave it out")
+            )
             continue
         if why is None or why in reasons or module.proves_ahead():
             continue
         reasons.add(why)
         if module.absence("cpu") is not None:  # the engine is for GPUs alone
-            problems.append(f"target.engines: {engine} given; {why}; give target.device: cuda on a machine that has it, or leave it out")
+            problems.append(
+                Problem("target.engines", f"{engine} given", why, "give target.device: cuda on a machine that has it, or leave it out")
+            )
         else:
-            problems.append(f"target.device: {target.device} given; {why}; run this on a machine that has it, or give device: cpu")
+            problems.append(
+                Problem("target.device", f"{target.device} given", why, "run this on a machine that has it, or give device: cpu")
+            )
     return problems
 
 

@@ -80,7 +80,7 @@ class Torch:
             self._model = load_float(folder).to(self._device, self._dtype)
         if spec.mode == "compiled":
             if not can_compile():
-                raise InputError("torch compiled: no C++ compiler is on PATH; install g++, or leave this mode out")
+                raise InputError("torch compiled", "no C++ compiler is on PATH", remedy="install g++, or leave this mode out")
             self._model = torch.compile(self._model, dynamic=False)  # type: ignore[assignment]
 
     def predict(self, features: Features) -> Logits:

@@ -79,7 +79,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     try:
         plan = plan_of(request.checkpoint, nodes)
     except InputError as error:
-        problem = "; ".join(error.problems)
+        problem = "; ".join(error.lines)
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
@@ -101,7 +101,7 @@ class TorchKernels:
 
         why = absence(spec.device)
         if why is not None:
-            raise InputError(f"target.engines: {spec.engine} given; {why}")
+            raise InputError("target.engines", f"{spec.engine} given", why)
         torch.set_num_threads(spec.threads)
         lengths = Preprocessor.load(Path(spec.folder)).buckets
         self._runner = Runner(Path(spec.path), spec.device, spec.float_precision, spec.batch_sizes, lengths)

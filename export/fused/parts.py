@@ -52,7 +52,7 @@ PROOF_TOKENS = 12
 MOST_LEFT = 0.5
 """Share of blocks with a code other than 0 up to which a layer is stored and multiplied in blocks."""
 SPELLINGS: Mapping[str, Activation] = {"gelu": "gelu", "silu": "silu", "swish": "silu"}
-REFUSAL = "model: its {} layers differ from BERT's, the only ones that the fused kernels run: {}"
+REFUSAL = "its {} layers differ from BERT's, the only ones that the fused kernels run: {}"
 
 
 class Otherwise(Exception):
@@ -114,11 +114,15 @@ def plan_of(checkpoint: Checkpoint, nodes: Mapping[str, Mapping[str, str]] | Non
     kind = model.config.model_type
     sites = load_sites(checkpoint.folder)
     if sites.names:
-        raise InputError(REFUSAL.format(kind, f"{sites.names[0]} is int8, which has no kernel; quantize without attention and residuals"))
+        raise InputError(
+            "model",
+            REFUSAL.format(kind, f"{sites.names[0]} is int8, which has no kernel"),
+            remedy="quantize without attention and residuals",
+        )
     try:
         found = _proved(model, _found(model))
     except Otherwise as error:
-        raise InputError(REFUSAL.format(kind, error)) from error
+        raise InputError("model", REFUSAL.format(kind, error)) from error
     scales, _ = load_quantization(checkpoint.folder)
     return _plan(found, scales, nodes or {})
 
@@ -145,7 +149,7 @@ def _found(model: PreTrainedModel) -> Found:
     try:
         blocks, attentions = blocks_of(model, KEY), find_attentions(model, KEY)
     except InputError as error:
-        raise Otherwise("; ".join(problem.removeprefix(f"{KEY}: ") for problem in error.problems)) from error
+        raise Otherwise("; ".join(str(problem).removeprefix(f"{KEY}: ") for problem in error.problems)) from error
     if attentions.cross:
         raise Otherwise("it reads an encoder")
     modules = dict(model.named_modules())
@@ -313,7 +317,7 @@ def linear_of(name: str, module: nn.Linear, scales: Any) -> Linear:
     if scales is None:
         return FloatLinear(name, _float(module.weight), bias)
     if not isinstance(scales, LayerScales):
-        raise InputError(f"{KEY}: {name} is quantized as {scales.SCHEME}; the fused kernels run {LayerScales.SCHEME}")
+        raise InputError(KEY, f"{name} is quantized as {scales.SCHEME}", f"the fused kernels run {LayerScales.SCHEME}")
     weight = sparse_or_dense(scales.codes(_float(module.weight)), scales.weight_scale, bias)
     return Int8Linear(name, weight, float(scales.input_scale), scales.input_smooth)
 

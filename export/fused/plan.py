@@ -232,7 +232,7 @@ def read_plan(path: Path) -> Plan:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dictionary
         return _plan(document, tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(f"{path}: cannot be used as a plan ({type(error).__name__}: {error}); export again") from error
+        raise InputError(f"{path}", f"cannot be used as a plan ({type(error).__name__}: {error})", remedy="export again") from error
 
 
 def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:

@@ -79,13 +79,15 @@ def pack(features: Features, limits: Limits) -> Rows:
     longest = ids_nL.shape[1]
     behind_nL = np.arange(longest) >= lengths_n[:, None]
     if not lengths_n.all() or (mask_nL == behind_nL).any():
-        raise InputError("attention_mask must be 1 for the tokens of a row, at least one, and 0 for the padding behind them")
+        raise InputError(
+            "attention_mask", "other values given", "1 for the tokens of a row, at least one, and 0 for the padding behind them is allowed"
+        )
     if lengths_n.max(initial=0) > limits.longest:
-        raise InputError(f"a row has {lengths_n.max()} tokens; this model takes {limits.longest}")
+        raise InputError("rows", f"a row has {lengths_n.max()} tokens", f"this model takes {limits.longest}")
     word, kind = ids_nL[mask_nL], kinds_nL[mask_nL]
     for name, given, size in (("input_ids", word, limits.words), ("token_type_ids", kind, limits.kinds)):
         if len(given) and (given.min() < 0 or given.max() >= size):
-            raise InputError(f"{name} must be 0 to {size - 1}; they are {given.min()} to {given.max()}")
+            raise InputError(name, f"{given.min()} to {given.max()} given", f"0 to {size - 1} is allowed")
     position = np.broadcast_to(np.arange(longest) + limits.first_position, mask_nL.shape)[mask_nL]
     start = np.concatenate([[0], lengths_n.cumsum()])
     word_T, kind_T, position_T, start_B, first_B = (

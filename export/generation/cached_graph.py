@@ -117,14 +117,15 @@ def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Returns heads and head size of the keys, then of the values, of each layer in turn, from one token that the model reads."""
     missing = missing_keys(model.config, type(model))
     if missing is not None:
-        raise InputError(f"model: generation needs a decoder that keeps keys and values of every layer; {missing}")
+        raise InputError("model", "generation needs a decoder that keeps keys and values of every layer", f"{missing}")
     cache = DynamicCache()
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
     if not cache.layers or any(not layer.is_initialized or layer.keys.dim() != 4 for layer in cache.layers):
         raise InputError(
-            f"model: generation needs a decoder that keeps keys and values of every layer; this {model.config.model_type} does not fill "
-            "the cache of Transformers"
+            "model",
+            "generation needs a decoder that keeps keys and values of every layer",
+            f"this {model.config.model_type} does not fill the cache of Transformers",
         )
     return [(one.shape[1], one.shape[3]) for layer in cache.layers for one in (layer.keys, layer.values)]
 

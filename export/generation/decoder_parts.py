@@ -152,7 +152,9 @@ def parts_of(model: nn.Module) -> Parts:
         parts = _found(known)
     except (Otherwise, AttributeError, TypeError) as error:
         why = f"{type(error.obj).__name__} has no {error.name}" if isinstance(error, AttributeError) and error.name else str(error)
-        raise InputError(f"model: its {kind} layers differ from Llama's, the only ones that are written for ONNX Runtime: {why}") from error
+        raise InputError(
+            "model", f"its {kind} layers differ from Llama's, the only ones that are written for ONNX Runtime: {why}"
+        ) from error
     shape = (2, min(PROOF_TOKENS, parts.context))
     ids = torch.randint(known.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -160,8 +162,9 @@ def parts_of(model: nn.Module) -> Parts:
     apart = float((found - expected).abs().max() / expected.abs().max())
     if not apart <= TOLERANCE:
         raise InputError(
-            f"model: {kind} has the modules of Llama and computes otherwise (its logits are {apart:.1%} apart), so that it is not written "
-            "for ONNX Runtime"
+            "model",
+            f"{kind} has the modules of Llama and computes otherwise (its logits are {apart:.1%} apart), so that "
+            "it is not written for ONNX Runtime",
         )
     return parts
 

@@ -140,8 +140,9 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[list[tuple[int, int]], list[t
     own, cross = (list(_shapes(one)) for one in (cache.self_attention_cache, cache.cross_attention_cache))
     if not own or len(own) != len(cross):
         raise InputError(
-            f"model: generation needs a decoder that keeps keys and values of itself and of the source in every layer; this "
-            f"{model.config.model_type} keeps {len(own) // 2} and {len(cross) // 2}"
+            "model",
+            "generation needs a decoder that keeps keys and values of itself and of the source in every layer",
+            f"this {model.config.model_type} keeps {len(own) // 2} and {len(cross) // 2}",
         )
     return own, cross
 

@@ -61,7 +61,7 @@ def fused_graph(found: OnGrids) -> onnx.ModelProto:
     """
     others = sorted({type(scales).SCHEME for scales in found.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
     if others:
-        raise InputError(f"quantize: {', '.join(others)} given; ONNX Runtime multiplies w4a16 and w8a8-dynamic in a decoder")
+        raise InputError("quantize", f"{', '.join(others)} given", "ONNX Runtime multiplies w4a16 and w8a8-dynamic in a decoder")
     parts = parts_of(found.model)
     writer = _Writer(parts, found.layers, found.tables)
     return writer.model()
@@ -80,7 +80,9 @@ def table_block(width: int) -> int:
     """
     found = next((block for block in TABLE_BLOCKS if width % block == 0), None)
     if found is None:
-        raise InputError(f"quantize.embeddings: true given; ONNX Runtime reads int8 tables whose width is a multiple of {TABLE_BLOCKS[-1]}")
+        raise InputError(
+            "quantize.embeddings", "true given", f"ONNX Runtime reads int8 tables whose width is a multiple of {TABLE_BLOCKS[-1]}"
+        )
     return found
 
 

@@ -44,8 +44,10 @@ def on_grids(checkpoint: Checkpoint) -> OnGrids:
     sites = load_sites(checkpoint.folder).names
     if sites:
         raise InputError(
-            f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
-            "those in float: give attention: false and residual: false"
+            "quantize",
+            f"{len(sites)} attention products or residual additions are int8, such as {sites[0]}",
+            "the graph with a cache keeps those in float",
+            "give attention: false and residual: false",
         )
     with_separate_experts(model)
     layers, tables = put_on_grids(model, checkpoint)

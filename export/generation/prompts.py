@@ -76,7 +76,7 @@ class Prompts:
         length = min(PROMPT_TOKENS, max_length // 2)
         long = [row[:length].astype(np.int32) for row in rows if isinstance(row, np.ndarray) and len(row) >= length]
         if not long or length < 1:
-            raise InputError(f"data: no evaluation block of at least {length} tokens to take prompts from; give longer texts")
+            raise InputError("data", f"no evaluation block of at least {length} tokens to take prompts from", remedy="give longer texts")
         return cls(tuple(_spread(long, settings.prompts)), min(settings.tokens, max_length - length))
 
     @classmethod

@@ -69,11 +69,15 @@ def _draft(builds: Sequence[Entry], settings: Generation, context: Context) -> E
     fitting = [(build, entry) for build, entry in mine if entry["mode"] == PROPOSED_MODE]
     if not fitting:
         why = f"it runs in {mine[0][1]['mode']} mode" if mine else "no engine of it answers prompts"
-        raise InputError(f"export.generation.draft: {settings.draft} given; {why}, and a draft needs {PROPOSED_MODE} mode: give another")
+        raise InputError(
+            "export.generation.draft", f"{settings.draft} given", f"{why}, and a draft needs {PROPOSED_MODE} mode", "give another"
+        )
     for variant in dict.fromkeys(build["variant"] for build in builds):
         difference = other_tokens(context.checkpoints[variant].path, context.checkpoints[str(settings.draft)].path)
         if difference is not None:
-            raise InputError(f"export.generation.draft: {settings.draft} has {difference} in {variant}; give one with the same tokenizer")
+            raise InputError(
+                "export.generation.draft", f"{settings.draft} has {difference} in {variant}", remedy="give one with the same tokenizer"
+            )
     build, entry = fitting[0]
     told = {"file": entry["file"], "properties": entry["properties"], "tokens": settings.draft_tokens}
     return {"draft": build["folder"], **told}

@@ -37,11 +37,11 @@ def read_questions(given: str) -> tuple[str, ...]:
         text = read_plain(path, MOST_BYTES, f"{KEY}: {given}").decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{KEY}: {given} given, which cannot be read ({reason(error)}); give a UTF-8 file with one question a line"
+            KEY, f"{given} given, which cannot be read ({reason(error)})", remedy="give a UTF-8 file with one question a line"
         ) from error
     questions = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not questions:
-        raise InputError(f"{KEY}: {given} given, which has no question in it; give a UTF-8 file with one question a line")
+        raise InputError(KEY, f"{given} given, which has no question in it", remedy="give a UTF-8 file with one question a line")
     return questions
 
 
@@ -62,7 +62,7 @@ def asked(text: LanguageText, question: str, *, chat: bool = True) -> NDArray[np
         return np.array(text.chat([{"role": "user", "content": question}]), np.int32)
     except TemplateRefused as error:
         raise InputError(
-            f"chat template of the model: {error}; correct chat_template.jinja in the folder of the model, or remove it"
+            "chat template of the model", f"{error}", remedy="correct chat_template.jinja in the folder of the model, or remove it"
         ) from error
 
 
@@ -82,10 +82,12 @@ def prompts_of(checkpoint: Checkpoint, questions: tuple[str, ...], tokens: int, 
     found = [asked(text, question) for question in questions]
     for question, ids in zip(questions, found, strict=True):
         if not len(ids):
-            raise InputError(f"{KEY}: {question:.40} has no token; give a question that the tokenizer knows")
+            raise InputError(KEY, f"{question:.40} has no token", remedy="give a question that the tokenizer knows")
         if longest is not None and len(ids) + tokens > longest:
             raise InputError(
-                f"{KEY}: {question:.40} ... has {len(ids)} tokens, and an answer {tokens}; the model reads {longest}: "
-                "give shorter questions, or fewer export.generation.tokens"
+                KEY,
+                f"{question:.40} ... has {len(ids)} tokens, and an answer {tokens}",
+                f"the model reads {longest}",
+                "give shorter questions, or fewer export.generation.tokens",
             )
     return found

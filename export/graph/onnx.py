@@ -213,8 +213,9 @@ def _load(checkpoint: Checkpoint, task: Task) -> PreTrainedModel:
     config = checkpoint.config
     if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
         raise InputError(
-            f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
-            "give a model without a decoder of its own, or leave out export"
+            "export",
+            f"a {config.model_type} answers from its end token, which rows that are made up to count and to time lack",
+            remedy="give a model without a decoder of its own, or leave out export",
         )
     model = auto_class(task, config).from_pretrained(
         checkpoint.folder, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
@@ -304,7 +305,9 @@ def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ..
     except torch.onnx.OnnxExporterError as error:
         kind = wrapper.model.config.model_type  # type: ignore[union-attr]
         reason = one_line(error.__cause__ or error)
-        raise InputError(f"export: this {kind} cannot be traced into ONNX ({reason}); give another model, or leave out export") from error
+        raise InputError(
+            "export", f"this {kind} cannot be traced into ONNX ({reason})", remedy="give another model, or leave out export"
+        ) from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
     return model

@@ -56,7 +56,7 @@ class Packed:
     def __post_init__(self) -> None:
         side = self.codes.shape[-1]
         if side not in SIDES:
-            raise InputError(f"blocks must have a side of 32 or 64; theirs is {side}")
+            raise InputError("side", f"{side} given", "blocks with a side of 32 or 64 are allowed")
         check_tensor("bitmap", self.bitmap, (cdiv(cdiv(self.shape[0], side) * cdiv(self.shape[1], side), 8),), torch.uint8)
         check_tensor("codes", self.codes, (-1 if self.bitmap.is_meta else int(self.left().sum()), side, side), torch.int8)
 
@@ -96,7 +96,7 @@ def pack(codes_OI: Tensor, side: int) -> Packed:
     """
     check_tensor("codes", codes_OI, (-1, -1), torch.int8)
     if side not in SIDES:
-        raise InputError(f"blocks must have a side of 32 or 64; the given one is {side}")
+        raise InputError("side", f"{side} given", "blocks with a side of 32 or 64 are allowed")
     outputs, inputs = codes_OI.shape
     padded = torch.nn.functional.pad(codes_OI, (0, -inputs % side, 0, -outputs % side))
     blocks_STbb = padded.reshape(cdiv(outputs, side), side, cdiv(inputs, side), side).transpose(1, 2)

@@ -67,11 +67,11 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.activation not in get_args(Activation):
-            raise InputError(f"activation must be one of {', '.join(get_args(Activation))}; it is {self.activation!r}")
+            raise InputError("activation", f"{self.activation!r} given", f"{', '.join(get_args(Activation))} is allowed")
         if self.method not in get_args(Method):
-            raise InputError(f"method must be one of {', '.join(get_args(Method))}; it is {self.method!r}")
+            raise InputError("method", f"{self.method!r} given", f"{', '.join(get_args(Method))} is allowed")
         if self.dtype not in FLOAT_OUTPUTS:
-            raise InputError(f"the output must be float16, bfloat16 or float32, or int8 by a scale; it is {self.dtype}")
+            raise InputError("dtype", f"{self.dtype} given", "an output is float16, bfloat16 or float32, or int8 by a scale")
         if self.scale is not None:
             check_scale("scale of the output", self.scale)
 

@@ -81,7 +81,7 @@ def check_scale(name: str, scale: float | Tensor) -> None:
     if isinstance(scale, Tensor) and scale.is_meta:
         return
     if not positive(torch.as_tensor(scale, dtype=torch.float32)):
-        raise InputError(f"{name} must be positive and finite in float32; it is {scale}")
+        raise InputError(name, f"{scale} given", "a positive number that is finite in float32 is allowed")
 
 
 def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: Any) -> None:
@@ -90,4 +90,4 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: Any
     if not fits or tensor.dtype not in dtypes or not tensor.is_contiguous():
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{'' if tensor.is_contiguous() else ', not contiguous'}"
-        raise InputError(f"{name} must be a contiguous tensor of {allowed}, of shape {list(shape)}; it is {given}")
+        raise InputError(name, f"{given} given", f"a contiguous tensor of {allowed}, of shape {list(shape)}, is allowed")

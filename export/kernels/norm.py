@@ -59,7 +59,7 @@ class Norm:
             check_tensor("bias", self.bias, tuple(self.gain.shape), torch.float32)
         check_scale("eps", self.eps)
         if not 0 < len(self.gain) <= LONGEST_ROW:
-            raise InputError(f"rows must have 1 to {LONGEST_ROW} inputs; they have {len(self.gain)}")
+            raise InputError("gain", f"{len(self.gain)} inputs given", f"rows have 1 to {LONGEST_ROW}")
 
 
 def launch(

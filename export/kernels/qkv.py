@@ -54,11 +54,11 @@ class Heads:
 
     def __post_init__(self) -> None:
         if self.dimension not in DIMENSIONS:
-            raise InputError(f"the dimension of a head must be one of {', '.join(map(str, DIMENSIONS))}; it is {self.dimension}")
+            raise InputError("dimension", f"{self.dimension} given", f"{', '.join(map(str, DIMENSIONS))} is allowed for a head")
         if self.queries < 1 or self.keys < 1:
-            raise InputError(f"there must be heads of queries and of keys; there are {self.queries} and {self.keys}")
+            raise InputError("queries, keys", f"{self.queries} and {self.keys} heads given", "at least one of both is needed")
         if self.dtype not in (torch.float16, torch.float32):
-            raise InputError(f"queries, keys and values must be float16 or float32; they are {self.dtype}")
+            raise InputError("dtype", f"{self.dtype} given", "queries, keys and values are float16 or float32")
         for name, scale in {"query scale": self.query_scale, "key scale": self.key_scale}.items():
             if scale is not None:
                 check_scale(name, scale)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
 
@@ -34,7 +34,19 @@ Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repositor
 
 
 class DamagedArtifact(Exception):
-    """An artifact does not match its manifest; the message names the file."""
+    """An artifact does not match its manifest.
+
+    Args:
+        key: The file.
+        given: What is wrong with it.
+    """
+
+    def __init__(self, key: str, given: str) -> None:
+        super().__init__(key, given)
+        self.problem = Problem(key, given)
+
+    def __str__(self) -> str:
+        return str(self.problem)
 
 
 class FileEntry(TypedDict):
@@ -132,17 +144,17 @@ def files_below(folder: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def strangers_below(folder: Path) -> list[str]:
-    """Returns one line for each thing below `folder` (and for `folder`) that is neither a file nor a folder with contents."""
-    lines = [f"{folder}: is a link, not a folder"] if folder.is_symlink() else []
+def strangers_below(folder: Path) -> list[Problem]:
+    """Returns a problem for each thing below `folder` (and for `folder`) that is neither a file nor a folder with contents."""
+    problems = [Problem(f"{folder}", "is a link, not a folder")] if folder.is_symlink() else []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            lines.append(f"{path}: is a link to {os.readlink(path)}; only files and folders belong there")
+            problems.append(Problem(f"{path}", f"is a link to {os.readlink(path)}", "only files and folders belong there"))
         elif path.is_dir():
-            lines += [] if any(path.iterdir()) else [f"{path}: an empty folder, not in the manifest"]
+            problems += [] if any(path.iterdir()) else [Problem(f"{path}", "an empty folder, not in the manifest")]
         elif not path.is_file():
-            lines.append(f"{path}: is neither a file nor a folder")
-    return lines
+            problems.append(Problem(f"{path}", "is neither a file nor a folder"))
+    return problems
 
 
 @contextmanager
@@ -218,7 +230,7 @@ def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fie
     """
     strangers = strangers_below(folder)
     if strangers:
-        raise ValueError(strangers[0])
+        raise ValueError(str(strangers[0]))
     files = {name: {"sha256": file_digest(path), "size": path.stat().st_size} for name, path in files_below(folder).items()}
     manifest = {"schema": SCHEMA, "id": id, "kind": kind, "key": key, "parents": parents, "digest": digest(files), "files": files, **fields}
     write_json(folder / MANIFEST, {**manifest, SEAL: _sealed(manifest)})
@@ -237,9 +249,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_plain(path, MOST_JSON).decode("utf-8"))
     except InputError as error:
-        raise DamagedArtifact(error.problems[0]) from error
+        raise DamagedArtifact(error.problems[0].key, error.problems[0].given) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedArtifact(f"{path}: cannot be read ({reason(error)})") from error
+        raise DamagedArtifact(f"{path}", f"cannot be read ({reason(error)})") from error
 
 
 def load(folder: Path) -> Artifact:
@@ -251,16 +263,16 @@ def load(folder: Path) -> Artifact:
     manifest: Manifest = read_json(folder / MANIFEST)
     entries: Mapping[str, object] = manifest
     if not isinstance(entries, dict) or entries.get("schema") != SCHEMA:
-        raise DamagedArtifact(f"{folder / MANIFEST}: schema {SCHEMA} expected")
+        raise DamagedArtifact(f"{folder / MANIFEST}", f"schema {SCHEMA} expected")
     for name, fits in ENTRIES.items():
         if name not in entries or not fits(entries[name]):
-            raise DamagedArtifact(f"{folder / MANIFEST}: {name}: {shown(entries.get(name))} is no such entry of a manifest")
+            raise DamagedArtifact(f"{folder / MANIFEST}", f"{name}: {shown(entries.get(name))} is no such entry of a manifest")
     try:
         intact = SEAL not in entries or entries[SEAL] == _sealed(entries)
     except ValueError:  # NaN, or an integer too long to write
         intact = False
     if not intact:
-        raise DamagedArtifact(f"{folder / MANIFEST}: its contents differ from its own digest ({SEAL})")
+        raise DamagedArtifact(f"{folder / MANIFEST}", f"its contents differ from its own digest ({SEAL})")
     return Artifact(folder, manifest)
 
 
@@ -281,22 +293,24 @@ ENTRIES: Mapping[str, Callable[[object], bool]] = {
 """What every manifest has, and whether a value can be it."""
 
 
-def verify(artifact: Artifact) -> list[str]:
+def verify(artifact: Artifact) -> list[Problem]:
     """Hashes every file of the artifact again and compares with the manifest.
 
     Returns:
-        One line for each file that is missing, added or changed, and for each link, socket or empty folder; empty if the artifact is
+        A problem for each file that is missing, added or changed, and for each link, socket or empty folder; empty if the artifact is
         intact.
     """
     problems, present = strangers_below(artifact.path), files_below(artifact.path)
     for name, entry in artifact.manifest["files"].items():
         if name not in present:
-            problems.append(f"{artifact.path / name}: missing")
+            problems.append(Problem(f"{artifact.path / name}", "missing"))
         elif present[name].stat().st_size != entry["size"] or file_digest(present[name]) != entry["sha256"]:
-            problems.append(f"{artifact.path / name}: contents differ from the manifest (sha256 {entry['sha256'][:12]} expected)")
-    problems += [f"{artifact.path / name}: not in the manifest" for name in present.keys() - artifact.manifest["files"].keys()]
+            problems.append(
+                Problem(f"{artifact.path / name}", f"contents differ from the manifest (sha256 {entry['sha256'][:12]} expected)")
+            )
+    problems += [Problem(f"{artifact.path / name}", "not in the manifest") for name in present.keys() - artifact.manifest["files"].keys()]
     if digest(artifact.manifest["files"]) != artifact.digest:
-        problems.append(f"{artifact.path / MANIFEST}: digest does not match its list of files")
+        problems.append(Problem(f"{artifact.path / MANIFEST}", "digest does not match its list of files"))
     return problems
 
 

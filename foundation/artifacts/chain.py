@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 from foundation.artifacts import artifact
 from foundation.artifacts.artifact import Artifact
 from foundation.artifacts.run_folder import LOCK_FILE, REPOSITORY, Run
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import reason
 
 CHAIN, SCHEMA = "chain.json", 1
@@ -72,14 +72,14 @@ def read_chain(folder: Path) -> Chain:
     path, cure = folder / CHAIN, f"`compress run` on {folder / LOCK_FILE} keeps the finished stages and writes it"
     if not os.path.lexists(path):
         raise InputError(
-            f"{path}: missing: an earlier version finished this run, or the file was removed; a changed manifest cannot be found; {cure}"
+            f"{path}", "missing: an earlier version finished this run, or the file was removed", "a changed manifest cannot be found", cure
         )
     try:
         return checked(artifact.read_json(path))
     except artifact.DamagedArtifact as error:
-        raise InputError(f"{error}; {cure}") from error
+        raise InputError.of([error.problem.advise(cure)]) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: damaged ({reason(error)}); {cure}") from error
+        raise InputError(f"{path}", f"damaged ({reason(error)})", remedy=cure) from error
 
 
 def recorded(folder: Path, name: str) -> str | None:
@@ -113,8 +113,8 @@ def checked(document: Any) -> Chain:
     return found
 
 
-def damage(run: Run, log: Callable[[str], None] = lambda line: None, only: Artifact | None = None) -> Iterator[str]:
-    """Hashes every file of every artifact and yields one line for each that is missing, added or changed, and for a wrong link.
+def damage(run: Run, log: Callable[[str], None] = lambda line: None, only: Artifact | None = None) -> Iterator[Problem]:
+    """Hashes every file of every artifact and yields a problem for each that is missing, added or changed, and for a wrong link.
 
     Args:
         run: The run.
@@ -127,14 +127,14 @@ def damage(run: Run, log: Callable[[str], None] = lambda line: None, only: Artif
             continue
         problems = artifact.verify(found)
         if not problems and stage["digest"] != found.digest:
-            problems = [f"{found.path}: digest {found.digest[:12]}, but the run recorded {stage['digest'][:12]}"]
+            problems = [Problem(f"{found.path}", f"digest {found.digest[:12]}, but the run recorded {stage['digest'][:12]}")]
         log(f"{stage['id']}: {len(found.manifest['files'])} files, {'damaged' if problems else 'intact'}")
         yield from problems
     yield from _link(run)
 
 
-def changes(expected: Chain, run: Run, source: str) -> list[str]:
-    """Returns one line for each entry of a chain that is not what is on disk now.
+def changes(expected: Chain, run: Run, source: str) -> list[Problem]:
+    """Returns a problem for each entry of a chain that is not what is on disk now.
 
     Args:
         expected: The chain that was recorded.
@@ -144,31 +144,30 @@ def changes(expected: Chain, run: Run, source: str) -> list[str]:
     found = chain_of(run)
     before, now = ({entry["path"]: entry["sha256"] for entry in chain["files"]} for chain in (expected, found))
     other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    lines = [f"{run.folder / name}: {_what(before.get(name), now.get(name))} since {source}" for name in other]
+    problems = [Problem(f"{run.folder / name}", f"{_what(before.get(name), now.get(name))} since {source}") for name in other]
     if expected["model_repository"] != found["model_repository"]:
-        lines.append(
-            f"{run.folder / REPOSITORY}: leads to {found['model_repository']}, but to {expected['model_repository']} according to {source}"
-        )
-    return lines
+        leads = f"leads to {found['model_repository']}, but to {expected['model_repository']} according to {source}"
+        problems.append(Problem(f"{run.folder / REPOSITORY}", leads))
+    return problems
 
 
 def _what(before: str | None, now: str | None) -> str:
     return "added" if before is None else "missing" if now is None else "changed"
 
 
-def _link(run: Run) -> Iterator[str]:
+def _link(run: Run) -> Iterator[Problem]:
     path, made = run.folder / REPOSITORY, run.of_kind("model_repository")
     if made is None:
         if os.path.lexists(path):
-            yield f"{path}: does not belong to this run, whose recipe has no triton_repo stage; remove it"
+            yield Problem(f"{path}", "does not belong to this run, whose recipe has no triton_repo stage", remedy="remove it")
         return
     wanted = f"stages/{made.path.name}/{REPOSITORY}"
     if not os.path.lexists(path):
-        yield f"{path}: missing; a link to {wanted} is expected; `compress run` writes it again"
+        yield Problem(f"{path}", "missing", f"a link to {wanted} is expected", "`compress run` writes it again")
     elif not path.is_symlink():
-        yield f"{path}: is not a link to {wanted}; move it away, and `compress run` writes the link again"
+        yield Problem(f"{path}", f"is not a link to {wanted}", remedy="move it away, and `compress run` writes the link again")
     elif os.readlink(path) != wanted:
-        yield f"{path}: leads to {os.readlink(path)}; {wanted} is expected; `compress run` writes it again"
+        yield Problem(f"{path}", f"leads to {os.readlink(path)}", f"{wanted} is expected", "`compress run` writes it again")
 
 
 def _target(path: Path) -> str | None:

@@ -69,7 +69,7 @@ def read(model: type[D], file: Path) -> D:
     try:
         return model.model_validate(read_json(file))
     except ValidationError as error:
-        raise DamagedArtifact(f"{file}: damaged ({reason(error)})") from error
+        raise DamagedArtifact(f"{file}", f"damaged ({reason(error)})") from error
 
 
 class _Rule(NamedTuple):

@@ -95,21 +95,21 @@ def open_run(folder: Path) -> Run:
     try:
         text = read_plain(folder / LOCK_FILE, MOST_BYTES).decode("utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{folder}: not a finished run (no {LOCK_FILE}); give a folder written by `compress run`") from error
+        raise InputError(f"{folder}", f"not a finished run (no {LOCK_FILE})", remedy="give a folder written by `compress run`") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / LOCK_FILE}: cannot be read ({reason(error)}); `compress run` writes it again") from error
+        raise InputError(f"{folder / LOCK_FILE}", f"cannot be read ({reason(error)})", remedy="`compress run` writes it again") from error
     document = parse_yaml(text, str(folder / LOCK_FILE))
     problem = _problem(document)
     if problem is not None:
-        raise InputError(f"{folder / LOCK_FILE}: damaged ({problem}); `compress run` writes it again")
+        raise InputError(f"{folder / LOCK_FILE}", f"damaged ({problem})", remedy="`compress run` writes it again")
     stages = tuple(document["stages"])
     try:
         artifacts = {stage["id"]: artifact.load(folder / stage["artifact"]) for stage in stages}
     except DamagedArtifact as error:
-        raise InputError(f"{error}; `compress run` creates it again") from error
+        raise InputError.of([error.problem.advise("`compress run` creates it again")]) from error
     run = Run(folder, document["recipe"], stages, document["environment"], artifacts, document.get("finished"), document.get("compress"))
     if not run.variants:
-        raise InputError(f"{folder / LOCK_FILE}: damaged (no step evaluates a model); `compress run` writes it again")
+        raise InputError(f"{folder / LOCK_FILE}", "damaged (no step evaluates a model)", remedy="`compress run` writes it again")
     return run
 
 
@@ -159,12 +159,12 @@ def blaming_damage(folder: Path) -> Iterator[None]:
     except InputError:
         raise
     except DamagedArtifact as error:
-        raise InputError(f"{error}; `compress run` creates it again") from error
+        raise InputError.of([error.problem.advise("`compress run` creates it again")]) from error
     except Exception as error:  # any: contents that nobody wrote can fail anywhere; the digests show whether it is damage
         problems = [problem for found in open_run(folder).artifacts.values() for problem in artifact.verify(found)]
         if not problems:
             raise
-        raise InputError(*(f"{problem}; `compress run` creates it again" for problem in problems)) from error
+        raise InputError.of(problem.advise("`compress run` creates it again") for problem in problems) from error
 
 
 def write_lock(
@@ -201,7 +201,9 @@ def link_repository(folder: Path, made: Artifact | None) -> None:
     """
     link, temporary = folder / REPOSITORY, folder / f".{REPOSITORY}.tmp"
     if os.path.lexists(link) and not link.is_symlink():
-        raise InputError(f"{link}: is not a link, so it is not of this run; move it away and run again; finished stages are kept")
+        raise InputError(
+            f"{link}", "is not a link, so it is not of this run", remedy="move it away and run again; finished stages are kept"
+        )
     if made is None:
         link.unlink(missing_ok=True)
         return
@@ -241,9 +243,9 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder = local(folder, "--out")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; give a new folder, or the folder of an earlier run, with --out DIR")
+        raise InputError(f"{folder}", "is a file", remedy="give a new folder, or the folder of an earlier run, with --out DIR")
     if folder.exists() and any(folder.iterdir()) and not (folder / ".lock").exists():
-        raise InputError(f"{folder}: not empty and not a run folder; give another folder with --out DIR")
+        raise InputError(f"{folder}", "not empty and not a run folder", remedy="give another folder with --out DIR")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as lock:
         try:
@@ -251,7 +253,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             lock.seek(0)
             holder = lock.read().strip() or "(unknown id)"
-            raise InputError(f"{folder}: process {holder} is writing to it; wait for it, or give another --out DIR") from error
+            raise InputError(f"{folder}", f"process {holder} is writing to it", remedy="wait for it, or give another --out DIR") from error
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -268,8 +270,9 @@ def keep_judge(folder: Path, judge: str) -> None:
     known = note.read_text(encoding="utf-8").strip() if note.is_file() else judge
     if judge != known:
         raise InputError(
-            f"{folder}: a candidate of a search, whose figures are of {known} rows; run its {LOCK_FILE} with another --out DIR to get "
-            f"those of {judge} rows"
+            f"{folder}",
+            f"a candidate of a search, whose figures are of {known} rows",
+            remedy=f"run its {LOCK_FILE} with another --out DIR to get those of {judge} rows",
         )
     if judge != usual:
         artifact.write_text(note, judge)

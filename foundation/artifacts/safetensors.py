@@ -50,11 +50,13 @@ def read_json(file: Path, key: str) -> dict[str, Any]:
     except InputError:
         raise
     except FileNotFoundError as error:
-        raise InputError(f"{key}: {file.parent} has no {file.name}; give a folder written by save_pretrained") from error
+        raise InputError(key, f"{file.parent} has no {file.name}", remedy="give a folder written by save_pretrained") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{key}: {file} cannot be read as JSON ({reason(error)}); write the folder again with save_pretrained") from error
+        raise InputError(
+            key, f"{file} cannot be read as JSON ({reason(error)})", remedy="write the folder again with save_pretrained"
+        ) from error
     if not isinstance(value, dict):
-        raise InputError(f"{key}: {file} holds a JSON {type(value).__name__}; a JSON object is allowed")
+        raise InputError(key, f"{file} holds a JSON {type(value).__name__}", "a JSON object is allowed")
     return value
 
 
@@ -71,15 +73,17 @@ def weight_files(folder: Path, key: str) -> list[Path]:
         pickles = sorted(name for name in PICKLES if (folder / name).exists())
         if pickles:
             how = pasted("python", "-c", CONVERT.format(str(folder), f"{folder}-safetensors"))
-            raise InputError(f"{key}: {folder} has its weights in {pickles[0]}, which can run code when loaded; convert it first: {how}")
-        raise InputError(f"{key}: {folder} has no weights; model.safetensors is needed (save_pretrained writes it)")
+            raise InputError(
+                key, f"{folder} has its weights in {pickles[0]}, which can run code when loaded", remedy=f"convert it first: {how}"
+            )
+        raise InputError(key, f"{folder} has no weights", "model.safetensors is needed (save_pretrained writes it)")
     shards = read_json(index, key).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) and Path(name).name == name for name in shards.values()):
-        raise InputError(f"{key}: {index} has no usable weight_map; write the folder again with save_pretrained")
+        raise InputError(key, f"{index} has no usable weight_map", remedy="write the folder again with save_pretrained")
     files = [folder / name for name in sorted(set(shards.values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise InputError(f"{key}: {folder} lacks {', '.join(missing)}, listed in {index.name}; download it again")
+        raise InputError(key, f"{folder} lacks {', '.join(missing)}, listed in {index.name}", remedy="download it again")
     return files
 
 
@@ -96,7 +100,7 @@ def headers(folder: Path, key: str) -> dict[str, tuple[tuple[int, ...], str]]:
             found[name] = (tuple(piece.get_shape()), piece.get_dtype())
             if name.endswith("weight") and found[name][1] not in FLOATS:
                 raise InputError(
-                    f"{key}: {file}: {name} is {found[name][1]}; only float weights are allowed: give the model before quantization"
+                    key, f"{file}: {name} is {found[name][1]}", "only float weights are allowed", "give the model before quantization"
                 )
     return found
 
@@ -117,7 +121,9 @@ def check_finite(folder: Path, key: str) -> None:
             bad = int((~torch.isfinite(tensor.float())).sum())
             if bad:
                 what = "NaN or infinite" + (" in float32, in which models are computed" if tensor.dtype == torch.float64 else "")
-                raise InputError(f"{key}: {file}: {bad} of {tensor.numel()} values in {name} are {what}; give a model with finite weights")
+                raise InputError(
+                    key, f"{file}: {bad} of {tensor.numel()} values in {name} are {what}", remedy="give a model with finite weights"
+                )
 
 
 def _open(folder: Path, key: str) -> Iterator[tuple[Path, Any]]:
@@ -128,4 +134,6 @@ def _open(folder: Path, key: str) -> Iterator[tuple[Path, Any]]:
             with safe_open(file, framework="pt") as stream:
                 yield file, stream
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{key}: {file} is not a complete safetensors file ({reason(error)}); copy or download it again") from error
+            raise InputError(
+                key, f"{file} is not a complete safetensors file ({reason(error)})", remedy="copy or download it again"
+            ) from error

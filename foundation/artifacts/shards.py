@@ -108,7 +108,7 @@ class StoredWeights:
                 self._places |= _places(file)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(
-                    f"{key}: {file} is not a complete safetensors file ({reason(error)}); copy or download it again"
+                    key, f"{file} is not a complete safetensors file ({reason(error)})", remedy="copy or download it again"
                 ) from error
 
     def __contains__(self, name: str) -> bool:

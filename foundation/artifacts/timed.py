@@ -109,7 +109,7 @@ def read_latency(folder: Path) -> list[VariantTiming]:
     try:
         return [VariantTiming.model_validate(row) for row in rows]
     except (TypeError, ValidationError) as error:
-        raise DamagedArtifact(f"{folder / LATENCY}: damaged ({reason(error)})") from error
+        raise DamagedArtifact(f"{folder / LATENCY}", f"damaged ({reason(error)})") from error
 
 
 def write_latency(folder: Path, rows: Iterable[VariantTiming]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.core.decoding import end_ids
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 
 FILE = "generation_config.json"
 SHOWN = 40
@@ -42,9 +42,9 @@ class AnswerTokens:
             ids = given if several and isinstance(given, list) else [] if given is None else [given]
             if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):
                 allowed = "a token id, a list of them or null" if several else "a token id or null"
-                problems.append(f"{FILE}: {name}: {json.dumps(given)[:SHOWN]} given; {allowed} is allowed")
+                problems.append(Problem(FILE, f"{name}: {json.dumps(given)[:SHOWN]} given", f"{allowed} is allowed"))
         if problems:
-            raise InputError(*problems)
+            raise InputError.of(problems)
         return cls(end_ids(settings.get("eos_token_id")), settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id"))
 
     @classmethod
@@ -66,7 +66,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON; write the file again, or remove it") from error
+        raise InputError(f"{file}", "not JSON", remedy="write the file again, or remove it") from error
     if not isinstance(settings, dict):
-        raise InputError(f"{file}: a JSON object is expected; write the file again, or remove it")
+        raise InputError(f"{file}", "a JSON object is expected", remedy="write the file again, or remove it")
     return settings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 
 LEAST_TEMPERATURE = 1e-6
 """A lower one overflows in fp32; 0 takes the most likely token."""
@@ -76,24 +76,38 @@ class Decoding:
             ("answers", self.answers, 1, 64),
         ]
         problems = [
-            f"{name}: {value:g} given; {low:g} to {high:g} is allowed" for name, value, low, high in limits if not low <= value <= high
+            Problem(name, f"{value:g} given", f"{low:g} to {high:g} is allowed")
+            for name, value, low, high in limits
+            if not low <= value <= high
         ]
         if 0 < self.temperature < LEAST_TEMPERATURE:
-            problems.append(f"temperature: {self.temperature:g} given; 0, or {LEAST_TEMPERATURE:g} to 100, is allowed")
+            problems.append(Problem("temperature", f"{self.temperature:g} given", f"0, or {LEAST_TEMPERATURE:g} to 100, is allowed"))
         if any(not text for text in self.stop):
-            problems.append("stop: an empty text given; give at least one character")
+            problems.append(Problem("stop", "an empty text given", remedy="give at least one character"))
         if (negative := next((token for token in self.stop_tokens if token < 0), None)) is not None:
-            problems.append(f"stop_tokens: {negative} given; give ids of the vocabulary, from 0 on")
+            problems.append(Problem("stop_tokens", f"{negative} given", remedy="give ids of the vocabulary, from 0 on"))
         if self.length_penalty != 1 and self.beams == 1:
-            problems.append(f"length_penalty: {self.length_penalty:g} given with 1 beam; only a search uses it: give 2 beams or more")
+            problems.append(
+                Problem("length_penalty", f"{self.length_penalty:g} given with 1 beam", "only a search uses it", "give 2 beams or more")
+            )
         if self.beams > 1 and self.stop:
-            problems.append(f"stop: {self.stop[0]!r} given with {self.beams} beams; texts do not end a search: give stop_tokens, or 1 beam")
+            problems.append(
+                Problem(
+                    "stop", f"{self.stop[0]!r} given with {self.beams} beams", "texts do not end a search", "give stop_tokens, or 1 beam"
+                )
+            )
         if self.beams > 1 and self.temperature > 0:
-            problems.append(f"beams: {self.beams} given with temperature {self.temperature:g}; beams do not sample: give temperature 0")
+            problems.append(
+                Problem("beams", f"{self.beams} given with temperature {self.temperature:g}", "beams do not sample", "give temperature 0")
+            )
         if self.answers > self.beams:
-            problems.append(f"answers: {self.answers} given with {self.beams} beam{'s' * (self.beams > 1)}; give at least as many beams")
+            problems.append(
+                Problem(
+                    "answers", f"{self.answers} given with {self.beams} beam{'s' * (self.beams > 1)}", remedy="give at least as many beams"
+                )
+            )
         if problems:
-            raise InputError(*problems)
+            raise InputError.of(problems)
 
     @property
     def samples(self) -> bool:

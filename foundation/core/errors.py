@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Self
 
 MOST_PROBLEMS = 50
 LONGEST_PROBLEM = 2000
@@ -13,20 +15,73 @@ COMPARED_CHARACTERS = 64
 """Names that are compared for a suggestion, and their length: the comparison takes quadratic time."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the input. `str(problem)` is the line that a user reads: `KEY: GIVEN; ALLOWED: REMEDY`."""
+
+    key: str
+    """Where it is: the path of a key, or a file and a line."""
+    given: str
+    """What stands there."""
+    allowed: str = ""
+    """What may stand there."""
+    remedy: str = ""
+    """What to do."""
+
+    def __str__(self) -> str:
+        before_remedy = "; " if not self.allowed or ": " in self.allowed or self.allowed.endswith("?") else ": "
+        rest = before_remedy.join(part for part in (self.allowed, self.remedy) if part)
+        return _line(": ".join(part for part in (self.key, "; ".join(part for part in (self.given, rest) if part)) if part))
+
+    def within(self, outer: str) -> Problem:
+        """Returns the problem with a longer key, such as the file in which the key stands."""
+        return replace(self, key=f"{outer}: {self.key}" if self.key else outer)
+
+    def advise(self, remedy: str) -> Problem:
+        """Returns the problem with one more thing to do."""
+        return replace(self, remedy=f"{self.remedy}; {remedy}" if self.remedy else remedy)
+
+    def because(self, reason: str, remedy: str = "") -> Problem:
+        """Returns the problem with a reason, a predicate of what `allowed` names, such as "this bert" "has two stacks of blocks"."""
+        return replace(self, allowed=f"{self.allowed} {reason}".strip(), remedy=remedy or self.remedy)
+
+    def renamed(self, old: str, new: str) -> Problem:
+        """Returns the problem with another text instead of `old` in each part, such as the key under which the user gave a model."""
+        return Problem(*(part.replace(old, new) for part in (self.key, self.given, self.allowed, self.remedy)))
+
+
 class InputError(ValueError):
-    """The user's input is wrong. Reports all problems at once, one line each.
+    """The user's input is wrong. `str(error)` has one line for each of `problems`.
 
     Args:
-        problems: One complete sentence each, without line breaks: where (key path, or file and line), what was given, what is
-            allowed, what to do. Long ones lose their middle, and after the first 50 the others are only counted.
+        key: Where it is: the path of a key, or a file and a line.
+        given: What stands there.
+        allowed: What may stand there.
+        remedy: What to do.
     """
 
-    def __init__(self, *problems: str) -> None:
-        lines = [_line(problem) for problem in problems[:MOST_PROBLEMS]]
-        if len(problems) > MOST_PROBLEMS:
-            lines.append(f"and {len(problems) - MOST_PROBLEMS} more problems; correct these first")
-        super().__init__("\n".join(lines))
-        self.problems = tuple(lines)
+    def __init__(self, key: str, given: str, allowed: str = "", remedy: str = "") -> None:
+        super().__init__(key, given, allowed, remedy)  # an exception is pickled by its arguments
+        self.problems: tuple[Problem, ...] = (Problem(key, given, allowed, remedy),)
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> Self:
+        """Reports several problems at once: at least one. After the first 50 the others are only counted."""
+        known = tuple(problems)
+        first = known[0]
+        error = cls(first.key, first.given, first.allowed, first.remedy)
+        error.problems = known[:MOST_PROBLEMS]
+        if len(known) > MOST_PROBLEMS:
+            error.problems += (Problem("", f"and {len(known) - MOST_PROBLEMS} more problems", remedy="correct these first"),)
+        return error
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The problems as a user reads them: one line each."""
+        return tuple(map(str, self.problems))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

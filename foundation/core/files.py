@@ -36,7 +36,7 @@ def local(given: str | Path, key: str) -> Path:
         return path
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the user after ~ is unknown
         raise InputError(
-            f"{key}: {shown(str(given), 80)} cannot be a path here ({reason(error)}); give the path of a file or folder"
+            key, f"{shown(str(given), 80)} cannot be a path here ({reason(error)})", remedy="give the path of a file or folder"
         ) from error
     return path
 
@@ -56,7 +56,7 @@ def check_plain(path: Path, where: str) -> None:
     except (OSError, ValueError):  # whoever opens the file reports it
         return
     if not stat.S_ISREG(mode):
-        raise InputError(f"{where}: is {KINDS.get(stat.S_IFMT(mode), 'not a plain file')}; only plain files are read: give one")
+        raise InputError(where, f"is {KINDS.get(stat.S_IFMT(mode), 'not a plain file')}", "only plain files are read", "give one")
 
 
 def open_plain(path: Path, where: str | None = None) -> BinaryIO:
@@ -81,5 +81,5 @@ def read_plain(path: Path, most: int, where: str | None = None) -> bytes:
     with open_plain(path, where) as stream:
         found = stream.read(most + 1)
     if len(found) > most:
-        raise InputError(f"{where}: {path.stat().st_size} bytes; at most {most} are allowed")
+        raise InputError(where, f"{path.stat().st_size} bytes", f"at most {most} are allowed")
     return found

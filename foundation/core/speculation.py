@@ -41,17 +41,19 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= MAX_TOKENS:
-            raise InputError(f"speculation: {self.tokens} tokens at once given; 1 to {MAX_TOKENS} is allowed")
+            raise InputError("speculation", f"{self.tokens} tokens at once given", f"1 to {MAX_TOKENS} is allowed")
 
     def check(self, decoding: Decoding) -> None:
         """Raises InputError if tokens are chosen in a way that nothing can be proposed for."""
         what = "a draft" if self.draft else "prompt look-up"
         if decoding.beams > 1:
-            raise InputError(f"beams: {decoding.beams} given with {what}; a search takes no proposals: leave one of them out")
+            raise InputError("beams", f"{decoding.beams} given with {what}", "a search takes no proposals", "leave one of them out")
         if decoding.samples and self.draft:
             raise InputError(
-                f"temperature: {decoding.temperature:g} given with a draft; its tokens are held against the most likely ones: give 0, or "
-                "look the prompt up instead"
+                "temperature",
+                f"{decoding.temperature:g} given with a draft",
+                "its tokens are held against the most likely ones",
+                "give 0, or look the prompt up instead",
             )
 
     def proposed(self, prompt: Sequence[int], answer: Sequence[int], steps: Sequence[int], most: int) -> int:

@@ -166,8 +166,8 @@ class Parallel(Config):
         for name in ("tensor", "pipeline", "context"):
             if team.size % getattr(self, name):
                 fits = [number for number in range(1, team.size + 1) if team.size % number == 0]
-                given = f"parallel.{name}: {getattr(self, name)} given for {team.size} processes"
-                raise InputError(f"{given}; give {' or '.join(map(str, fits))}")
+                given = f"{getattr(self, name)} given for {team.size} processes"
+                raise InputError(f"parallel.{name}", given, remedy=f"give {' or '.join(map(str, fits))}")
         names = ("strategy", "tensor", "pipeline", "sequence", "context")
         return replace(team, **{name: getattr(self, name) for name in names})
 

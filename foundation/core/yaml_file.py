@@ -52,6 +52,6 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InputError(f"{source}{line}: not a readable recipe: {getattr(error, 'problem', None) or reason(error)}") from error
+        raise InputError(f"{source}{line}", f"not a readable recipe: {getattr(error, 'problem', None) or reason(error)}") from error
     except (ValueError, LookupError, RecursionError) as error:  # PyYAML's own arithmetic on a number, or too deep a nesting
-        raise InputError(f"{source}: not a readable recipe: {reason(error)}") from error
+        raise InputError(f"{source}", f"not a readable recipe: {reason(error)}") from error

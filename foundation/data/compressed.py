@@ -29,7 +29,7 @@ class Limit:
         """Raises an `InputError` if `size` bytes are too many."""
         if size > self.gb * GB:
             raised = f"raise {self.key}, or " if self.key else ""
-            raise InputError(f"{path}: expands to more than {self.gb:g} GB; if the file is meant to, {raised}give it uncompressed")
+            raise InputError(f"{path}", f"expands to more than {self.gb:g} GB", f"if the file is meant to, {raised}give it uncompressed")
 
 
 def open_gzip(path: Path, limit: Limit) -> BinaryIO:

@@ -199,7 +199,7 @@ class Data:
             assert self.hidden is not None, "the judge is another one"
             return replace(self, evaluation=self.hidden, hidden=None)
         if not len(self.selection):
-            raise InputError("data: there are no selection rows, which candidates are judged on; give more train rows")
+            raise InputError("data", "there are no selection rows, which candidates are judged on", remedy="give more train rows")
         return replace(self, evaluation=self.selection, hidden=self.evaluation)
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
@@ -241,7 +241,7 @@ def divide(
     evaluation = test or validation
     if evaluation is None:
         raise InputError(
-            f"{where}: no labelled test or validation split; one of them is needed to measure the results: name it in data.files"
+            where, "no labelled test or validation split", "one of them is needed to measure the results", "name it in data.files"
         )
     final = frozenset(evaluation.input_keys)
     train, shared = _without_evaluation(train, evaluation, where, log, keep=keep)
@@ -256,7 +256,9 @@ def divide(
     if not carved and len(train) < given:
         log(f"data: {given - len(train)} train rows that are also in validation are dropped")
     if not train:
-        raise InputError(f"{where}: no train rows left: all of them equal selection rows, which are never trained on; add other train rows")
+        raise InputError(
+            where, "no train rows left: all of them equal selection rows, which are never trained on", remedy="add other train rows"
+        )
     named = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
     log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{named}")
     return Data(train, selection, evaluation, labels, shared=shared)
@@ -275,8 +277,9 @@ def _without_evaluation(train: Split, evaluation: Split, where: str, log: Callab
         return train, Shared(in_train=sum(key in known for key in evaluation.input_keys))
     if not rest:
         raise InputError(
-            f"{where}: all {count} train rows are evaluation rows too, so that no result would say anything of new rows; give other train "
-            "rows, other evaluation rows (data.files), or data.keep_evaluation_rows: true"
+            where,
+            f"all {count} train rows are evaluation rows too, so that no result would say anything of new rows",
+            remedy="give other train rows, other evaluation rows (data.files), or data.keep_evaluation_rows: true",
         )
     log(f"data: {count} train rows that are also in evaluation are left out of training, calibration and selection")
     return rest, Shared(left_out=count)
@@ -327,7 +330,7 @@ def _carve(train: Split, banned: frozenset[bytes], where: str, log: Callable[[st
         chosen = _by_hash(replace(train, documents=None), banned, selection_rows(len(train)), b"selection")
     if not chosen:
         raise InputError(
-            f"{where}: no train rows can be set aside for selection; rows that differ from each other and from evaluation are needed"
+            where, "no train rows can be set aside for selection", "rows that differ from each other and from evaluation are needed"
         )
     return train.take(chosen)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.files import open_plain
 from foundation.core.shown import reason, shown
 from foundation.data.compressed import Limit, open_gzip
@@ -98,9 +98,9 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     }
     ending = suffix(table.path)
     if ending not in readers:
-        raise InputError(f"{table.path}: file type {ending or '(no extension)'!r}; allowed: {' '.join(readers)}, each also with .gz")
+        raise InputError(f"{table.path}", f"file type {ending or '(no extension)'!r}", f"allowed: {' '.join(readers)}, each also with .gz")
     if table.quoting is not None and ending not in (".tsv", ".txt"):
-        raise InputError(f"{table.path}: quoting: {table.quoting} given; it is for tsv files: leave it out")
+        raise InputError(f"{table.path}", f"quoting: {table.quoting} given", "it is for tsv files", "leave it out")
     with opened(table) as stream:
         yield from readers[ending](table, stream)
 
@@ -121,7 +121,7 @@ def column_names(table: Table) -> list[str]:
             try:
                 return [str(name) for name in parquet_file(stream).schema_arrow.names]
             except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+                raise InputError(f"{table.path}", f"not a readable parquet file ({reason(error)})", remedy="write it again") from error
         if ending == ".csv" or table.quoting == "minimal":
             return next(_csv_records(table, stream))[1]
         if ending in (".tsv", ".txt"):
@@ -150,7 +150,7 @@ def opened(table: Table) -> Iterator[BinaryIO]:
         with open_gzip(path, table.limit) if path.name.lower().endswith(".gz") else open_plain(path) as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); a complete, readable {suffix(path)} file is allowed") from error
+        raise InputError(f"{path}", f"cannot be read ({reason(error)})", f"a complete, readable {suffix(path)} file is allowed") from error
 
 
 def text_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
@@ -166,10 +166,10 @@ def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             what = f"byte 0x{raw[error.start]:02x} at position {error.start + 1} is not UTF-8"
-            raise InputError(f"{table.place(number)}: {what}; save the file as UTF-8") from error
+            raise InputError(table.place(number), what, remedy="save the file as UTF-8") from error
         yield line
     if number == 0:
-        raise InputError(f"{table.path}: empty file; at least one row is needed")
+        raise InputError(f"{table.path}", "empty file", "at least one row is needed")
 
 
 def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
@@ -182,10 +182,10 @@ def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     except InputError as error:
         if quotes is None or not quotes.possible:
             raise
-        raise InputError(*(f"{problem}; if fields are in quotes there: {table.remedy}" for problem in error.problems)) from error
+        raise InputError.of(problem.advise(f"if fields are in quotes there: {table.remedy}") for problem in error.problems) from error
     if quotes is not None and quotes.line:
-        what = f"{table.place(quotes.line)}: a field is in quotes, as pandas writes tsv, and would be read with them"
-        raise InputError(f"{what}; {table.remedy}")
+        what = "a field is in quotes, as pandas writes tsv, and would be read with them"
+        raise InputError(table.place(quotes.line), what, remedy=table.remedy)
 
 
 def _tsv_records(table: Table, stream: BinaryIO, quotes: Quotes | None) -> Iterator[tuple[int, list[str]]]:
@@ -213,7 +213,7 @@ def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str
         where, what = table.place(start), str(error)
         if "unexpected end of data" in what:
             what = "a field begins with a quote that is never closed"
-        raise InputError(f"{where}: {what}; {_QUOTES}") from error
+        raise InputError(where, what, _QUOTES) from error
 
 
 def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, Cells]]:
@@ -229,11 +229,11 @@ def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[
             blank = blank or number
             continue
         if blank:
-            raise InputError(f"{table.place(blank)}: a blank line between rows; blank lines are allowed at the end only")
+            raise InputError(table.place(blank), "a blank line between rows", "blank lines are allowed at the end only")
         if len(fields) != width if table.header else len(fields) < needed:
             expected = f"{width}, as in the header," if table.header else f"at least {needed}"
             comma = f"; {_COMMAS}" if suffix(table.path) == ".csv" and len(fields) > width and table.header else ""
-            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are needed{comma}")
+            raise InputError(table.place(number), f"{len(fields)} {_fields_of(table, len(fields))}", f"{expected} are needed{comma}")
         yield number, tuple([fields[position] for position in positions])
 
 
@@ -253,44 +253,56 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
         if isinstance(column, int):
             positions.append(column)
             if header is not None and column >= len(header):
-                problems.append(f"{table.path}: no column {column}; allowed: 0 to {len(header) - 1}")
+                problems.append(Problem(f"{table.path}", f"no column {column}", f"allowed: 0 to {len(header) - 1}"))
         elif header is None and not table.header:
             problems.append(
-                f"{table.path}: column {column!r} given with header: false; positions counted from 0 are allowed: set {table.key}"
+                Problem(
+                    f"{table.path}",
+                    f"column {column!r} given with header: false",
+                    "positions counted from 0 are allowed",
+                    f"set {table.key}",
+                )
             )
         elif header is not None:
             if header.count(column) > 1:
-                problems.append(f"{table.path}: {header.count(column)} columns are named {column!r}; give the position, counted from 0")
+                problems.append(
+                    Problem(
+                        f"{table.path}", f"{header.count(column)} columns are named {column!r}", remedy="give the position, counted from 0"
+                    )
+                )
             elif column not in header:
-                problems.append(missing_column(str(table.path), column, header, table.key) + _without_header(table, column, header))
+                problem, more = missing_column(str(table.path), column, header, table.key), _without_header(table, column, header)
+                problems.append(problem.advise(more) if more else problem)
             else:
                 positions.append(header.index(column))
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return positions or [0]
 
 
-def missing_column(where: str, column: Column, available: Iterable[str], key: str = "data.columns") -> str:
-    """Returns the error message for a missing column."""
+def missing_column(where: str, column: Column, available: Iterable[str], key: str = "data.columns") -> Problem:
+    """Returns the problem of a missing column."""
     names = [str(name) for name in available]
     listed = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set {key}"
+    return Problem(where, f"no column {shown(column)}", f"available: {listed or 'none'}{nearest(str(column), names)}", f"set {key}")
 
 
 def _without_header(table: Table, column: str, header: Sequence[str]) -> str:
     """Returns what to do where the first line may be a row; empty where the name of a column looks misspelt."""
     if not table.header_key or nearest(column, header):
         return ""
-    return f"; if the first line is a row, set {table.header_key}: false, and columns to positions counted from 0"
+    return f"if the first line is a row, set {table.header_key}: false, and columns to positions counted from 0"
 
 
 def names_of(table: Table) -> list[str]:
     """Returns the wanted column names of a file format that has no column positions."""
     for column in table.columns:
         if isinstance(column, int):
-            raise InputError(f"{table.path}: column {column} given; a {suffix(table.path)} file has column names: use them in data.columns")
+            raise InputError(
+                f"{table.path}", f"column {column} given", f"a {suffix(table.path)} file has column names", "use them in data.columns"
+            )
     if not table.header:
-        raise InputError(f"{table.path}: header: false given; only tsv and csv can lack a header: leave it out")
+        raise InputError(f"{table.path}", "header: false given", "only tsv and csv can lack a header", "leave it out")
     return [str(column) for column in table.columns]
 
 
@@ -301,14 +313,14 @@ def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
             blank = blank or number
             continue
         if blank:
-            raise InputError(f"{table.place(blank)}: a blank line between rows; one JSON object per line is allowed")
+            raise InputError(table.place(blank), "a blank line between rows", "one JSON object per line is allowed")
         yield number, pick(table, number, parse_json(table.place(number), line), names)
 
 
 def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     names, rows = names_of(table), _whole_json(table, stream)
     if not isinstance(rows, list):
-        raise InputError(f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed ({NAME_LINES})")
+        raise InputError(f"{table.path}", f"a JSON {type(rows).__name__}", f"a list of objects is allowed ({NAME_LINES})")
     for number, row in enumerate(rows, 1):
         yield number, pick(table, number, row, names)
 
@@ -321,7 +333,7 @@ def _whole_json(table: Table, stream: BinaryIO) -> Any:
     except InputError:
         if len(lines) < 2 or not all(_is_object(line) for line in lines[:2]):
             raise
-    raise InputError(f"{table.path}: one JSON object per line; a .json file holds one list of objects ({NAME_LINES})")
+    raise InputError(f"{table.path}", "one JSON object per line", f"a .json file holds one list of objects ({NAME_LINES})")
 
 
 def _is_object(line: str) -> bool:
@@ -336,16 +348,16 @@ def parse_json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({reason(error)}); JSON as in RFC 8259 is allowed") from error
+        raise InputError(where, f"not JSON ({reason(error)})", "JSON as in RFC 8259 is allowed") from error
 
 
 def pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
     """Returns the cells of a JSON object with these names; raises a one-line `InputError` if it is none, or lacks one."""
     if not isinstance(row, dict):
-        raise InputError(f"{table.place(number)}: a JSON {type(row).__name__}; an object with the columns as keys is allowed")
+        raise InputError(table.place(number), f"a JSON {type(row).__name__}", "an object with the columns as keys is allowed")
     for name in names:
         if name not in row and name not in table.optional:
-            raise InputError(missing_column(table.place(number), name, row, table.key))
+            raise InputError.of([missing_column(table.place(number), name, row, table.key)])
     return tuple([row.get(name) for name in names])
 
 
@@ -373,10 +385,10 @@ def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
         raise
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{table.path}: text after row {number} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write it again"
+            f"{table.path}", f"text after row {number} is not UTF-8 (byte 0x{error.object[error.start]:02x})", remedy="write it again"
         ) from error
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last three: cells without a Python value
-        raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+        raise InputError(f"{table.path}", f"not a readable parquet file ({reason(error)})", remedy="write it again") from error
 
 
 def _cells(column: Any) -> Iterator[Any]:
@@ -396,9 +408,11 @@ def _check_columns(table: Table, names: Sequence[str], available: Sequence[str])
         if name not in available:
             problems.append(missing_column(str(table.path), name, available, table.key))
         elif available.count(name) > 1:
-            problems.append(f"{table.path}: {available.count(name)} columns are named {shown(name)}; rename all but one")
+            problems.append(
+                Problem(f"{table.path}", f"{available.count(name)} columns are named {shown(name)}", remedy="rename all but one")
+            )
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
 
 
 def read_hub(
@@ -427,13 +441,13 @@ def read_hub(
         splits = datasets.load_dataset(path, subset)
     except Exception as error:  # network, Hub, cache and file errors have no common base class
         advice = "give a local file or folder, or a Hub id that this machine can reach"
-        raise InputError(f"{where}: cannot be loaded ({reason(error)}); {advice}") from error
+        raise InputError(where, f"cannot be loaded ({reason(error)})", remedy=advice) from error
     found: dict[str, tuple[list[Cells], Any]] = {}
     for name, split in splits.items():
         own = [column for column in columns if column in split.column_names or column not in optional]
         absent = [missing_column(f"{where} split {name}", column, split.column_names) for column in own if column not in split.column_names]
         if absent:
-            raise InputError(*absent)
+            raise InputError.of(absent)
         for column in own:
             kind = type(split.features[column])
             if kind in (datasets.Image, datasets.Audio):  # we decode them ourselves: the server has to do it alike

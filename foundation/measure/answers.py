@@ -27,11 +27,11 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
         whole = np.zeros((count, *answers.shape[1:]), np.float32) if whole is None else whole
         whole[indices] = answers
     if whole is None:
-        raise InputError("data: no row to predict; give at least one row")
+        raise InputError("data", "no row to predict", remedy="give at least one row")
     bad = not_finite(whole)
     if len(bad):
         raise InputError(
-            f"model: the logits of {len(bad)} of {count} rows are NaN or infinite, the first in row {bad[0]}; check its weights"
+            "model", f"the logits of {len(bad)} of {count} rows are NaN or infinite, the first in row {bad[0]}", remedy="check its weights"
         )
     return whole
 

@@ -234,7 +234,7 @@ def head_of(model: nn.Module) -> nn.Module:
     """Returns the head of a language model; raises InputError if it has none."""
     head: nn.Module | None = cast("Any", model).get_output_embeddings()
     if head is None:
-        raise InputError(f"model: {type(model).__name__} has no language model head; a causal language model with one is needed")
+        raise InputError("model", f"{type(model).__name__} has no language model head", "a causal language model with one is needed")
     return head
 
 
@@ -314,5 +314,5 @@ def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> It
     for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
         bad = not_finite(logits)
         if len(bad):
-            raise InputError(f"model: the logits of {len(bad)} of {len(logits)} rows are NaN or infinite; check its weights")
+            raise InputError("model", f"the logits of {len(bad)} of {len(logits)} rows are NaN or infinite", remedy="check its weights")
         yield indices, logits

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from foundation.core.arrays import Array
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.labels.tasks import TASKS, Task
 from foundation.measure.answers import load_predictions
 from foundation.measure.metrics import METRICS, Metric, metric_of
@@ -67,9 +67,10 @@ def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
     problem = problem_with(task, asked)
     if problem is None and name not in METRICS and name.partition(SEPARATOR)[2] not in labels:
         given = name.partition(SEPARATOR)[2]
-        problem = f"goals.metric: the class {given!r} given; {', '.join(labels)} is allowed{nearest(given, labels)}"
+        allowed = f"{', '.join(labels)} is allowed{nearest(given, labels)}"
+        problem = Problem("goals.metric", f"the class {given!r} given", allowed)
     if problem is not None:
-        raise InputError(problem)
+        raise InputError.of([problem])
     if name in METRICS:
         return Judged(task, name, metric_of(task, name))
     kind, _, label = name.partition(SEPARATOR)
@@ -77,7 +78,7 @@ def judged_of(task: Task, asked: str | None, labels: Sequence[str]) -> Judged:
     return Judged(task, name, replace(_OF_ONE, of=of, constants=kind != "recall"))
 
 
-def problem_with(task: Task, asked: str | None) -> str | None:
+def problem_with(task: Task, asked: str | None) -> Problem | None:
     """Returns why a task has no metric of that name, whatever its classes are; None where it has."""
     row = TASKS[task]
     if asked is None or asked in row.metrics:
@@ -87,7 +88,7 @@ def problem_with(task: Task, asked: str | None) -> str | None:
         return None
     more = [f"{name}{SEPARATOR}LABEL" for name in OF_CLASS] if row.answer.JUDGES_CLASSES else []
     allowed = [*row.metrics, *more]
-    return f"goals.metric: {asked!r} given; {', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}"
+    return Problem("goals.metric", f"{asked!r} given", f"{', '.join(allowed)} is allowed for {task}{nearest(asked, allowed)}")
 
 
 def known_metric(name: str | None) -> Metric | None:

@@ -82,7 +82,7 @@ def metrics(task: Task, logits: Array, labels: Labels) -> dict[str, float]:
         InputError: There are no rows.
     """
     if not len(labels):
-        raise InputError("data: no row to evaluate; give at least one labelled row")
+        raise InputError("data", "no row to evaluate", remedy="give at least one labelled row")
     assert len(logits) == len(labels), (logits.shape, len(labels))
     values, true = labels.values(logits)
     return {name: metric_of(task, name).of(values, true) for name in TASKS[task].metrics if METRICS[name].defined(values)}

@@ -49,7 +49,7 @@ def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool 
     folder = find(path, key, weights=weights)
     if not (folder / ADAPTER_JSON).is_file():
         if adapter is not None:
-            raise InputError(f"{key.rpartition('.')[0]}.adapter: {adapter} given; {folder} has no {ADAPTER_JSON}: leave it out")
+            raise InputError(f"{key.rpartition('.')[0]}.adapter", f"{adapter} given", f"{folder} has no {ADAPTER_JSON}", "leave it out")
         return folder
     settings = read_json(folder / ADAPTER_JSON, key)
     named = settings.get("base_model_name_or_path")
@@ -58,16 +58,24 @@ def model_folder(path: str, key: str, adapter: Adapter | None, *, weights: bool 
     local = weights or any(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or (local and not any(folder.glob("model*.safetensors"))):
         raise InputError(
-            f"{key}: {folder} holds {what} alone, without the weights of the model; give the model with the adapter merged "
-            f"(merge_and_unload of peft), or put the files of {base} beside the adapter and give model.adapter: merge"
+            key,
+            f"{folder} holds {what} alone, without the weights of the model",
+            remedy=(
+                f"give the model with the adapter merged (merge_and_unload of peft), or put the files of {base} beside "
+                "the adapter and give model.adapter: merge"
+            ),
         )
     if adapter is None:
         raise InputError(
-            f"{key}: {folder} holds {what} beside the weights of the model; give model.adapter: merge to add it to them (for a model "
-            f"elsewhere in the recipe merge_and_unload of peft does so), or remove {ADAPTER_JSON} if the weights hold it already"
+            key,
+            f"{folder} holds {what} beside the weights of the model",
+            remedy=(
+                "give model.adapter: merge to add it to them (for a model elsewhere in the recipe merge_and_unload "
+                f"of peft does so), or remove {ADAPTER_JSON} if the weights hold it already"
+            ),
         )
     if local and not (folder / ADAPTER_WEIGHTS).is_file():
-        raise InputError(f"{key}: {folder} has no {ADAPTER_WEIGHTS}; save the adapter again with save_pretrained of peft")
+        raise InputError(key, f"{folder} has no {ADAPTER_WEIGHTS}", remedy="save the adapter again with save_pretrained of peft")
     return folder
 
 
@@ -97,10 +105,12 @@ def brought(folder: Path, key: str) -> set[str]:
         with safe_open(folder / ADAPTER_WEIGHTS, "pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - not a dict
                 if not torch.isfinite(stored.get_tensor(name).float()).all():
-                    raise InputError(f"{key}: {folder / ADAPTER_WEIGHTS}: {name} has values that are NaN or infinite; give finite weights")
+                    raise InputError(
+                        key, f"{folder / ADAPTER_WEIGHTS}: {name} has values that are NaN or infinite", remedy="give finite weights"
+                    )
                 names.add(name.removeprefix(PREFIX))
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{key}: {folder / ADAPTER_WEIGHTS} cannot be read ({one_line(error)}); save the adapter again") from error
+        raise InputError(key, f"{folder / ADAPTER_WEIGHTS} cannot be read ({one_line(error)})", remedy="save the adapter again") from error
     return names
 
 
@@ -117,15 +127,19 @@ def merged(model: PreTrainedModel, folder: Path, key: str) -> PreTrainedModel:
     """
     from peft import PeftModel
 
-    what = f"{key}: the adapter of {folder}"
+    what = f"the adapter of {folder}"
     try:
         with quiet():
             wrapped: Any = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
             result = wrapped.load_adapter(str(folder), "default", local_files_only=True)  # again, as only this says what did not fit
             whole = wrapped.merge_and_unload()
     except (OSError, NotImplementedError, *REFUSED) as error:
-        raise InputError(f"{what} cannot be merged ({one_line(error)}); merge it with peft first, and give the result") from error
+        raise InputError(
+            key, f"{what} cannot be merged ({one_line(error)})", remedy="merge it with peft first, and give the result"
+        ) from error
     lost = [*result.missing_keys, *result.unexpected_keys]
     if lost:
-        raise InputError(f"{what} does not fit the model ({preview(lost)}: missing, or not of the model); give files that belong together")
+        raise InputError(
+            f"{what} does not fit the model ({preview(lost)}", "missing, or not of the model); give files that belong together"
+        )
     return whole

@@ -60,8 +60,9 @@ def check_causal(config: PreTrainedConfig, answer: Callable[[Mapping[str, Tensor
         first, second = answer(features)[:, :-1]
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
         raise InputError(
-            f"model: this {config.model_type} reads the tokens that it has to predict; a causal model is needed (for an encoder type, "
-            "set is_decoder: true in its config)"
+            "model",
+            f"this {config.model_type} reads the tokens that it has to predict",
+            "a causal model is needed (for an encoder type, set is_decoder: true in its config)",
         )
 
 

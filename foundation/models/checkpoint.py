@@ -59,7 +59,9 @@ def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)
     if info["missing"] or info["mismatched"]:
         raise InputError(
-            f"checkpoint: {folder} lacks weights: {preview(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
+            "checkpoint",
+            f"{folder} lacks weights: {preview(info['missing'] | info['mismatched'])}",
+            remedy="write it again with save_pretrained",
         )
     with_linears(model)
     floating: nn.Module = model.eval()
@@ -101,7 +103,7 @@ def load_weights(auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch
             )
     except (OSError, *REFUSED) as error:
         raise InputError(
-            f"model: {folder} cannot be loaded ({one_line(error)}); check that config.json and the weights belong together"
+            "model", f"{folder} cannot be loaded ({one_line(error)})", remedy="check that config.json and the weights belong together"
         ) from error
     answers = getattr(model, "generation_config", None)
     for name in GENERATED:

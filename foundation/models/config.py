@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from foundation.artifacts.safetensors import read_json
 from foundation.core.config import Config
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.files import local
 from foundation.core.shown import shown
 from foundation.core.stamps import Stamps, stamps
@@ -35,7 +35,12 @@ from foundation.standalone.response import BLANK
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
+NO_TOKENIZER = Problem(
+    "tokenizer",
+    "missing",
+    "text models with random weights need one",
+    "give the Hub id or folder of a trained tokenizer, or {train: bpe}",
+)
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
     "_name_or_path",
     *OUTPUTS,
@@ -149,10 +154,10 @@ def _config(folder: Path, key: str, state: Stamps) -> PreTrainedConfig:
         custom = "; it needs its own Python code, which is never run" if raw.get("auto_map") else ""
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
         unknown = f"model_type {shown(kind)}, which this Transformers version does not know"
-        raise InputError(f"{key}: {folder / 'config.json'} has {unknown}{custom}{near}")
+        raise InputError(key, f"{folder / 'config.json'} has {unknown}{custom}{near}")
     if raw.get("quantization_config"):
         raise InputError(
-            f"{key}: {folder} is already quantized (quantization_config in config.json); give the float model it was made from"
+            key, f"{folder} is already quantized (quantization_config in config.json)", remedy="give the float model it was made from"
         )
     check_raw(raw, _defaults(kind), f"{key}: {folder / 'config.json'}")
     try:
@@ -164,7 +169,7 @@ def _config(folder: Path, key: str, state: Stamps) -> PreTrainedConfig:
             else:
                 found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (StrictDataclassError, OSError, *REFUSED) as error:
-        raise InputError(f"{key}: {folder / 'config.json'} is not a usable config ({one_line(error)})") from error
+        raise InputError(key, f"{folder / 'config.json'} is not a usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
         read_own(raw[SHAPE_KEY], sum(depths_of(found) or ()), f"{key}: {folder}")
     return found
@@ -193,7 +198,9 @@ def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | N
     classes = task_classes(found, config.task)
     if not classes:
         raise InputError(
-            f"model.path: {config.path} is a {found.model_type}, which cannot do {config.task}; give a model that can, or change model.task"
+            "model.path",
+            f"{config.path} is a {found.model_type}, which cannot do {config.task}",
+            remedy="give a model that can, or change model.task",
         )
     _check_padding(found, config.task, "model.path")
     if config.facts.two_towers:
@@ -202,20 +209,22 @@ def check_task(config: ModelConfig, found: PreTrainedConfig, num_labels: int | N
         return
     row = config.facts
     regression = not row.answer.classifies
-    remedy = "; give model.head: new (then finetune must be the first stage)" if not row.generates else ""
+    remedy = "give model.head: new (then finetune must be the first stage)" if not row.generates else ""
     given = (found.architectures or classes)[0]
     if given not in classes:
-        raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
+        raise InputError("model.path", f"{config.path} is a {given}", f"{config.task} needs a {' or '.join(classes)}", remedy)
     if not config.facts.answer.FROM_HEAD:
         return
     if found.problem_type not in (None, row.problem_type):
-        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
+        raise InputError(
+            "model.path", f"{config.path} was trained for {found.problem_type}", f"{config.task} needs {row.problem_type}", remedy
+        )
     own = config.facts.answer.LABELS
     wanted = num_labels if own is None else len(own)
     outputs = found.vocab_size if row.transcribes else found.num_labels
     if (wanted is not None and outputs != wanted) or (not regression and outputs < 2):
         needs = str(wanted) if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
-        raise InputError(f"model.path: {config.path} has {outputs} outputs; {config.task} needs {needs}{remedy}")
+        raise InputError("model.path", f"{config.path} has {outputs} outputs", f"{config.task} needs {needs}", remedy)
 
 
 def add_embedding(found: PreTrainedConfig, config: ModelConfig, folder: Path | None) -> PreTrainedConfig:
@@ -240,7 +249,7 @@ def check_length(config: PreTrainedConfig, max_length: int) -> None:
     """Raises an `InputError` if a text model cannot read `max_length` tokens."""
     usable = most_tokens(config)
     if usable is not None and max_length > usable:
-        raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
+        raise InputError("data.max_length", f"{max_length} given", f"this {config.model_type} reads at most {usable} tokens")
 
 
 def most_tokens(config: PreTrainedConfig) -> int | None:
@@ -270,17 +279,19 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
         raise InputError(
-            f"model.config.model_type: {shown(kind)} given; a Transformers model type is allowed, for example bert or vit{near}"
+            "model.config.model_type", f"{shown(kind)} given", f"a Transformers model type is allowed, for example bert or vit{near}"
         )
     try:
         default = AutoConfig.for_model(kind)
     except (StrictDataclassError, *REFUSED) as error:  # a type that is composed of other models
-        raise InputError(f"model.config.model_type: {kind} cannot be built from a config alone ({one_line(error)})") from error
+        raise InputError("model.config.model_type", f"{kind} cannot be built from a config alone ({one_line(error)})") from error
     allowed = (set(default.to_dict()) | set(default.attribute_map)) - OWN_KEYS
     is_file = isinstance(config.config, str)  # a complete config.json also has labels, versions, ...: we set those ourselves
     unknown = sorted(set(raw) - allowed - (OWN_KEYS if is_file else set()))
     if unknown:
-        raise InputError(*(f"model.config.{name}: not a key of {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+        raise InputError.of(
+            Problem(f"model.config.{name}", f"not a key of {kind} that can be set here{nearest(name, allowed)}") for name in unknown
+        )
     values = {name: value for name, value in raw.items() if name in allowed}
     check_raw(values, _defaults(kind), "model.config")
     values = without_outputs(values)
@@ -296,10 +307,12 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     try:
         built = AutoConfig.for_model(kind, **values)
     except (StrictDataclassError, *REFUSED) as error:
-        raise InputError(f"model.config: not a usable {kind} ({one_line(error)})") from error
+        raise InputError("model.config", f"not a usable {kind} ({one_line(error)})") from error
     classes = task_classes(built, config.task)
     if not classes:
-        raise InputError(f"model.config.model_type: a {kind} cannot do {config.task}; give a type that can, or change model.task")
+        raise InputError(
+            "model.config.model_type", f"a {kind} cannot do {config.task}", remedy="give a type that can, or change model.task"
+        )
     _check_padding(built, config.task, "model.config")
     return built
 
@@ -307,7 +320,9 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
 def _check_padding(config: PreTrainedConfig, task: Task, key: str) -> None:
     """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
     if TASKS[task].pads_texts and not takes_padding(config, task):
-        raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
+        raise InputError(
+            key, f"a {config.model_type} takes no attention mask, so padding would change its answers", remedy="give another model"
+        )
 
 
 def _tokenizer_values(
@@ -315,7 +330,7 @@ def _tokenizer_values(
 ) -> dict[str, object]:
     """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
-        raise InputError(NO_TOKENIZER)
+        raise InputError.of([NO_TOKENIZER])
     names = [name for name in ("pad_token_id", "bos_token_id", "eos_token_id") if hasattr(default, name)]
     if isinstance(tokenizer, TrainedTokenizer):
         size, ids = tokenizer.size, {name: tokenizer.ids[name] for name in names if name in tokenizer.ids}
@@ -324,14 +339,14 @@ def _tokenizer_values(
         size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
     wanted = given.get("vocab_size", size)
     if isinstance(wanted, int) and wanted < size:
-        raise InputError(f"model.config.vocab_size: {wanted} given; the tokenizer has {size} entries: give at least {size}")
+        raise InputError("model.config.vocab_size", f"{wanted} given", f"the tokenizer has {size} entries", f"give at least {size}")
     return {"vocab_size": size, **ids}
 
 
 def _decoder_values(values: Mapping[str, object]) -> dict[str, object]:
     """Returns the token ids that the decoder of a random encoder-decoder starts and ends with: T5 starts with padding, and so do we."""
     if values.get("pad_token_id") is None or values.get("eos_token_id") is None:
-        raise InputError("tokenizer: it has no padding or no end token; an encoder-decoder needs both: train one with {train: bpe}")
+        raise InputError("tokenizer", "it has no padding or no end token", "an encoder-decoder needs both", "train one with {train: bpe}")
     return {"decoder_start_token_id": values["pad_token_id"], "forced_eos_token_id": None}
 
 

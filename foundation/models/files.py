@@ -61,8 +61,8 @@ def find(path: str, key: str, *, weights: bool = True) -> Path:
                     check_plain(file, f"{key}: {file}")
         return folder
     if folder.exists():
-        raise InputError(f"{key}: {path} is a file; a folder with config.json and model.safetensors, or a Hub id, is allowed")
-    raise InputError(f"{key}: there is no folder {path}; give an existing folder or a Hub id")
+        raise InputError(key, f"{path} is a file", "a folder with config.json and model.safetensors, or a Hub id, is allowed")
+    raise InputError(key, f"there is no folder {path}", remedy="give an existing folder or a Hub id")
 
 
 def check_tokenizer(folder: Path, key: str) -> None:
@@ -72,7 +72,9 @@ def check_tokenizer(folder: Path, key: str) -> None:
         InputError: There is no vocabulary.
     """
     if not any((folder / name).is_file() for name in VOCABULARIES) and not any(folder.glob("*.model")):
-        raise InputError(f"{key}: {folder} has no tokenizer (tokenizer.json or {', '.join(VOCABULARIES[1:])}); save it next to the model")
+        raise InputError(
+            key, f"{folder} has no tokenizer (tokenizer.json or {', '.join(VOCABULARIES[1:])})", remedy="save it next to the model"
+        )
 
 
 def copy_files(source: Path, out: Path, names: tuple[str, ...]) -> list[str]:
@@ -96,7 +98,7 @@ def fetched(folder: Path, name: str, path: str | None, key: str) -> Path:
         InputError: It cannot be downloaded, or leads out of the folder.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:  # not by resolving: files in the Hub's cache are links out of the folder
-        raise InputError(f"{key}: {folder} names the file {shown(name)}, which is outside of it; give a complete model")
+        raise InputError(key, f"{folder} names the file {shown(name)}, which is outside of it", remedy="give a complete model")
     if path is None or is_local(path) or (folder / name).is_file():
         return folder / name
     from huggingface_hub import hf_hub_download
@@ -105,7 +107,9 @@ def fetched(folder: Path, name: str, path: str | None, key: str) -> Path:
         return Path(hf_hub_download(path, name, revision=folder.name))
     except OSError as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{key}: {name} of {path} cannot be downloaded ({first}); give a local folder, or go online once") from error
+        raise InputError(
+            key, f"{name} of {path} cannot be downloaded ({first})", remedy="give a local folder, or go online once"
+        ) from error
 
 
 def _download(path: str, key: str, weights: bool) -> Path:
@@ -113,15 +117,21 @@ def _download(path: str, key: str, weights: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     patterns = list(SMALL_FILES + WEIGHT_FILES) if weights else list(SMALL_FILES)
-    what = f"{key}: {shown(path, 120)} is not a local folder"
+    what = f"{shown(path, 120)} is not a local folder"
     try:
         return Path(snapshot_download(path, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except HFValidationError as error:
-        raise InputError(f"{what} and not a Hub id; give an existing folder, or owner/name") from error
+        raise InputError(key, f"{what} and not a Hub id", remedy="give an existing folder, or owner/name") from error
     except GatedRepoError as error:
-        raise InputError(f"{what}, and the Hub requires a login for it; accept its terms there and run `hf auth login`") from error
+        raise InputError(
+            key, f"{what}, and the Hub requires a login for it", remedy="accept its terms there and run `hf auth login`"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise InputError(f"{what}, and the Hub has no such public model; check the name, or give an existing folder") from error
+        raise InputError(
+            key, f"{what}, and the Hub has no such public model", remedy="check the name, or give an existing folder"
+        ) from error
     except OSError as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{what}, and the Hub could not be reached ({first}); give an existing folder, or go online once") from error
+        raise InputError(
+            key, f"{what}, and the Hub could not be reached ({first})", remedy="give an existing folder, or go online once"
+        ) from error

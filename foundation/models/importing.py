@@ -95,7 +95,10 @@ def check_model(
         if FLOAT_BYTES * parameters > hardware()["memory_bytes"]:
             needed, present = FLOAT_BYTES * parameters / 1e9, hardware()["memory_bytes"] / 1e9
             raise InputError(
-                f"model.config: {parameters} weights of {needed:.0f} GB; this machine has {present:.0f} GB of memory: give smaller sizes"
+                "model.config",
+                f"{parameters} weights of {needed:.0f} GB",
+                f"this machine has {present:.0f} GB of memory",
+                "give smaller sizes",
             )
     else:
         source = model_folder(config.path, "model.path", config.adapter)
@@ -147,7 +150,7 @@ def import_model(
     task, facts = config.task, config.facts
     if facts.answer.classifies and len(data_labels) < 2:
         values = tasks_with(lambda row: row.regression)
-        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
+        raise InputError("data", f"{len(data_labels)} labels", f"classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else model_folder(config.path, "model.path", config.adapter, weights=True)
     linked = _linked(config, source, out)
     if linked is not None:
@@ -190,7 +193,9 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     labels = own_names(found) if config.head == "keep" and config.facts.answer.classifies else None
     if labels is not None and labels != tuple(data_labels):
         raise InputError(
-            f"model.path: the model's labels are {preview(labels)}, the data's {preview(data_labels)}; rename them, or give model.head: new"
+            "model.path",
+            f"the model's labels are {preview(labels)}, the data's {preview(data_labels)}",
+            remedy="rename them, or give model.head: new",
         )
     set_labels(settle(found), config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
@@ -211,7 +216,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
 
 def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
     if Checkpoint(source).is_quantized:
-        raise InputError(f"model.path: {source} is already quantized; give the float model it was made from")
+        raise InputError("model.path", f"{source} is already quantized", remedy="give the float model it was made from")
     found = Checkpoint(source, "model.path").config
     check_task(config, found, num_labels)
     add_embedding(found, config, source)
@@ -226,18 +231,22 @@ def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
         with on_meta_device(), quiet():
             model = auto_class(config.task, found).from_config(with_class(copy.deepcopy(found), config.task))
     except REFUSED as error:
-        raise InputError(f"model.path: {source / 'config.json'} describes no model ({one_line(error)}); check its sizes") from error
+        raise InputError(
+            "model.path", f"{source / 'config.json'} describes no model ({one_line(error)})", remedy="check its sizes"
+        ) from error
     parameters = {name: value.numel() for name, value in model.named_parameters()}
     _check_names(source, list(stored), set(parameters), model.base_model_prefix)
     held = sum(math.prod(shape) for shape, _ in stored.values())
     if sum(parameters.values()) > 2 * held + NEW_HEAD:
         sizes = f"{sum(parameters.values())} weights, its safetensors files hold {held}"
-        raise InputError(f"model.path: {source}: config.json describes {sizes}; give files that belong together")
+        raise InputError("model.path", f"{source}: config.json describes {sizes}", remedy="give files that belong together")
     for name, (_, dtype) in stored.items():
         renamed = re.sub(r"(LayerNorm\.)gamma$", r"\1weight", re.sub(r"(LayerNorm\.)beta$", r"\1bias", name))
         names = {renamed, f"{model.base_model_prefix}.{renamed}", renamed.removeprefix(f"{model.base_model_prefix}.")}
         if dtype not in FLOATS and not names.isdisjoint(parameters):
-            raise InputError(f"model.path: {source}: {name} is {dtype}; only float weights are allowed: give the model before quantization")
+            raise InputError(
+                "model.path", f"{source}: {name} is {dtype}", "only float weights are allowed", "give the model before quantization"
+            )
 
 
 def _check_names(source: Path, stored: Sequence[str], parameters: set[str], prefix: str) -> None:
@@ -248,9 +257,10 @@ def _check_names(source: Path, stored: Sequence[str], parameters: set[str], pref
     if meant & parameters and not set(wrapped) & parameters:
         wrappers = sorted({found[0] for name in wrapped for found in WRAPPER.finditer(name)})
         raise InputError(
-            f"model.path: {source}: {len(wrapped)} weights have names with {' and '.join(wrappers)}, such as {wrapped[0]}: the model was "
-            "saved inside a wrapper (torch.compile: _orig_mod., DataParallel and DistributedDataParallel: module.); save the model inside "
-            "it, model._orig_mod or model.module, with save_pretrained"
+            "model.path",
+            f"{source}: {len(wrapped)} weights have names with {' and '.join(wrappers)}, such as {wrapped[0]}: "
+            "the model was saved inside a wrapper (torch.compile: _orig_mod., DataParallel and DistributedDataParallel: module.)",
+            remedy="save the model inside it, model._orig_mod or model.module, with save_pretrained",
         )
 
 
@@ -263,18 +273,22 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
     lost = info["missing"] | info["mismatched"]
     if lost - head:
         raise InputError(
-            f"model.path: {source}: {len(lost - head)} weights are missing or differ in shape from config.json: {preview(lost - head)}; "
-            "only the head may be new: give a complete model"
+            "model.path",
+            f"{source}: {len(lost - head)} weights are missing or differ in shape from config.json: {preview(lost - head)}",
+            "only the head may be new",
+            "give a complete model",
         )
     if lost and config.head == "keep":
         row = config.facts
         remedy = "give a complete model" if row.generates or row.two_towers else "give model.head: new"
-        raise InputError(f"model.path: {source} has no trained head ({preview(lost)} missing or with another shape); {remedy}")
+        raise InputError("model.path", f"{source} has no trained head ({preview(lost)} missing or with another shape)", remedy=remedy)
     known = ("text_model.", "vision_model.") if config.facts.two_towers else f"{prefix}."
     layers = {name for name in info["unexpected"] if name.startswith(known) and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
-            f"model.path: {source} has weights of layers that are not in config.json: {preview(layers)}; give files that belong together"
+            "model.path",
+            f"{source} has weights of layers that are not in config.json: {preview(layers)}",
+            remedy="give files that belong together",
         )
 
 

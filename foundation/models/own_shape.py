@@ -62,7 +62,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
         problem = f"lists of {depth} entries, one per layer, are needed"
     except ValidationError as error:
         problem = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()[:3])
-    raise InputError(f"{key}: {SHAPE_KEY} in config.json is damaged ({problem}); write the checkpoint again")
+    raise InputError(key, f"{SHAPE_KEY} in config.json is damaged ({problem})", remedy="write the checkpoint again")
 
 
 def tokens_of(config: PreTrainedConfig) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import shown
 
 LARGEST = 2**53
@@ -53,19 +53,19 @@ def check_raw(raw: Mapping[str, object], default: Mapping[str, object], where: s
         InputError: Something is wrong; one line for each problem.
     """
     problems = [
-        f"{where}: {name}: {shown(raw[name])} given; {allowed} is allowed"
+        Problem(where, f"{name}: {shown(raw[name])} given", f"{allowed} is allowed")
         for name, (kind, allowed) in TYPES.items()
         if raw.get(name) is not None and not isinstance(raw[name], kind)
     ]
     named = raw.get("architectures")
     if isinstance(named, list) and not all(isinstance(one, str) for one in named):
-        problems.append(f"{where}: architectures: {shown(named)} given; a list of names is allowed")
+        problems.append(Problem(where, f"architectures: {shown(named)} given", "a list of names is allowed"))
     ids = raw.get("id2label")
     if isinstance(ids, dict) and not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in ids):
-        problems.append(f"{where}: id2label: {shown(ids)} given; a map from ids to names is allowed")
+        problems.append(Problem(where, f"id2label: {shown(ids)} given", "a map from ids to names is allowed"))
     problems += _problems(raw, default, where, 0)
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
 
 
 def without_outputs(raw: Mapping[str, object]) -> dict[str, Any]:
@@ -84,16 +84,16 @@ def check_labels(names: Mapping[int, object], where: str) -> tuple[str, ...]:
         InputError: The ids are not 0, 1, 2, ..., or names are equal, empty or no text.
     """
     if sorted(names) != list(range(len(names))):
-        raise InputError(f"{where}: id2label has the ids {shown(sorted(names))}; {len(names)} labels need 0 to {len(names) - 1}")
+        raise InputError(where, f"id2label has the ids {shown(sorted(names))}", f"{len(names)} labels need 0 to {len(names) - 1}")
     ordered = [names[index] for index in range(len(names))]
     texts = [name for name in ordered if _is_name(name)]
     if len(texts) < len(ordered):
         wrong = next(name for name in ordered if not _is_name(name))
-        raise InputError(f"{where}: id2label has the name {shown(wrong)}; text without control characters is allowed")
+        raise InputError(where, f"id2label has the name {shown(wrong)}", "text without control characters is allowed")
     folded = [name.strip() for name in texts]
     again = next((name for position, name in enumerate(folded) if name in set(folded[:position])), None) if _repeats(folded) else None
     if again is not None:
-        raise InputError(f"{where}: id2label names several classes {shown(again)}; give each its own name, or give model.head: new")
+        raise InputError(where, f"id2label names several classes {shown(again)}", remedy="give each its own name, or give model.head: new")
     return tuple(texts)
 
 
@@ -105,9 +105,9 @@ def _repeats(names: list[str]) -> bool:
     return len(set(names)) < len(names)
 
 
-def _problems(value: object, default: object, where: str, depth: int) -> Iterator[str]:
+def _problems(value: object, default: object, where: str, depth: int) -> Iterator[Problem]:
     if depth > DEEPEST:
-        yield f"{where}: config.json is nested more than {DEEPEST} levels deep"
+        yield Problem(where, f"config.json is nested more than {DEEPEST} levels deep")
         return
     for name, inner in value.items() if isinstance(value, Mapping) else ():
         known, inner = default.get(name) if isinstance(default, Mapping) else None, _plain(inner)
@@ -120,7 +120,7 @@ def _problems(value: object, default: object, where: str, depth: int) -> Iterato
             yield from _values(str(name), inner, known, where, depth)
 
 
-def _values(name: str, value: object, default: object, where: str, depth: int) -> Iterator[str]:
+def _values(name: str, value: object, default: object, where: str, depth: int) -> Iterator[Problem]:
     if isinstance(value, Mapping):
         yield from _problems(value, default, where, depth + 1)
     elif isinstance(value, list) and depth <= DEEPEST:
@@ -131,7 +131,7 @@ def _values(name: str, value: object, default: object, where: str, depth: int) -
     elif isinstance(value, int | float) and not isinstance(value, bool):
         allowed = _refused(name.lower(), value)
         if allowed is not None:
-            yield f"{where}: {name}: {shown(value)} given; {allowed}"
+            yield Problem(where, f"{name}: {shown(value)} given", allowed)
 
 
 def _plain(value: object) -> object:
@@ -164,9 +164,9 @@ def _refused(name: str, value: float) -> str | None:
     return None
 
 
-def _implementation(name: str, value: object, allowed: tuple[str, ...], where: str) -> Iterator[str]:
+def _implementation(name: str, value: object, allowed: tuple[str, ...], where: str) -> Iterator[Problem]:
     given = list(value.values()) if isinstance(value, Mapping) else [value]
     wrong = [inner for inner in given if inner is not None and inner not in allowed]
     if wrong:
-        reason = "other implementations may be code from the Hub, which is never run: remove the key"
-        yield f"{where}: {name}: {shown(wrong[0])} given; {' or '.join(allowed)} is allowed; {reason}"
+        fits = f"{' or '.join(allowed)} is allowed; other implementations may be code from the Hub, which is never run"
+        yield Problem(where, f"{name}: {shown(wrong[0])} given", fits, "remove the key")

@@ -70,7 +70,9 @@ def count(model: PreTrainedModel | PreTrainedConfig, task: Task, length: int) ->
         try:
             _known[key] = on_meta_else_cpu(lambda meta: _counted(model, task, length, on_meta=meta))
         except REFUSED as error:
-            raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+            raise InputError(
+                "model", f"this {config.model_type} cannot be run ({one_line(error)})", remedy="check the sizes in its config"
+            ) from error
     return _known[key]
 
 

@@ -121,7 +121,7 @@ class StreamedModel:
         self.shape, self.transposed = meta_model(self.config)
         problem = structure_problem(self.shape)
         if problem is not None:
-            raise InputError(f"{key}: {folder} cannot be streamed: {problem}")
+            raise InputError(key, f"{folder} cannot be streamed: {problem}")
         self.layers_path = decoder_layers(self.shape)
         self._stored = stored_names(self.shape, self.transposed, self.weights, f"{key}: {folder}")
         self._shapes = list(self.shape.get_submodule(self.layers_path).children())
@@ -137,7 +137,7 @@ class StreamedModel:
         quantized = Checkpoint(folder).is_quantized
         self.scales: Mapping[str, Any] = load_quantization(folder)[0] if quantized else {}
         for name in (name for name in self.scales if not name.startswith(f"{self.layers_path}.")):
-            raise InputError(f"{key}: {folder} cannot be streamed: {name} is quantized but not part of a decoder layer")
+            raise InputError(key, f"{folder} cannot be streamed: {name} is quantized but not part of a decoder layer")
         self._folder = folder
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ class StreamedModel:
                 first = self.embed(features)
                 used += first.numel()
                 if first.numel() != count * width:  # projected embeddings: the layers have another width
-                    raise InputError(f"checkpoint: {self._folder} cannot be streamed: its embeddings are not as wide as its layers")
+                    raise InputError("checkpoint", f"{self._folder} cannot be streamed: its embeddings are not as wide as its layers")
                 hidden = pool[used - first.numel() : used].view(first.shape)
                 batches.append(Batch(indices, features, hidden.copy_(first)))
         return batches, pool.numel() * 4
@@ -303,7 +303,9 @@ class StreamedModel:
     def _quantize(self, layer: nn.Module, path: str, name: str) -> None:
         stored = layer.get_submodule(name)
         if not isinstance(stored, StoredLinear):
-            raise InputError(f"{self._folder}: {QUANTIZATION_JSON} names {path}, which is not a linear layer of the model; quantize again")
+            raise InputError(
+                f"{self._folder}", f"{QUANTIZATION_JSON} names {path}, which is not a linear layer of the model", remedy="quantize again"
+            )
         _place(layer, name, quantized_layer(path, stored, self.scales[path], self._folder))
 
 
@@ -365,7 +367,7 @@ def stored_names(model: nn.Module, transposed: Collection[str], weights: StoredW
         else:
             stored[name] = found
     if wrong:
-        raise InputError(f"{what}: weights are missing or have another shape: {preview(wrong)}; write it again with save_pretrained")
+        raise InputError(what, f"weights are missing or have another shape: {preview(wrong)}", remedy="write it again with save_pretrained")
     return stored
 
 
@@ -380,7 +382,7 @@ def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) 
         part, found = stored.part(start, stop), rows_of(scales, start, stop)
         problem = found.problem(part.weight.detach().to(stored.weight.dtype))
         if problem is not None:
-            raise InputError(f"{folder}: {name}: {problem}; quantize again")
+            raise InputError(f"{folder}", f"{name}: {problem}", remedy="quantize again")
         parts.append(found.module(name, part))
     whole: Any = parts[0]
     whole.weight = torch.cat([cast(Tensor, part.weight) for part in parts])

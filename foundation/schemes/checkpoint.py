@@ -133,7 +133,7 @@ def _document(folder: Path) -> Document:
 def unusable(folder: Path, error: Exception) -> InputError:
     """Returns the error to raise if the files of a quantized checkpoint cannot be read."""
     problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    return InputError(f"{folder}: {QUANTIZATION_JSON} and {QUANTIZATION_TENSORS} cannot be used ({problem}); quantize again")
+    return InputError(f"{folder}", f"{QUANTIZATION_JSON} and {QUANTIZATION_TENSORS} cannot be used ({problem})", remedy="quantize again")
 
 
 def apply_quantization(model: nn.Module, folder: Path) -> None:
@@ -153,13 +153,13 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
         found = modules.get(name)
         if not isinstance(found, scales.LAYERS):
             what = "a linear layer" if nn.Linear in scales.LAYERS else "a convolution"
-            raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not {what} of the model; quantize again")
+            raise InputError(f"{folder}", f"{QUANTIZATION_JSON} names {name}, which is not {what} of the model", remedy="quantize again")
         layer: Any = found
         weight: Tensor = layer.weight.detach()
         # the stored dtype determines the tolerance of the grid check
         stack = name.rpartition(".")[0]  # of an expert: all of a layer are stored in one tensor
         problem = scales.problem(weight.to(stored.get(f"{name}.weight", stored.get(stack, weight.dtype))))
         if problem is not None:
-            raise InputError(f"{folder}: {name}: {problem}; quantize again")
+            raise InputError(f"{folder}", f"{name}: {problem}", remedy="quantize again")
         owner, _, child = name.rpartition(".")
         setattr(model.get_submodule(owner), child, scales.module(name, layer))

@@ -368,7 +368,7 @@ def check_finite(name: str, x: Tensor) -> None:
         return
     # The sum is cheap, and not finite if any value is not. Large finite values may overflow in it, hence the second check.
     if not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
-        raise InputError(f"{name}: the input of this quantized layer holds NaN or infinity, which have no code; check the model")
+        raise InputError(name, "the input of this quantized layer holds NaN or infinity, which have no code", remedy="check the model")
 
 
 def on_grid(weight_OI: Tensor, scale_O: Tensor, largest: int) -> Tensor:

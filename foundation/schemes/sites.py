@@ -138,7 +138,7 @@ def load_sites(folder: Path) -> Sites:
     given = {name: [scales.left, scales.right] for name, scales in sites.products.items()}
     for name, scales in (given | {name: [scale] for name, scale in sites.residuals.items()}).items():
         if not all(scale.shape == () and positive(scale) for scale in scales):
-            raise InputError(f"{folder}: {name}: its scales must be positive numbers, one for each tensor; quantize again")
+            raise InputError(f"{folder}", f"{name}: its scales must be positive numbers, one for each tensor", remedy="quantize again")
     return sites
 
 
@@ -154,5 +154,7 @@ def apply_sites(model: nn.Module, folder: Path) -> None:
     for names, allowed, what in ((attention, modules, "an attention module"), (residuals, layers, "a quantized layer")):
         for name in names:
             if name not in allowed:
-                raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not {what} of the model; quantize again")
+                raise InputError(
+                    f"{folder}", f"{QUANTIZATION_JSON} names {name}, which is not {what} of the model", remedy="quantize again"
+                )
     put(model, attention, residuals)

@@ -80,5 +80,5 @@ def load_tables(folder: Path) -> dict[str, Tensor]:
         raise unusable(folder, error) from error
     for name, scale in scales.items():
         if scale.dim() != 1 or not positive(scale):
-            raise InputError(f"{folder}: {name}: its scales must be positive numbers, one for each row; quantize again")
+            raise InputError(f"{folder}", f"{name}: its scales must be positive numbers, one for each row", remedy="quantize again")
     return scales

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.data.splits import Split
 from foundation.models.architecture.blocks import blocks_of
 from foundation.models.architecture.context import check_context
@@ -46,7 +46,7 @@ def check_training(settings: TrainingSettings, config: PreTrainedConfig, context
     check_split(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.sequence:
         if settings.lora is not None:
-            raise InputError(f"{key}.lora: given with parallel.sequence: true; adapters read all tokens: give sequence: false")
+            raise InputError(f"{key}.lora", "given with parallel.sequence: true", "adapters read all tokens", "give sequence: false")
         check_sequence(config, context.task, context.max_length, context.team.tensor, key)
     if context.team.context > 1:
         check_context(config, context.task, context.max_length, context.team.context, key)
@@ -70,20 +70,18 @@ def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context
         InputError: It cannot.
     """
     team, parallel, facts = context.team, context.parallel, context.facts
-    given = f"{key}: parallel.pipeline: {team.pipeline} given"
+    given = Problem(f"{key}: parallel.pipeline", f"{team.pipeline} given")
     if facts.embeds or context.data.train.together > 1:
-        raise InputError(f"{given}; {context.task} compares the rows of a batch, which micro-batches part: give pipeline: 1")
+        raise InputError.of([given.because(f"{context.task} compares the rows of a batch, which micro-batches part", "give pipeline: 1")])
     if len(depths_of(config) or ()) > 1 or facts.encoder_decoder:
-        raise InputError(
-            f"{given}; this {config.model_type} has two stacks of blocks: give pipeline: 1, and strategy: fsdp2 if it is large"
-        )
+        remedy = "give pipeline: 1, and strategy: fsdp2 if it is large"
+        raise InputError.of([given.because(f"this {config.model_type} has two stacks of blocks", remedy)])
     if facts.modality == "audio" and spectrogram_shape(config) is None:
-        raise InputError(
-            f"{given}; the states of waveforms are not as long as their rows: give pipeline: 1, and strategy: fsdp2 if it is large"
-        )
+        remedy = "give pipeline: 1, and strategy: fsdp2 if it is large"
+        raise InputError.of([given.because("the states of waveforms are not as long as their rows", remedy)])
     if settings.lora is not None:
         raise InputError(
-            f"{key}.lora: given with parallel.pipeline: {team.pipeline}; adapters are not divided into stages: give pipeline: 1"
+            f"{key}.lora", f"given with parallel.pipeline: {team.pipeline}", "adapters are not divided into stages", "give pipeline: 1"
         )
     share = -(-settings.batch_size // team.data_size)
     rows = min(share, settings.micro_batch_size or share)
@@ -91,7 +89,9 @@ def check_pipeline(settings: TrainingSettings, config: PreTrainedConfig, context
     if parts > rows:
         name = "batch_size" if rows == share else "micro_batch_size"
         least = parts * (team.data_size if rows == share else 1)
-        raise InputError(f"{key}.{name}: {getattr(settings, name)} given for {parts} micro-batches of a pipeline: give at least {least}")
+        raise InputError(
+            f"{key}.{name}", f"{getattr(settings, name)} given for {parts} micro-batches of a pipeline", remedy=f"give at least {least}"
+        )
     check_stages(config, context.task, context.max_length, team.pipeline * parallel.stages_each, key)
 
 
@@ -110,6 +110,6 @@ def check_together(settings: TrainingSettings, split: Split, key: str) -> None:
     name = run or _NAMES.get(most, f"texts of a row with {most - 2} negatives")
     for setting, size in (("batch_size", settings.batch_size), ("micro_batch_size", settings.micro_batch_size)):
         if size is not None and most == 2 and size % 2 and not run:
-            raise InputError(f"{key}.{setting}: {size} given; the two {name} are rows of one batch: give an even number")
+            raise InputError(f"{key}.{setting}", f"{size} given", f"the two {name} are rows of one batch", "give an even number")
         if size is not None and size < most:
-            raise InputError(f"{key}.{setting}: {size} given; the {most} {name} are rows of one batch: give at least {most}")
+            raise InputError(f"{key}.{setting}", f"{size} given", f"the {most} {name} are rows of one batch", f"give at least {most}")

@@ -84,19 +84,19 @@ class Finetune(TrainingSettings, Stage):
             self._check_two_towers(config, key)
         check_loss(config, context, key, None, self.loss)  # `foundation.training.grad_cache` compares rows of several micro-batches
         if self.thresholds is not None and context.facts.answer.form not in FITS:
-            raise InputError(f"{key}.thresholds: given; it is for {tasks_with(lambda row: row.answer.form in FITS)}: leave it out")
+            raise InputError(f"{key}.thresholds", "given", f"it is for {tasks_with(lambda row: row.answer.form in FITS)}", "leave it out")
         if self.label_smoothing and not context.facts.answer.PROBABILITIES:
-            raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
+            raise InputError(f"{key}.label_smoothing", f"{self.label_smoothing:g} given", f"{context.task} has no classes", "leave it out")
         check_labelled(context.task, context.data, key)
         check_training(self, config, context, key)
 
     def _check_two_towers(self, config: PreTrainedConfig, key: str) -> None:
         """Raises if a setting does not fit the loss of a model with two towers."""
         if self.loss is not None:
-            raise InputError(f"{key}.loss: {self.loss} given; a {config.model_type} has a loss of its own: leave it out")
+            raise InputError(f"{key}.loss", f"{self.loss} given", f"a {config.model_type} has a loss of its own", "leave it out")
         if self.micro_batch_size is not None:
-            given = f"{key}.micro_batch_size: {self.micro_batch_size} given"
-            raise InputError(f"{given}; contrastive compares the rows of a batch: leave it out")
+            given = f"{self.micro_batch_size} given"
+            raise InputError(f"{key}.micro_batch_size", given, "contrastive compares the rows of a batch", "leave it out")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> Mapping[str, object]:
         """Writes the trained checkpoint.

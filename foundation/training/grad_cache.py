@@ -153,8 +153,11 @@ class GradCache:
         apart, size = float((again_bD - before_bD).abs().max()), float(before_bD.abs().max())
         if apart > MOST_APART * size:  # not of NaN, which is reported elsewhere
             raise InputError(
-                f"{self.label}.micro_batch_size: given; this {type(self.model).__name__} does not answer the same twice from one random "
-                "state, so that rows of several micro-batches cannot be compared: leave it out"
+                f"{self.label}.micro_batch_size",
+                "given",
+                f"this {type(self.model).__name__} does not answer the same twice from one random state, so that rows "
+                "of several micro-batches cannot be compared",
+                "leave it out",
             )
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from foundation.core.config import Config
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,14 +122,14 @@ def _chosen(model: nn.Module, lora: Lora, label: str) -> list[str]:
     from foundation.training.kept_zeros import block_linears, keeps_zeros
 
     if keeps_zeros(model):
-        raise InputError(f"{label}.lora: given for a model that keeps its zeros, which adapters would fill; leave lora out")
+        raise InputError(f"{label}.lora", "given for a model that keeps its zeros, which adapters would fill", remedy="leave lora out")
     layers = list(block_linears(model))
     examples = f"layers are named like {', '.join(layers[:3])}"
     problems = [
-        f"{label}.lora.layers: {pattern!r} matches no linear layer of a block; {examples}{nearest(pattern, layers)}"
+        Problem(f"{label}.lora.layers", f"{pattern!r} matches no linear layer of a block", f"{examples}{nearest(pattern, layers)}")
         for pattern in lora.layers
         if not fnmatch.filter(layers, pattern)
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return [name for name in layers if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)]

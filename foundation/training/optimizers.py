@@ -101,8 +101,9 @@ def check_optimizer(settings: Optimizer, team: Team, key: str) -> None:
     """Raises an `InputError` if an optimizer does not run on some processes."""
     if settings.name == "adafactor" and team.without_pipeline.shards:  # stages have whole weights
         raise InputError(
-            f"{key}.optimizer: adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over: "
-            "give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}"
+            f"{key}.optimizer",
+            f"adafactor given with parallel: {{{team.given}}}, which divides the rows that it takes means over",
+            remedy="give adamw, adamw8bit or lamb, or parallel: {strategy: ddp}",
         )
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.target import Checkpointing
 from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import blocks_of, stacks_of, with_layers
@@ -107,16 +107,17 @@ def check_recomputed(config: PreTrainedConfig, task: Task, length: int, kind: Ch
     """
     if kind == "none":
         return
-    given = f"parallel.checkpointing: {kind} given for {key}"
+    given = Problem("parallel.checkpointing", f"{kind} given for {key}")
     named = with_class(config, task)
-    small = with_layers(named, [stack.first for stack in stacks_of(on_meta(named), given)])
+    small = with_layers(named, [stack.first for stack in stacks_of(on_meta(named), str(given))])
     try:
         changed = on_meta_else_cpu(lambda meta: _changed_twice(small, task, length, kind, meta=meta))
     except REFUSED as error:
         said = f"the blocks of this {config.model_type} do not do the same twice ({one_line(error)})"
-        raise InputError(f"{given}; {said}: give {'full, or none' if kind == 'selective' else 'none'}") from error
+        raise InputError.of([given.because(said, f"give {'full, or none' if kind == 'selective' else 'none'}")]) from error
     if changed:
-        raise InputError(f"{given}; {changed[0]} of this {config.model_type} changes in every forward pass, so twice in a step: give none")
+        reason = f"{changed[0]} of this {config.model_type} changes in every forward pass, so twice in a step"
+        raise InputError.of([given.because(reason, "give none")])
 
 
 def _changed_twice(config: PreTrainedConfig, task: Task, length: int, kind: Checkpointing, *, meta: bool) -> list[str]:

@@ -46,7 +46,7 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
     facts = TASKS[task]
     if facts.searches and facts.embeds and not isinstance(data.train.labels, Groups):
         raise InputError(
-            f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
+            key, "learns from queries, and the data have none to train on", remedy="add qrels/train.tsv, or learn from a teacher alone"
         )
 
 
@@ -70,23 +70,23 @@ def check_loss(
     if loss is not None and loss not in names:
         tasks = [name for name in TASKS if loss in loss_names(name)]
         remedy = f"give {one_of(names)}" if names else "leave it out"
-        raise InputError(f"{key}.loss: {loss} given; it is for {one_of(tasks)}: {remedy}")
+        raise InputError(f"{key}.loss", f"{loss} given", f"it is for {one_of(tasks)}", remedy)
     if not facts.embeds_texts:
         return
     groups = labels if isinstance(labels, Groups) else None
     margins = None if groups is None else groups.margins
     if loss == "cosine" and groups is not None:
-        raise InputError(f"{key}.loss: cosine given; it learns scores, and the train rows have none: give ranking or triplet")
+        raise InputError(f"{key}.loss", "cosine given", "it learns scores, and the train rows have none", "give ranking or triplet")
     if loss == "margin_mse" and margins is None:
         learns = "it learns margins between positives and negatives, and the train rows have none"
-        raise InputError(f"{key}.loss: margin_mse given; {learns}: set data.columns.margin, or distill with it")
+        raise InputError(f"{key}.loss", "margin_mse given", f"{learns}", "set data.columns.margin, or distill with it")
     name = chosen(cast("PairLoss | None", loss), labels)
     largest = float(np.abs(margins).max()) if margins is not None and name == "margin_mse" else 0.0
     if largest > LARGEST and (getattr(config, EMBEDDING_KEY, None) or {}).get("normalize"):
         reach = f"data.columns.margin reaches {largest:g}, and vectors of length 1, as this model gives, have margins of at most"
-        raise InputError(f"{key}.loss: margin_mse given; {reach} {LARGEST:g}: divide the margins by a number that is large enough")
+        raise InputError(f"{key}.loss", "margin_mse given", f"{reach} {LARGEST:g}", "divide the margins by a number that is large enough")
     if micro_batch_size is not None and compares_rows(name, labels):
-        raise InputError(f"{key}.micro_batch_size: {micro_batch_size} given; {name} compares the rows of a batch: leave it out")
+        raise InputError(f"{key}.micro_batch_size", f"{micro_batch_size} given", f"{name} compares the rows of a batch", "leave it out")
 
 
 def supervised(

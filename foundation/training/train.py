@@ -173,7 +173,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     """
     empty_caches()
     if not len(training.split):
-        raise InputError(f"{training.label}: no rows to train on; give a train split")
+        raise InputError(f"{training.label}", "no rows to train on", remedy="give a train split")
     if training.split.together > 1:
         check_together(training.config, training.split, training.label)
     with adapted(model, training.config.lora, training.seed, training.label):
@@ -369,8 +369,9 @@ class _Loop:
     def _stop(self, wrong: str, rows: str = "") -> NoReturn:
         """Ends a training in which something is no number."""
         raise InputError(
-            f"{self.label}: the {wrong} in step {self.history.steps + 1} of {self.num_steps}{rows or ';'} "
-            f"lower learning_rate ({self.config.learning_rate:g} given), or lengthen warmup ({self.config.warmup:g} given)"
+            self.label,
+            f"the {wrong} in step {self.history.steps + 1} of {self.num_steps}{rows or ';'} lower learning_rate "
+            f"({self.config.learning_rate:g} given), or lengthen warmup ({self.config.warmup:g} given)",
         )
 
     def _look(self, epoch: int, progress: Progress) -> None:

@@ -87,8 +87,10 @@ class LatencyBudget:
         if self.target_ms * scale < self.table.rest_ms + lowest * blocks_ms:
             least = (self.table.rest_ms + lowest * blocks_ms) / scale
             raise InputError(
-                f"{key}: the target is {self.target_ms:.4g} ms; the smallest model that granularity and protect allow takes "
-                f"{least:.4g} ms: allow more time"
+                key,
+                f"the target is {self.target_ms:.4g} ms",
+                f"the smallest model that granularity and protect allow takes {least:.4g} ms",
+                "allow more time",
             )
         return min(1.0, max(0.0, 1 - (self.target_ms * scale - self.table.rest_ms) / blocks_ms))
 

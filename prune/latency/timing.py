@@ -108,8 +108,11 @@ class Timing:
             if measured.block(heads[-1], ffn[-1]) <= 0:
                 deep, shallow = ms[0], ms[1]
                 raise InputError(
-                    f"{key}.measure: latency given; {self.label}: {wanted[0][0]} blocks take {deep:.4g} ms and {wanted[1][0]} take "
-                    f"{shallow:.4g} ms, so their latency cannot be told from noise: give measure: macs, or a larger batch size"
+                    f"{key}.measure",
+                    "latency given",
+                    f"{self.label}: {wanted[0][0]} blocks take {deep:.4g} ms and {wanted[1][0]} take {shallow:.4g} ms, "
+                    "so their latency cannot be told from noise",
+                    "give measure: macs, or a larger batch size",
                 )
             cached = {"table": measured.as_json(), "points": [[*point, value] for point, value in zip(wanted, ms, strict=True)]}
             write_cached(file, cached)  # a cache that cannot be written is skipped, since it only saves time
@@ -162,9 +165,9 @@ def target_shape(context: Context, latency: LatencyTarget | None, key: str) -> S
         return max(target.batch_sizes), None if fixed else max(target.sequence_lengths, default=context.max_length)
     lengths = [None] if fixed else sorted({*target.sequence_lengths, context.max_length})
     if latency.batch not in target.batch_sizes:
-        raise InputError(f"{key}.batch: {latency.batch} given; give a batch size of the target: {_list(target.batch_sizes)}")
+        raise InputError(f"{key}.batch", f"{latency.batch} given", remedy=f"give a batch size of the target: {_list(target.batch_sizes)}")
     if latency.sequence not in lengths:
-        raise InputError(f"{key}.sequence: {latency.sequence} given; give a sequence length of the target: {_list(lengths)}")
+        raise InputError(f"{key}.sequence", f"{latency.sequence} given", remedy=f"give a sequence length of the target: {_list(lengths)}")
     return latency.batch, latency.sequence
 
 

@@ -47,14 +47,16 @@ def check_learned(team: Team, key: str) -> None:
     """
     if team.pipeline > 1:
         raise InputError(
-            f"{key}.method: learns masks of all blocks at once, given with parallel.pipeline: {team.pipeline}, which divides the blocks; "
-            "give pipeline: 1, or another method"
+            f"{key}.method",
+            f"learns masks of all blocks at once, given with parallel.pipeline: {team.pipeline}, which divides the blocks",
+            remedy="give pipeline: 1, or another method",
         )
     if team.sequence or team.context > 1:
         shares, without = ("sequence: true", "sequence: false") if team.sequence else (team.given, "context: 1")
         raise InputError(
-            f"{key}.method: learns masks, given with parallel.{shares}, which divides the tokens that they scale; "
-            f"give {without}, or another method"
+            f"{key}.method",
+            f"learns masks, given with parallel.{shares}, which divides the tokens that they scale",
+            remedy=f"give {without}, or another method",
         )
 
 

@@ -42,4 +42,4 @@ def unread_figures(model: nn.Module, key: str) -> dict[str, Any]:
     try:
         return dict(unread(model, Structure.of(model, key)))
     except InputError as error:
-        return {"heads": None, "neurons": None, "reason": error.problems[0]}
+        return {"heads": None, "neurons": None, "reason": error.lines[0]}

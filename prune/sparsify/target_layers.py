@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.progress import Progress
 from foundation.models.architecture.blocks import block_of, blocks_of
 from foundation.training.kept_zeros import block_linears
@@ -35,16 +35,16 @@ def target_layers(settings: SparsifySettings, model: nn.Module) -> dict[str, nn.
     examples = f"layers are named like {', '.join(list(layers)[:3])}"
     given = {f"{settings.key}.exclude": settings.exclude, f"{settings.key}.lasso.strengths": tuple(settings.lasso.strengths or ())}
     problems = [
-        f"{key}: {pattern!r} matches no layer; {examples}{nearest(pattern, layers)}"
+        Problem(key, f"{pattern!r} matches no layer", f"{examples}{nearest(pattern, layers)}")
         for key, patterns in given.items()
         for pattern in patterns
         if not fnmatch.filter(layers, pattern)
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     chosen = {name: layer for name, layer in layers.items() if not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.exclude)}
     if not chosen:
-        raise InputError(f"{settings.key}.exclude: every linear layer in the blocks is excluded; shorten exclude")
+        raise InputError(f"{settings.key}.exclude", "every linear layer in the blocks is excluded", remedy="shorten exclude")
     return chosen
 
 
@@ -59,9 +59,12 @@ def check_reachable(settings: SparsifySettings, layers: Mapping[str, nn.Linear])
     if far:
         name, layer = next(iter(far.items()))
         raise InputError(
-            f"{settings.key}.pattern: {settings.zeros} given; in {len(far)} of {len(layers)} layers the nearest reachable sparsity is more "
-            f"than {TOLERANCE:g} away from sparsity: {settings.target:g} ({reached[layer.weight.shape]:.3f} in {name}, "
-            f"{layer.out_features} x {layer.in_features}); use smaller blocks, or name these layers in exclude"
+            f"{settings.key}.pattern",
+            f"{settings.zeros} given",
+            f"in {len(far)} of {len(layers)} layers the nearest reachable sparsity is more than {TOLERANCE:g} "
+            f"away from sparsity: {settings.target:g} ({reached[layer.weight.shape]:.3f} in {name}, {layer.out_features} "
+            f"x {layer.in_features})",
+            "use smaller blocks, or name these layers in exclude",
         )
 
 

@@ -72,7 +72,7 @@ def significance(model: nn.Module, batches: Iterable[Batch], task: Task, key: st
         for fit, square_BL, state_BLD in zip(fits, squares, incoming, strict=True):
             fit.add(state_BLD.detach().cpu(), square_BL.sqrt(), valid_BL)
     if not fits[0].count:
-        raise InputError(f"{key}.tokens: given, but no calibration row has a token beside the first one: leave it out")
+        raise InputError(f"{key}.tokens", "given, but no calibration row has a token beside the first one", remedy="leave it out")
     return [fit.weights() for fit in fits]
 
 

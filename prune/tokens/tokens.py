@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import TASKS, Task
 from foundation.models.architecture.blocks import blocks_of, states_of
 from foundation.models.architecture.dropped_tokens import DENOMINATOR, SIGNIFICANCE
@@ -53,11 +53,13 @@ def shares_of(tokens: Tokens, depth: int, key: str) -> tuple[float, ...]:
         InputError: There are more shares than layers with a layer behind them.
     """
     if depth < 2:
-        raise InputError(f"{key}.tokens: given for a model of one layer, behind which no tokens are read but the first: leave it out")
+        raise InputError(
+            f"{key}.tokens", "given for a model of one layer, behind which no tokens are read but the first", remedy="leave it out"
+        )
     if not isinstance(tokens, tuple):
         return (*(tokens ** (layer / (depth - 1)) for layer in range(1, depth)), tokens)
     if len(tokens) > depth - 1:
-        raise InputError(f"{key}.tokens: {len(tokens)} shares given for a model of {depth} layers; give at most {depth - 1}")
+        raise InputError(f"{key}.tokens", f"{len(tokens)} shares given for a model of {depth} layers", remedy=f"give at most {depth - 1}")
     return (*tokens, *[tokens[-1]] * (depth - len(tokens)))
 
 
@@ -69,14 +71,14 @@ def check_tokens(model: nn.Module, structure: Structure, task: Task, key: str) -
     """
     facts = TASKS[task]
     config: PreTrainedConfig = model.config
-    about = f"{key}.tokens: given"
+    about = Problem(f"{key}.tokens", "given")
     if facts.answer.PER_TOKEN or facts.two_towers:
-        raise InputError(f"{about}; {task} needs the states of all tokens: leave it out")
+        raise InputError.of([about.because(f"{task} needs the states of all tokens", "leave it out")])
     if len(structure.stacks) > 1:
-        raise InputError(f"{about}; the decoder of a {config.model_type} reads all tokens of its encoder: leave it out")
+        raise InputError.of([about.because(f"the decoder of a {config.model_type} reads all tokens of its encoder", "leave it out")])
     if any(attention.transformed for attention in structure.attentions):
         why = "change queries or keys before they meet, as rotary positions do"
-        raise InputError(f"{about}; the layers of a {config.model_type} {why}: leave it out")
+        raise InputError.of([about.because(f"the layers of a {config.model_type} {why}", "leave it out")])
 
 
 def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> None:
@@ -92,7 +94,7 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
     """
     config: PreTrainedConfig = model.config
     few = {name: value[:2] for name, value in features.items()}
-    about = f"{key}.tokens: given, but"
+    about = Problem(f"{key}.tokens", "given")
     blocks = list(blocks_of(model, key).values())
     with torch.inference_mode():
         expected = forward(model, few)
@@ -102,7 +104,9 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
         finally:
             handle.remove()
         if _distance(alone, expected) > TOLERANCE:
-            raise InputError(f"{about} the head of this {config.model_type} reads other tokens than the first one: leave it out")
+            raise InputError.of(
+                [about.because(f"the head of this {config.model_type} reads other tokens than the first one", "leave it out")]
+            )
         drawn = torch.randn(config.hidden_size, generator=torch.Generator().manual_seed(0))
         try:
             reordered, fewer = (
@@ -110,12 +114,12 @@ def prove_tokens(model: nn.Module, features: Mapping[str, Tensor], key: str) -> 
                 for share in (ALL, HALF)
             )
         except REFUSED as error:
-            raise InputError(
-                f"{about} this {config.model_type} does not run without some tokens ({one_line(error)}): leave it out"
+            raise InputError.of(
+                [about.because(f"this {config.model_type} does not run without some tokens ({one_line(error)})", "leave it out")]
             ) from error
         assert fewer.shape == expected.shape
         if _distance(reordered, expected) > TOLERANCE:
-            raise InputError(f"{about} the layers of this {config.model_type} read where tokens stand: leave it out")
+            raise InputError.of([about.because(f"the layers of this {config.model_type} read where tokens stand", "leave it out")])
 
 
 def with_tokens(model: nn.Module, shares: Sequence[float], weights: Sequence[Tensor], key: str) -> nn.Module:

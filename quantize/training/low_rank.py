@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from foundation.core.errors import InputError, nearest
+from foundation.core.errors import InputError, Problem, nearest
 from foundation.training.lora import Lora
 from foundation.training.processes.layer_share import LayerShare, local
 from foundation.training.state import seeded
@@ -100,10 +100,10 @@ def _chosen(model: nn.Module, lora: Lora, key: str) -> dict[str, QatLinear]:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
     examples = f"layers are named like {', '.join(list(layers)[:3])}"
     problems = [
-        f"{key}.lora.layers: {pattern!r} matches no quantized linear layer; {examples}{nearest(pattern, layers)}"
+        Problem(f"{key}.lora.layers", f"{pattern!r} matches no quantized linear layer", f"{examples}{nearest(pattern, layers)}")
         for pattern in lora.layers
         if not fnmatch.filter(layers, pattern)
     ]
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return {name: layer for name, layer in layers.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)}

@@ -204,7 +204,7 @@ def rebuild(bench: Bench) -> str:
 def _same(bench: Bench, model: Any) -> str:
     found = difference(bench.architecture, model, bench.out("rebuilt"))
     if found is not None:
-        raise InputError(found)
+        raise InputError("rebuilt", found)
     return WORKS
 
 
@@ -305,4 +305,4 @@ def tried(architecture: Architecture, folder: Path, steps: tuple[str, ...] = COL
 
 def _reason(error: InputError, folder: Path) -> str:
     """Returns the message of an error without the folders of this machine."""
-    return "; ".join(error.problems).replace(f"{folder}/", "")
+    return "; ".join(error.lines).replace(f"{folder}/", "")

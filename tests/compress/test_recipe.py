@@ -29,8 +29,8 @@ def write(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
 def problems(path: Path, *settings: str) -> tuple[str, ...]:
     with pytest.raises(InputError) as caught:
         read(path, settings)
-    assert all("\n" not in problem for problem in caught.value.problems)
-    return caught.value.problems
+    assert all("\n" not in problem for problem in caught.value.lines)
+    return caught.value.lines
 
 
 def test_good_recipe_has_typed_stages_with_ids(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_engines_that_answer_prompts_say_what_they_cannot_have(task: str, stages
     raw = {"name": "a", "model": {"path": "x/y", "task": task}, "data": {"path": "x/z"}, "target": {"engines": ["openvino_genai"]}}
     with pytest.raises(InputError) as raised:
         check({**raw, "stages": [*stages, {"export": {}}]})
-    assert any(words in problem for problem in raised.value.problems)
+    assert any(words in problem for problem in raised.value.lines)
 
 
 def test_a_language_model_is_served_by_one_process() -> None:

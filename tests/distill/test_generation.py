@@ -84,4 +84,4 @@ def test_what_compares_one_answer_a_row_is_refused(settings: dict[str, Any], mat
     config = AutoConfig.from_pretrained(tiny_gpt.checkpoint())
     with pytest.raises(InputError, match=match) as caught:
         Distill(**settings).check(config, config, context)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1

@@ -116,5 +116,5 @@ def test_what_cannot_be_written_is_refused_in_one_line(stages: Path, tmp_path: P
     ):
         with pytest.raises(InputError, match=line) as caught:
             write_folder(*wrong)
-        assert len(caught.value.problems) == 1
+        assert len(caught.value.lines) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]

@@ -35,5 +35,5 @@ def rewrite(folder: Path, change: Any) -> None:
 def refused(config: ModelConfig, out: Path, match: str, labels: tuple[str, ...] = LABELS) -> None:
     with pytest.raises(InputError, match=match) as caught:
         import_model(config, labels, 0, out)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert "\n" not in str(caught.value)

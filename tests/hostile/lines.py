@@ -17,10 +17,10 @@ def one_line(error: InputError, *named: str, most: int = 3) -> None:
         named: Words that have to occur in a line together.
         most: The largest number of lines.
     """
-    assert 1 <= len(error.problems) <= most, error.problems
-    for problem in error.problems:
+    assert 1 <= len(error.lines) <= most, error.lines
+    for problem in error.lines:
         assert problem.isprintable(), problem
         assert len(problem) <= LONGEST_PROBLEM + 100, len(problem)
         assert not ADDRESS.search(problem), problem
         assert "Traceback" not in problem
-    assert any(all(word in problem for word in named) for problem in error.problems), (named, error.problems)
+    assert any(all(word in problem for word in named) for problem in error.lines), (named, error.lines)

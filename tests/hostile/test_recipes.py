@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_right(name: str, value: Any) -> None:
     with pytest.raises(InputError) as caught:
         check(GOOD | {name: value})
     one_line(caught.value, most=12)
-    assert any(name in problem for problem in caught.value.problems), caught.value.problems
+    assert any(name in problem for problem in caught.value.lines), caught.value.lines
 
 
 @pytest.mark.parametrize("stage_id", ["model", "baseline", "latency", "input", "evaluate-finetune", "evaluate-x", "evaluate-"])
@@ -259,7 +259,7 @@ def test_many_problems_are_counted_and_cost_little(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("compress.problems.nearest", lambda given, allowed: searched.append(given) or "")
     with pytest.raises(InputError, match=r"and \d+ more problems; correct these first") as caught:
         check(GOOD | {f"key{number}": 1 for number in range(5000)})
-    assert len(caught.value.problems) == MOST_PROBLEMS + 1
+    assert len(caught.value.lines) == MOST_PROBLEMS + 1
     assert len(searched) <= 2 * MOST_PROBLEMS
 
 
@@ -278,8 +278,8 @@ def test_values_are_shown_with_bounded_work() -> None:
         wide = [wide] * 100
     assert len(shown(wide)) == 60
     assert reason(ValueError(f"bad {Odd()!r}")) == "bad <tests.hostile.test_recipes.Odd object>"
-    assert len(InputError("x" * 10**6).problems[0]) < 2100
-    assert InputError("a\x1b[31m\ud800\nb").problems == ("a\\x1b[31m\\ud800 b",)
+    assert len(InputError("x" * 10**6, "").lines[0]) < 2100
+    assert InputError("", "a\x1b[31m\ud800\nb").lines == ("a\\x1b[31m\\ud800 b",)
 
 
 CLI: list[tuple[str, ...]] = [

@@ -114,7 +114,7 @@ def test_attention_that_is_not_called_through_the_registry_is_refused() -> None:
     model = transformers.AutoModelForSequenceClassification.from_config(transformers.DebertaV2Config(**sizes)).eval()
     with pytest.raises(InputError, match=r"^stages\.quantize\.attention: DebertaV2ForSequenceClassification does not call") as refused:
         check_attention(model, {"input_ids": torch.ones(1, 3, dtype=torch.int64)}, forward, "stages.quantize.attention")
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.lines) == 1
 
 
 def test_attention_that_is_more_than_the_formula_is_refused(bert: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,10 +151,10 @@ def test_patterns_that_match_nothing_are_all_named(bert: Artifact, context: Cont
     exclude = ("bert.pooler.dens", "*.layer.9.*", "classifier")
     with pytest.raises(InputError) as refused:
         figures_of(bert, context, tmp_path / "out", exclude=exclude)
-    assert len(refused.value.problems) == 2
-    assert "stages.quantize.exclude" in refused.value.problems[0]
-    assert "did you mean 'bert.pooler.dense'" in refused.value.problems[0]
-    assert "'*.layer.9.*' matches no layer" in refused.value.problems[1]
+    assert len(refused.value.lines) == 2
+    assert "stages.quantize.exclude" in refused.value.lines[0]
+    assert "did you mean 'bert.pooler.dense'" in refused.value.lines[0]
+    assert "'*.layer.9.*' matches no layer" in refused.value.lines[1]
     assert not list((tmp_path / "out").iterdir())
 
 

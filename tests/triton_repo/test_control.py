@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from triton_repo.control import Control, ask, socket_of
 
 
@@ -18,7 +18,7 @@ def temporary(tmp_path, monkeypatch):
 
 def handle(request, say):
     if request.get("wrong"):
-        raise InputError("one", "two")
+        raise InputError.of([Problem("one", "1 given"), Problem("two", "2 given", "3 is allowed", "give 3")])
     if request.get("broken"):
         raise RuntimeError("a bug\nin two lines")
     say("working")
@@ -33,7 +33,7 @@ def test_a_request_is_answered_and_what_is_said_comes_first(tmp_path):
         assert said == ["working"] * 3
         with pytest.raises(InputError) as caught:
             ask(tmp_path, {"wrong": True}, said.append)
-        assert caught.value.problems == ("one", "two")
+        assert caught.value.problems == (Problem("one", "1 given"), Problem("two", "2 given", "3 is allowed", "give 3"))
         with pytest.raises(InputError, match=r"a bug in two lines$"):
             ask(tmp_path, {"broken": True}, said.append)
         with socket.socket(socket.AF_UNIX) as mute:  # one that goes without a word does no harm

@@ -33,10 +33,10 @@ def test_a_taken_port_is_named_with_what_to_do(taken: int) -> None:
     ports.check_ports(ADDRESS, (free, 0, 0))
     with pytest.raises(InputError) as caught:
         ports.check_ports(ADDRESS, (free, taken, free))
-    assert [line.split(":")[0] for line in caught.value.problems] == [f"--http-port {taken}", f"--metrics-port {free}"]
-    assert "is taken" in caught.value.problems[0]
-    assert "--http-port another port (0: a free one)" in caught.value.problems[0]
-    assert "--grpc-port too" in caught.value.problems[1]
+    assert [line.split(":")[0] for line in caught.value.lines] == [f"--http-port {taken}", f"--metrics-port {free}"]
+    assert "is taken" in caught.value.lines[0]
+    assert "--http-port another port (0: a free one)" in caught.value.lines[0]
+    assert "--grpc-port too" in caught.value.lines[1]
 
 
 def test_a_port_of_connections_that_ended_is_free() -> None:

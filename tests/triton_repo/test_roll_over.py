@@ -70,7 +70,7 @@ def test_roll_overs_and_failed_ones_lose_no_request(tmp_path):
     def wrong(address: str, version: str) -> None:
         assert set(seen.versions) == {"1"}  # the new version is loaded, and nobody has been sent there
         golden(address, version)
-        raise InputError("the answers are wrong")
+        raise InputError("m", "the answers are wrong")
 
     with service.Service(first, environment.check(), tmp_path / "log") as running:
         with Asking(running.grpc_address) as seen:

@@ -163,8 +163,9 @@ def check_inputs(onnx_file: Graph, preprocessor: Preprocessor) -> dict[str, tupl
     shape = [-1] if steps is None else list(steps.shape or ())
     if not shape:
         raise InputError(
-            "model: preprocessor_config.json does not resize images to a fixed size, which a plan needs; "
-            "give it size {height, width} or a centre crop"
+            "model",
+            "preprocessor_config.json does not resize images to a fixed size, which a plan needs",
+            remedy="give it size {height, width} or a centre crop",
         )
     expected = dict.fromkeys(preprocessor.input_names, (pb.TYPE_INT64 if steps is None else pb.TYPE_FP32, shape))
     if found != expected:

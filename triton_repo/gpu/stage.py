@@ -49,7 +49,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
     builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
     build, half = deployed(builds)
     if build["variant"] not in context.predictions:
-        raise InputError(f"{build['variant']}: was not evaluated in torch, so there are no golden logits")
+        raise InputError(f"{build['variant']}", "was not evaluated in torch, so there are no golden logits")
     logits = load_logits(context.predictions[build["variant"]])
     rows = context.data.evaluation.rows
     chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)

@@ -58,7 +58,9 @@ def _cached(python: str) -> Path:
             if not folder.is_dir():  # another process may have been first
                 whole.rename(folder)
     except OSError as error:
-        raise InputError(f"{folder.parent}: the wheels for the container cannot be kept ({error}); set $XDG_CACHE_HOME") from error
+        raise InputError(
+            f"{folder.parent}", f"the wheels for the container cannot be kept ({error})", remedy="set $XDG_CACHE_HOME"
+        ) from error
     return folder
 
 
@@ -74,11 +76,14 @@ def _download(out: Path, python: str) -> None:
             [*command, "--requirement", str(REQUIREMENTS)], capture_output=True, text=True, timeout=MAX_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"the wheels for the container were not fetched within {MAX_SECONDS:.0f} s; try again") from error
+        raise InputError("wheels", f"those for the container were not fetched within {MAX_SECONDS:.0f} s", remedy="try again") from error
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         told = ([line for line in lines if line.startswith("ERROR")] or lines or ["pip gave no reason"])[-1][:300]
         raise InputError(
-            f"the wheels for the container (numpy, pillow, tokenizers) cannot be fetched: {told}; deploy where there is an index, or "
-            f"name a folder that holds them with ${VARIABLE}; {REQUIREMENTS} lists the versions"
+            "wheels",
+            f"numpy, pillow and tokenizers cannot be fetched for the container: {told}",
+            remedy=(
+                f"deploy where there is an index, or name a folder that holds them with ${VARIABLE}; {REQUIREMENTS} lists the versions"
+            ),
         )

@@ -86,9 +86,11 @@ def address_of(url: str, protocol: str | None, option: str = "--server") -> Addr
     named, mark, place = url.rpartition("://")
     found = protocol or named or "grpc"
     if found not in ("grpc", "http") or (mark and named not in ("grpc", "http")):
-        raise InputError(f"{option} {shown(url, 80)}: protocol {named or found}; grpc and http are allowed, without TLS")
+        raise InputError(f"{option} {shown(url, 80)}", f"protocol {named or found}", "grpc and http are allowed, without TLS")
     if mark and named != found:
-        raise InputError(f"{option} {shown(url, 80)}: given with --protocol {protocol}; give one of the two, or the same in both")
+        raise InputError(
+            f"{option} {shown(url, 80)}", f"given with --protocol {protocol}", remedy="give one of the two, or the same in both"
+        )
     place = place.rstrip("/")
     try:
         parts = urlsplit(f"//{place}")
@@ -96,7 +98,7 @@ def address_of(url: str, protocol: str | None, option: str = "--server") -> Addr
     except ValueError:  # a port that is no number
         is_place = False
     if not is_place:
-        raise InputError(f"{option} {shown(url, 80)}: host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
+        raise InputError(f"{option} {shown(url, 80)}", "host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
     return Address("http" if found == "http" else "grpc", place)
 
 
@@ -155,14 +157,14 @@ class Connection:
         ready = await self._ready()
         if name is None:
             if ready is None or len(ready) != 1:
-                raise InputError(f"--server {self._address}: give --model; {_listed(ready)}")
+                raise InputError(f"--server {self._address}", "give --model", _listed(ready))
             (name,) = ready
         elif ready is not None and name not in ready and not await self._answers(name):
-            raise InputError(f"--model {name}: {self._address} has no such model; {_listed(ready)}{nearest(name, ready)}")
+            raise InputError(f"--model {name}", f"{self._address} has no such model", f"{_listed(ready)}{nearest(name, ready)}")
         try:
             found = await self._client.get_model_metadata(name, **self._described)
         except _ERRORS as error:
-            raise InputError(f"--model {name}: {self._address} does not describe it ({_line(error)}); {_listed(ready)}") from error
+            raise InputError(f"--model {name}", f"{self._address} does not describe it ({_line(error)})", _listed(ready)) from error
         return Model(name, _inputs(name, found))
 
     async def _answers(self, name: str) -> bool:
@@ -215,11 +217,14 @@ class Connection:
         except _ERRORS as error:
             other = {"grpc": "http", "http": "grpc"}[self._address.protocol]
             raise InputError(
-                f"--server {self._address}: no answer ({_line(error)}); start the server, or give its port of {self._address.protocol}, "
-                f"or --protocol {other}"
+                f"--server {self._address}",
+                f"no answer ({_line(error)})",
+                remedy=f"start the server, or give its port of {self._address.protocol}, or --protocol {other}",
             ) from error
         if not alive:
-            raise InputError(f"--server {self._address}: answers, but it is not live; give the address of a running Triton server")
+            raise InputError(
+                f"--server {self._address}", "answers, but it is not live", remedy="give the address of a running Triton server"
+            )
 
     async def _ready(self) -> list[str] | None:
         """Returns the names of the models that are ready, sorted; None where the server does not list its models."""
@@ -228,7 +233,9 @@ class Connection:
         except InferenceServerException:  # a server may keep its list to itself
             return None
         except _ERRORS as error:
-            raise InputError(f"--server {self._address}: its models cannot be read ({_line(error)}); give a Triton server") from error
+            raise InputError(
+                f"--server {self._address}", f"its models cannot be read ({_line(error)})", remedy="give a Triton server"
+            ) from error
         models = found.get("models", []) if isinstance(found, dict) else found
         return sorted({one["name"] for one in models if one.get("state") == "READY"})
 
@@ -255,11 +262,11 @@ def check_rows(rows: Sequence[Row], model: Model) -> None:
         InputError: They are not, or there are none.
     """
     if not rows:
-        raise InputError("no rows; give at least one")
+        raise InputError("rows", "none given", remedy="give at least one")
     wanted = MEASURED[model.inputs]
     found = sorted({MEASURED[inputs_of(row)] if isinstance(row, str | tuple | bytes | Window) else "tokens" for row in rows})
     if found != [wanted]:
-        raise InputError(f"--model {model.name}: reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
+        raise InputError(f"--model {model.name}", f"reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
 
 
 def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
@@ -270,7 +277,7 @@ def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
             return inputs
     described = ", ".join(f"{key} {datatype} {shape}" for key, (datatype, shape) in given.items()) or "none"
     allowed = "TEXT, TEXT and TEXT_PAIR, QUESTION and CONTEXT, IMAGE or AUDIO are measured, BYTES [-1, 1] each"
-    raise InputError(f"--model {name}: its inputs are {described}; {allowed}")
+    raise InputError(f"--model {name}", f"its inputs are {described}", allowed)
 
 
 def _listed(ready: list[str] | None) -> str:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.machine.process import environment, spawn
 from foundation.measure.engine_process import write_rows
 from foundation.standalone.preprocess import Row
@@ -90,5 +90,5 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
         raise GeneratorError(f"the load generator exited with status {process.returncode}{f': {last[-1][:300]}' if last else ''}")
     answer: dict[str, Any] = json.loads(output)
     if "problems" in answer:
-        raise InputError(*answer["problems"])
+        raise InputError.of(Problem(**problem) for problem in answer["problems"])
     return answer

@@ -20,6 +20,7 @@ import select
 import selectors
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ async def measured(connection: Connection, model: Model, load: Load, rows: Seque
     """
     due = None if load.rate is None else poisson(load.rate, load.seconds, load.seed)
     if due is not None and not len(due):
-        raise InputError(f"--rate {load.rate:g}: no request is due within {load.seconds:g} s; give more seconds")
+        raise InputError(f"--rate {load.rate:g}", f"no request is due within {load.seconds:g} s", remedy="give more seconds")
     requests = [
         connection.prepare(model.name, [rows[row] for row in some]) for some in drawn(sys.maxsize if due is None else len(due), sizes, load)
     ]
@@ -106,7 +107,7 @@ async def measured(connection: Connection, model: Model, load: Load, rows: Seque
 
     failure = await send(0)
     if failure is not None:
-        raise InputError(f"--model {model.name}: the first request, of {load.rows} rows, has no answer ({failure.message})")
+        raise InputError(f"--model {model.name}", f"the first request, of {load.rows} rows, has no answer ({failure.message})")
     await closed_loop(send, load.concurrency or 1, min(WARM_UP_SECONDS, load.seconds))
     gc.collect()
     gc.freeze()
@@ -128,7 +129,7 @@ def main(job: dict[str, Any]) -> None:
         try:
             answer = runner.run(run(job))
         except InputError as error:
-            answer = {"problems": error.problems}
+            answer = {"problems": [asdict(problem) for problem in error.problems]}
     print(json.dumps(answer, allow_nan=False), flush=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 
 MOST_REQUESTS = 5_000_000
 """Requests of one load; each needs some hundred bytes."""
@@ -36,9 +36,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.concurrency is None):
-            raise InputError(f"rate {self.rate} and concurrency {self.concurrency} given; exactly one of the two is allowed")
+            raise InputError("rate, concurrency", f"{self.rate} and {self.concurrency} given", "exactly one of the two is allowed")
         problems = [
-            f"{name} {value} given; {least} to {most} is allowed"
+            Problem(name, f"{value} given", f"{least} to {most} is allowed")
             for name, value, least, most in (
                 ("rate", self.rate, 0.001, 1_000_000),
                 ("concurrency", self.concurrency, 1, 4096),
@@ -51,6 +51,13 @@ class Load:
             if value is not None and not (isfinite(value) and least <= value <= most)
         ]
         if self.rate is not None and self.rate * self.seconds > MOST_REQUESTS:
-            problems.append(f"rate {self.rate:g} for {self.seconds:g} s: more than {MOST_REQUESTS} requests; give fewer seconds")
+            problems.append(
+                Problem(
+                    "rate",
+                    f"{self.rate:g} given for {self.seconds:g} s",
+                    f"at most {MOST_REQUESTS} requests are sent",
+                    "give fewer seconds",
+                )
+            )
         if problems:
-            raise InputError(*problems)
+            raise InputError.of(problems)

@@ -129,13 +129,13 @@ def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
     if limit_ms is None:
         saturated = saturation(measure(found[0], tune.seconds, None).levels)
         if saturated is None or saturated.p99_ms is None:
-            raise InputError("triton_repo.tune: the settings of the recipe give errors under every load that it asks for")
+            raise InputError("triton_repo.tune", "the settings of the recipe give errors under every load that it asks for")
         limit_ms = NOISE * saturated.p99_ms
     trials = halve(found, lambda point, seconds: measure(point, seconds, limit_ms), tune.seconds)
     if trials[0].measured.best is None:
         fastest = min((level.p99_ms for trial in trials for level in trial.measured.levels if level.p99_ms is not None), default=None)
         reached = "no request was answered" if fastest is None else f"the smallest p99 was {fastest:.1f} ms"
-        raise InputError(f"triton_repo.tune.p99_ms: {limit_ms:g} given; no setting stays within it ({reached}); give more")
+        raise InputError("triton_repo.tune.p99_ms", f"{limit_ms:g} given", f"no setting stays within it ({reached})", "give more")
     own, proposed, confirmation = found[0], trials[0].point, None
     if proposed != own:
         confirmation = confirm(own, proposed, lambda point: measure(point, KEPT * tune.seconds, limit_ms), tune.repeats)

@@ -28,7 +28,7 @@ def excerpt(file: Path, served: str | None) -> list[Flip] | None:
     try:
         lines = [_line(json.loads(line)) for line in file.read_text(encoding="utf-8").split("\n") if line]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedArtifact(f"{file}: damaged ({reason(error)})") from error
+        raise DamagedArtifact(f"{file}", f"damaged ({reason(error)})") from error
     steps: dict[tuple[str | None, str | None], list[Flip]] = {}
     for line in sorted(lines, key=lambda line: line.variant != served):
         steps.setdefault((line.variant, line.to), []).append(line)

@@ -56,7 +56,7 @@ class FullRun(Rung):
         figures = corrected(figures_of(report), phase)
         missing = [name for name in setup.search.objectives if figures[name] is None]
         if missing:
-            raise InputError(f"{', '.join(missing)} of candidate {candidate.name} was not measured: no engine of the target ran")
+            raise InputError(f"{', '.join(missing)} of candidate {candidate.name} was not measured", "no engine of the target ran")
         excess = {}
         names = [goal.goal for goal in report.goals]
         for index, goal in enumerate(report.goals):

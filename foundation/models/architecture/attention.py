@@ -149,7 +149,7 @@ def _found(kind: Kind, way: _Way, key: str) -> Attentions:
     try:
         model = kind.make(_traced_config(config, way), way.on_meta).eval()
     except REFUSED as error:  # a model class with its own list of attention implementations (GPT-Neo)
-        raise _NotRun(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
+        raise _NotRun(key, UNTRACEABLE.format(config.model_type)) from error
     blocks = blocks_of(model, key)
     layers = {f"{name}.{inner}": module for name, block in blocks.items() for inner, module in block.named_modules() if is_layer(module)}
     trace = Trace({id(module.weight): name for name, module in layers.items()})
@@ -165,11 +165,11 @@ def _found(kind: Kind, way: _Way, key: str) -> Attentions:
         number = inside if call.module is None else numbers.get(call.module)
         alike = cross if call.query.shape[-2] != call.value.shape[-2] else own
         if number is None or number in alike:
-            raise InputError(f"{key}: this {config.model_type} does not have exactly one attention per block; that is not supported")
-        about = f"{key}: the {{}} layer of attention in this {config.model_type}"
-        alike[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about)
+            raise InputError(key, f"this {config.model_type} does not have exactly one attention per block", "that is not supported")
+        about = f"the {{}} layer of attention in this {config.model_type}"
+        alike[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about, key)
     if len(own) != len(blocks):
-        raise _Untraceable(f"{key}: {UNSEEN.format(len(blocks) - len(own), len(blocks), config.model_type)}")
+        raise _Untraceable(key, UNSEEN.format(len(blocks) - len(own), len(blocks), config.model_type))
     return Attentions(own, cross)
 
 
@@ -228,7 +228,7 @@ def _run(model: PreTrainedModel, trace: Trace, way: _Way, key: str) -> None:
                 return
             finally:
                 TRACE.reset(token)
-    raise _NotRun(f"{key}: {UNTRACEABLE.format(model.config.model_type)}") from problems[-1]
+    raise _NotRun(key, UNTRACEABLE.format(model.config.model_type)) from problems[-1]
 
 
 def _attention(
@@ -244,24 +244,24 @@ def _attention(
     return output, None
 
 
-def _resolve(call: Call, model: nn.Module, name: str | None, trace: Trace, what: str) -> Attention:
+def _resolve(call: Call, model: nn.Module, name: str | None, trace: Trace, what: str, path: str) -> Attention:
     made = {"query": call.query, "key": call.key, "value": call.value}
     head_dim = call.query.shape[-1]
     layers: dict[str, tuple[str, Tensor]] = {}
     for part, tensor in made.items():
         found = trace.output_of(tensor)
         if found is None or found[1].shape[-1] % head_dim:
-            raise InputError(f"{what.format(part)} cannot be identified")
+            raise InputError(path, f"{what.format(part)} cannot be identified")
         layers[part] = found
     readers = list(dict.fromkeys(trace.readers.get(call.mark, [])))
     if len(readers) != 1 or call.value.shape[-1] != head_dim:
-        raise InputError(f"{what.format('output')} cannot be identified")
+        raise InputError(path, f"{what.format('output')} cannot be identified")
     shares_layer = len({layer for layer, _ in layers.values()}) < len(layers)
     numbers = {part: tensor.shape[-3] for part, tensor in made.items()}
     if not shares_layer:  # keys that query heads share may have been repeated for them
         numbers = {part: output.shape[-1] // head_dim for part, (_, output) in layers.items()}
     if numbers["key"] != numbers["value"]:
-        raise InputError(f"{what.format('key')} cannot be identified")
+        raise InputError(path, f"{what.format('key')} cannot be identified")
     parts: dict[str, tuple[str, int]] = {}
     interleaved = False
     for layer, output in dict(layers.values()).items():
@@ -269,7 +269,7 @@ def _resolve(call: Call, model: nn.Module, name: str | None, trace: Trace, what:
         begins = {part: trace.begin_of(made[part]) for part in sizes}
         places = _places(sizes, begins, output.shape[-1], numbers["key"])
         if places is None:
-            raise InputError(f"{what.format(next(iter(sizes)))} cannot be identified")
+            raise InputError(path, f"{what.format(next(iter(sizes)))} cannot be identified")
         parts |= {part: (layer, place) for part, place in places[0].items()}
         interleaved |= places[1]
     transformed = any(not trace.is_view_of(made[part], layers[part][1]) for part in made)

@@ -132,4 +132,4 @@ def _shapes(kind: Kind, config: PreTrainedConfig, key: str) -> dict[str, torch.S
     try:
         return {name: value.shape for name, value in kind.make(config).state_dict().items()}
     except REFUSED as error:
-        raise InputError(f"{key}: a {config.model_type} of another size cannot be built ({one_line(error)})") from error
+        raise InputError(key, f"a {config.model_type} of another size cannot be built ({one_line(error)})") from error

@@ -115,7 +115,7 @@ def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
     config: PreTrainedConfig = model.config
     kind, depths = config.model_type, depths_of(config)
     if depths is None:
-        raise InputError(f"{key}: this {kind} is made of stages of different sizes; a stack of equal blocks is needed")
+        raise InputError(key, f"this {kind} is made of stages of different sizes", "a stack of equal blocks is needed")
     holders: list[Any] = [model]
     if len(depths) == len(SIDES):
         holders = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
@@ -125,10 +125,10 @@ def stacks_of(model: nn.Module, key: str) -> tuple[Stack, ...]:
         lists = [module for module in holder.modules() if isinstance(module, nn.ModuleList) and len(module)]
         alike = [module for module in lists if len({type(block) for block in module}) == 1]
         if not alike:
-            raise InputError(f"{key}: this {kind} has no list of repeated blocks; an encoder or decoder of stacked blocks is needed")
+            raise InputError(key, f"this {kind} has no list of repeated blocks", "an encoder or decoder of stacked blocks is needed")
         blocks = max(alike, key=lambda entry: (len(entry) == depth, sum(parameter.numel() for parameter in entry.parameters())))
         if len(blocks) != depth:
-            raise InputError(f"{key}: this {kind} has {len(blocks)} blocks for {depth} layers; one block per layer is needed")
+            raise InputError(key, f"this {kind} has {len(blocks)} blocks for {depth} layers", "one block per layer is needed")
         found.append(Stack(names[blocks], sum(stack.depth for stack in found), depth))
     return tuple(found)
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import (
     Arguments,
@@ -194,7 +194,7 @@ def check_context(config: PreTrainedConfig, task: Task, length: int, processes: 
         InputError: They cannot.
     """
     named = with_class(config, task)
-    given, remedy = f"{key}: parallel.context: {processes} given; this {config.model_type}", "give context: 1"
+    given, remedy = Problem(f"{key}: parallel.context", f"{processes} given", f"this {config.model_type}"), "give context: 1"
     check_one_stack(config, given, remedy)
     stack = stacks_of(on_meta(named), key)[0]
     kinds = getattr(sizes_config(config), "layer_types", None) or ["one"] * stack.depth
@@ -202,10 +202,10 @@ def check_context(config: PreTrainedConfig, task: Task, length: int, processes: 
     try:
         apart = _difference(small, task, min(length, 4 * processes + 1), processes)
     except REFUSED as error:
-        raise InputError(f"{given} does not run on shares of its tokens ({one_line(error)}): {remedy}") from error
+        raise InputError.of([given.because(f"does not run on shares of its tokens ({one_line(error)})", remedy)]) from error
     if apart > TOLERANCE:
         problem = f"computes something else on shares of its tokens (by {apart:.2g} standard deviations)"
-        raise InputError(f"{given} {problem}: something beside attention reads several tokens at once; {remedy}")
+        raise InputError(f"{given} {problem}", "something beside attention reads several tokens at once", remedy=remedy)
 
 
 def _difference(config: PreTrainedConfig, task: Task, length: int, processes: int) -> float:

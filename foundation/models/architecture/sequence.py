@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.machine.sharding import is_sharded
 from foundation.models.architecture.blocks import Arguments, Keywords, blocks_of, stacks_of, states_given, states_of, with_layers
@@ -236,25 +236,28 @@ def check_sequence(config: PreTrainedConfig, task: Task, length: int, processes:
     """
     named = with_class(config, task)
     model = on_meta(named)
-    given, remedy = f"{key}: parallel.sequence: true given; this {config.model_type}", "give sequence: false"
+    given, remedy = Problem(f"{key}: parallel.sequence", "true given", f"this {config.model_type}"), "give sequence: false"
     check_one_stack(config, given, remedy)
     mixing = next(_mixing(model, split_of(model, processes, key)), None)
     if mixing is not None:
-        raise InputError(f"{given} has {mixing} between the layers of its blocks, which may read several tokens at once: {remedy}")
+        raise InputError.of(
+            [given.because(f"has {mixing} between the layers of its blocks, which may read several tokens at once", remedy)]
+        )
     small = with_layers(named, [stack.first for stack in stacks_of(model, key)])
     try:
         on_meta_else_cpu(lambda meta: _step_of_share(small, task, length, processes, meta=meta))
     except REFUSED as error:
-        raise InputError(f"{given} does not run on shares of its tokens ({one_line(error)}): {remedy}") from error
+        raise InputError.of([given.because(f"does not run on shares of its tokens ({one_line(error)})", remedy)]) from error
 
 
-def check_one_stack(config: PreTrainedConfig, given: str, remedy: str) -> None:
+def check_one_stack(config: PreTrainedConfig, given: Problem, remedy: str) -> None:
     """Raises an `InputError` if a model has two stacks of blocks, or leaves out blocks at random."""
     if len(depths_of(config) or ()) > 1:
-        raise InputError(f"{given} has two stacks of blocks, one of which reads the tokens of the other: {remedy}")
+        raise InputError.of([given.because("has two stacks of blocks, one of which reads the tokens of the other", remedy)])
     for name in LEFT_OUT:
         if getattr(config, name, 0):
-            raise InputError(f"{given} leaves out blocks at random ({name}: {getattr(config, name):g}), each process others: {remedy}")
+            reason = f"leaves out blocks at random ({name}: {getattr(config, name):g}), each process others"
+            raise InputError.of([given.because(reason, remedy)])
 
 
 def _mixing(model: nn.Module, split: Split) -> Iterator[str]:

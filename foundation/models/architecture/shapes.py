@@ -144,7 +144,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
             if nearest is None or (built.head_dim == sizes.head_dim) > nearest[1]:
                 nearest = candidate, built.head_dim == sizes.head_dim
     if nearest is None:
-        raise InputError(f"{key}: a {config.model_type} of this shape cannot be built ({one_line(problem)})") from problem
+        raise InputError(key, f"a {config.model_type} of this shape cannot be built ({one_line(problem)})") from problem
     changed = nearest[0]
     if not nearest[1] and any(attention.transformed for attention in find_attentions(on_meta(config), key).own.values()):
         changed.head_dim = sizes.head_dim  # rotary positions are made once for all layers, from the config
@@ -163,7 +163,7 @@ def with_sizes(config: PreTrainedConfig, sizes: Sizes, key: str) -> PreTrainedCo
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
         raise InputError(
-            f"{key}: layer {layer} of this {config.model_type} lacks the FFN that other layers have; sizes per layer are not supported"
+            key, f"layer {layer} of this {config.model_type} lacks the FFN that other layers have", "sizes per layer are not supported"
         ) from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed

@@ -20,13 +20,13 @@ and keys, biases of a head, tables of relative positions).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.models.architecture.attention import Attention
 from foundation.models.architecture.blocks import stacks_of, with_layers
@@ -80,12 +80,12 @@ def split_of(model: nn.Module, processes: int, key: str) -> Split:
     """
     structure = Structure.of(model, key)
     config: PreTrainedConfig = model.config
-    given = f"{key}: parallel.tensor: {processes} given; this {config.model_type}"
+    given = Problem(f"{key}: parallel.tensor", f"{processes} given", f"this {config.model_type}")
     if any(structure.sizes.experts):
-        raise InputError(
-            f"{given} is a mixture of experts, whose layers are not shared: give tensor: 1, and strategy: fsdp2 if it is large"
+        raise InputError.of(
+            [given.because("is a mixture of experts, whose layers are not shared", "give tensor: 1, and strategy: fsdp2 if it is large")]
         )
-    _check_sizes(structure, processes, f"{key}: parallel.tensor: {processes} given")
+    _check_sizes(structure, processes, replace(given, allowed=""))
     columns: dict[str, tuple[int, ...]] = {}
     regions: list[tuple[tuple[str, ...], str]] = []
     counts: dict[str, Mapping[str, int]] = {}
@@ -147,8 +147,10 @@ def check_split(config: PreTrainedConfig, task: Task, length: int, processes: in
     try:
         on_meta_else_cpu(lambda meta: _run_share(named if meta else _small(named, key), task, length, processes, meta=meta))
     except REFUSED as error:
-        given = f"{key}: parallel.tensor: {processes} given; a share of the layers of this {config.model_type}"
-        raise InputError(f"{given} does not run ({one_line(error)}): give tensor: 1, and strategy: fsdp2 if it is large") from error
+        given = Problem(f"{key}: parallel.tensor", f"{processes} given", f"a share of the layers of this {config.model_type}")
+        raise InputError.of(
+            [given.because(f"does not run ({one_line(error)})", "give tensor: 1, and strategy: fsdp2 if it is large")]
+        ) from error
 
 
 def _small(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
@@ -180,7 +182,7 @@ def _counts(attention: Attention, processes: int) -> dict[str, int]:
     return {name: value for count, value in values.items() for name in COUNTS[count]}
 
 
-def _of_ffn(model: nn.Module, structure: Structure, block: int, given: str) -> tuple[dict[str, tuple[int, ...]], str]:
+def _of_ffn(model: nn.Module, structure: Structure, block: int, given: Problem) -> tuple[dict[str, tuple[int, ...]], str]:
     """Returns the column layers of the FFN of a block, with the parts of each, and its row layer; none for a block without FFN.
 
     Raises:
@@ -191,18 +193,20 @@ def _of_ffn(model: nn.Module, structure: Structure, block: int, given: str) -> t
     for weight, axis in sorted(structure.ffn[block]):
         name, _, kind = weight.rpartition(".")
         if not isinstance(model.get_submodule(name), nn.Linear):
-            raise InputError(f"{given} has {weight}, which follows its FFN neurons but is no linear layer: give tensor: 1")
+            raise InputError.of([given.because(f"has {weight}, which follows its FFN neurons but is no linear layer", "give tensor: 1")])
         if kind == "weight" and axis == 0:
             times = structure.repeated.get((weight, axis), 1)
             made[name] = (structure.sizes.ffn[block],) * times
         elif kind == "weight":
             rows.append(name)
     if structure.ffn[block] and (len(rows) != 1 or not made or rows[0] in made):
-        raise InputError(f"{given} has an FFN that is not made of layers into neurons and one layer out of them: give tensor: 1")
+        raise InputError.of(
+            [given.because("has an FFN that is not made of layers into neurons and one layer out of them", "give tensor: 1")]
+        )
     return made, rows[0] if rows else ""
 
 
-def _check_between(model: nn.Module, structure: Structure, shared: set[str], given: str) -> None:
+def _check_between(model: nn.Module, structure: Structure, shared: set[str], given: Problem) -> None:
     """Raises an `InputError` for parameters that act on the heads of one process alone, or belong to heads but to no layer."""
     for block in range(structure.depth):
         for what in HEAD_KINDS:
@@ -210,12 +214,16 @@ def _check_between(model: nn.Module, structure: Structure, shared: set[str], giv
             inside = model.get_submodule(found[0].module) if found else nn.Module()
             for name, _ in inside.named_parameters(prefix=found[0].module if found else ""):
                 if name.rpartition(".")[0] not in shared:
-                    raise InputError(f"{given} has {name} inside its attention, which every share would train apart: give tensor: 1")
+                    raise InputError.of(
+                        [given.because(f"has {name} inside its attention, which every share would train apart", "give tensor: 1")]
+                    )
     if structure.tables:
-        raise InputError(f"{given} has {structure.tables[0]} with an entry for each head, which is not shared: give tensor: 1")
+        raise InputError.of(
+            [given.because(f"has {structure.tables[0]} with an entry for each head, which is not shared", "give tensor: 1")]
+        )
 
 
-def _check_sizes(structure: Structure, processes: int, given: str) -> None:
+def _check_sizes(structure: Structure, processes: int, given: Problem) -> None:
     """Raises an `InputError` for all sizes that the processes do not divide, with the nearest that they do."""
     sizes = structure.sizes
     problems: list[str] = []
@@ -227,7 +235,7 @@ def _check_sizes(structure: Structure, processes: int, given: str) -> None:
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         remedy = f"give tensor: 1, or prune with prune: {{divisible_by: {processes}}}"
-        raise InputError(f"{given}; {problems[0]}{more}: {remedy}")
+        raise InputError.of([given.because(f"{problems[0]}{more}", remedy)])
 
 
 def _sizes(sizes: Any, block: int) -> Iterator[tuple[str, int]]:

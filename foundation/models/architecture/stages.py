@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.labels.tasks import Task
 from foundation.models.architecture.blocks import Arguments, Keywords, block_of, blocks_of, states_given, states_of, with_layers
 from foundation.models.architecture.shapes import auto_class
@@ -208,9 +208,9 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
     config: PreTrainedConfig = model.config
     named = blocks_of(model, key)
     blocks, forward = list(named.values()), model.forward
-    given = f"{key}: parallel.pipeline given; this {config.model_type}"
+    given = Problem(f"{key}: parallel.pipeline", "given", f"this {config.model_type}")
     if len(blocks) < count:
-        raise InputError(f"{given} has {len(blocks)} blocks for {count} stages: give a smaller pipeline")
+        raise InputError.of([given.because(f"has {len(blocks)} blocks for {count} stages", "give a smaller pipeline")])
     was_training = model.training
     model.eval()
     with _all_trained(model):
@@ -225,7 +225,9 @@ def stages_of(model: nn.Module, features: Mapping[str, Tensor], count: int, key:
         logits, readers = _run(model, seen, spans, features)
     model.train(was_training)
     if logits.shape != whole.shape or (compare and not torch.allclose(logits, whole, RTOL, ATOL)):
-        raise InputError(f"{given} does not give in stages what it gives whole: give pipeline: 1, and strategy: fsdp2 if it is large")
+        raise InputError.of(
+            [given.because("does not give in stages what it gives whole", "give pipeline: 1, and strategy: fsdp2 if it is large")]
+        )
     _check_apart(model, list(named), spans, given)
     ids = features.get("input_ids")
     return Stages(tuple(named), spans, readers, ids is not None and seen.shape[0] == ids.shape[1], seen.form, seen.shape)
@@ -258,8 +260,11 @@ def check_stages(config: PreTrainedConfig, task: Task, length: int, count: int, 
     except InputError:
         raise
     except REFUSED as error:
-        given = f"{key}: parallel.pipeline given; a stage of this {config.model_type} does not run ({one_line(error)})"
-        raise InputError(f"{given}: give pipeline: 1, and strategy: fsdp2 if it is large") from error
+        reason, remedy = (
+            f"a stage of this {config.model_type} does not run ({one_line(error)})",
+            "give pipeline: 1, and strategy: fsdp2 if it is large",
+        )
+        raise InputError(f"{key}: parallel.pipeline", "given", reason, remedy) from error
 
 
 def _try(config: PreTrainedConfig, task: Task, length: int, count: int, key: str, *, meta: bool) -> None:
@@ -315,7 +320,7 @@ class _Seen:
         self.forms.add(len(output) if isinstance(output, tuple) else 0)
         self.more |= len(_tensors(output)) > 1
 
-    def check(self, rows: int, given: str) -> None:
+    def check(self, rows: int, given: Problem) -> None:
         """Raises an `InputError` if blocks are not run one after another, or hand on more than hidden states `[b, L, D]` of some rows."""
         weights: list[nn.Parameter] = []
         alike = len(self.shapes) == len(self.forms) == 1 and len(next(iter(self.shapes))) == 3 and next(iter(self.shapes))[0] == rows
@@ -327,8 +332,8 @@ class _Seen:
                 problem |= any(gradient is not None for gradient in found)
             weights += [weight for weight in block.parameters() if weight.requires_grad]
         if problem:
-            raise InputError(
-                f"{given} has blocks that hand on more than hidden states: give pipeline: 1, and strategy: fsdp2 if it is large"
+            raise InputError.of(
+                [given.because("has blocks that hand on more than hidden states", "give pipeline: 1, and strategy: fsdp2 if it is large")]
             )
 
 
@@ -372,7 +377,7 @@ def _run(
     return states, readers
 
 
-def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range], given: str) -> None:
+def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range], given: Problem) -> None:
     """Raises an `InputError` if blocks of different stages share a parameter, or one with what is outside of blocks."""
     places: dict[int, set[int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -380,7 +385,9 @@ def _check_apart(model: nn.Module, blocks: Sequence[str], spans: Sequence[range]
         stage = -1 if number is None else next(stage for stage, span in enumerate(spans) if number in span)
         places.setdefault(id(parameter), set()).add(stage)
         if len(places[id(parameter)]) > 1:
-            raise InputError(f"{given} has {name} in several of its stages: give pipeline: 1, and strategy: fsdp2 if it is large")
+            raise InputError.of(
+                [given.because(f"has {name} in several of its stages", "give pipeline: 1, and strategy: fsdp2 if it is large")]
+            )
 
 
 def _numel(module: nn.Module) -> int:

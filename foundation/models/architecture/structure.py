@@ -158,9 +158,7 @@ class Structure:
         ffn, experts = (_by_block(every, inside) for every in (axes.ffn, axes.experts))
         outside = sorted({*axes.ffn, *axes.experts} - frozenset().union(*ffn, *experts))
         if outside:
-            raise InputError(
-                f"{key}: {outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs"
-            )
+            raise InputError(key, f"{outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs")
         inner = {axis for block in (*heads, *cross) for axis in block}
         # Other axes follow the width without being its channels, such as the frequencies of rotary positions: they are not cut.
         width = sizes_config(config).hidden_size
@@ -220,7 +218,7 @@ def _common_sizes(
     for found in blocks:
         lengths = {shapes[name][axis] / repeated.get((name, axis), 1) for name, axis in found}
         if len(lengths) > 1:
-            raise InputError(f"{key}: {min(found)[0]} of this {config.model_type} does not have the size of the weights next to it")
+            raise InputError(key, f"{min(found)[0]} of this {config.model_type} does not have the size of the weights next to it")
         sizes.append(int(lengths.pop()) if lengths else 0)
     return tuple(sizes)
 
@@ -239,9 +237,9 @@ def _sizes(
         InputError: Its heads are not alike.
     """
     if any(attention.group > 1 or attention.scaling != attentions[number].scaling for number, attention in cross.items()):
-        raise InputError(f"{key}: a {config.model_type} reads its encoder with heads unlike its own; that is not supported")
+        raise InputError(key, f"a {config.model_type} reads its encoder with heads unlike its own", "that is not supported")
     if len({attention.head_dim for attention in (*attentions, *cross.values())}) > 1:
-        raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
+        raise InputError(key, f"the heads of this {config.model_type} do not all have the same dimension")
     return Sizes(
         sizes_config(config).hidden_size,
         size_of(config, "vocabulary"),

@@ -124,11 +124,12 @@ def resolved(given: EmbeddingConfig | None, config: PreTrainedConfig, folder: Pa
     said = given.model_dump(exclude_none=True) if given is not None else {}
     settings: EmbeddingSettings = {**usual, **found, **said}  # type: ignore[typeddict-item]
     if settings["pooling"] not in get_args(Pooling):
-        where = f"model.path: {path} has no {MODULES}" if folder is not None else "model.embedding: pooling missing"
-        raise InputError(f"{where}, so that nothing says how a vector is made of the tokens; give model.embedding: {{pooling: mean}}")
+        key, missing = ("model.path", f"{path} has no {MODULES}") if folder is not None else ("model.embedding", "pooling missing")
+        missing = f"{missing}, so that nothing says how a vector is made of the tokens"
+        raise InputError(key, missing, remedy="give model.embedding: {pooling: mean}")
     width = config.hidden_size
     if settings["dimensions"] is not None and settings["dimensions"] > width:
-        raise InputError(f"model.embedding.dimensions: {settings['dimensions']} given; the vectors of this model have {width} numbers")
+        raise InputError("model.embedding.dimensions", f"{settings['dimensions']} given", f"the vectors of this model have {width} numbers")
     similarity = settings.pop("similarity", COSINE)
     _check_similarity(similarity, settings["normalize"])
     return settings if similarity == COSINE else {**settings, "similarity": similarity}
@@ -138,9 +139,9 @@ def _check_similarity(similarity: str, normalized: bool) -> None:
     """Raises if vectors are compared by something else than their cosine."""
     if similarity == COSINE or (similarity == DOT and normalized):
         return
-    what = f"model.path: its vectors are compared by {similarity} (similarity_fn_name of {PROMPTS}), and are judged by cosine here"
+    given = f"its vectors are compared by {similarity} (similarity_fn_name of {PROMPTS}), and are judged by cosine here"
     same = "model.embedding: {normalize: true}, which makes both the same, or " if similarity == DOT else ""
-    raise InputError(f"{what}: give {same}model.embedding: {{similarity: {COSINE}}} if cosines are what you want")
+    raise InputError("model.path", given, remedy=f"give {same}model.embedding: {{similarity: {COSINE}}} if cosines are what you want")
 
 
 def pooling_file(folder: Path, path: str | None) -> Path | None:
@@ -160,9 +161,11 @@ def _modules(folder: Path) -> list[dict[str, object]]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"model.path: {file} cannot be read as JSON ({reason(error)}); copy the whole folder of the model") from error
+        raise InputError(
+            "model.path", f"{file} cannot be read as JSON ({reason(error)})", remedy="copy the whole folder of the model"
+        ) from error
     if not isinstance(modules, list) or not all(isinstance(entry, dict) for entry in modules):
-        raise InputError(f"model.path: {file} holds no list of modules; copy the whole folder of the model")
+        raise InputError("model.path", f"{file} holds no list of modules", remedy="copy the whole folder of the model")
     return modules
 
 
@@ -175,12 +178,14 @@ def _read(folder: Path, path: str | None) -> EmbeddingSettings:
     kinds = [_kind(entry) for entry in _modules(folder)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", NORMALIZE]):
         raise InputError(
-            f"model.path: {folder / MODULES} has the modules {', '.join(kinds) or 'none'}; Transformer, Pooling and, if wanted, "
-            f"{NORMALIZE} are allowed: give another model"
+            "model.path",
+            f"{folder / MODULES} has the modules {', '.join(kinds) or 'none'}",
+            f"Transformer, Pooling and, if wanted, {NORMALIZE} are allowed",
+            "give another model",
         )
     file = pooling_file(folder, path)
     if file is None or not file.is_file():
-        raise InputError(f"model.path: {folder} has no config.json of its Pooling module; copy the whole folder of the model")
+        raise InputError("model.path", f"{folder} has no config.json of its Pooling module", remedy="copy the whole folder of the model")
     prompt, named, similarity = _prompt(folder), named_prompts(folder), _similarity(folder)
     settings = EmbeddingSettings(
         pooling=_pooling(file, prompt), normalize=kinds[-1] == NORMALIZE, prompt=prompt, max_length=_max_length(folder)
@@ -196,7 +201,7 @@ def _similarity(folder: Path) -> str:
     """Returns the similarity of vectors that the files of a model name."""
     said = read_json(folder / PROMPTS, "model.path").get("similarity_fn_name") if (folder / PROMPTS).is_file() else None
     if said is not None and said not in SIMILARITIES:
-        raise InputError(f"model.path: {folder / PROMPTS} has the similarity_fn_name {shown(said)}; {one_of(SIMILARITIES)} is allowed")
+        raise InputError("model.path", f"{folder / PROMPTS} has the similarity_fn_name {shown(said)}", f"{one_of(SIMILARITIES)} is allowed")
     return said or COSINE
 
 
@@ -209,7 +214,7 @@ def _pooling(file: Path, prompt: str) -> str:
     names = {name: ours for ours, theirs in THEIR_NAMES.items() for name in theirs}
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in names:
         allowed = ", ".join(name for name, _ in THEIR_NAMES.values())
-        raise InputError(f"model.path: {file} has the pooling {shown(modes)}; one of {allowed} is allowed")
+        raise InputError("model.path", f"{file} has the pooling {shown(modes)}", f"one of {allowed} is allowed")
     if prompt:
         _check_included(file, prompt)
     return names[modes[0]]
@@ -218,7 +223,9 @@ def _pooling(file: Path, prompt: str) -> str:
 def _check_included(file: Path, prompt: str) -> None:
     if read_json(file, "model.path").get("include_prompt", True) is not True:
         raise InputError(
-            f"model.path: {file} leaves the prompt {shown(prompt)} out of the pooling, which is not supported; give another model"
+            "model.path",
+            f"{file} leaves the prompt {shown(prompt)} out of the pooling, which is not supported",
+            remedy="give another model",
         )
 
 
@@ -260,9 +267,9 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     default, named = said.get("default_prompt_name"), said.get("prompts")
     prompts = named if named else {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise InputError(f"model.path: {folder / PROMPTS} has the prompts {shown(prompts)}; names with texts are allowed")
+        raise InputError("model.path", f"{folder / PROMPTS} has the prompts {shown(prompts)}", "names with texts are allowed")
     if default is not None and default not in prompts:
-        raise InputError(f"model.path: {folder / PROMPTS} has the default prompt {shown(default)}, which is none of its prompts")
+        raise InputError("model.path", f"{folder / PROMPTS} has the default prompt {shown(default)}, which is none of its prompts")
     return prompts, default
 
 

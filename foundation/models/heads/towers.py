@@ -63,13 +63,15 @@ def check_towers(config: PreTrainedConfig, key: str, max_length: int | None = No
     """
     if config.model_type not in CAUSAL_TEXT:
         raise InputError(
-            f"{key}: a {config.model_type} given; {one_of(list(CAUSAL_TEXT))} is allowed where an image and a text get a vector each"
+            key, f"a {config.model_type} given", f"{one_of(list(CAUSAL_TEXT))} is allowed where an image and a text get a vector each"
         )
     positions = config.text_config.max_position_embeddings
     if max_length is not None and not CAUSAL_TEXT[config.model_type] and max_length != positions:
         raise InputError(
-            f"data.max_length: {max_length} given; this {config.model_type} reads every text padded to its {positions} positions: "
-            f"give {positions}"
+            "data.max_length",
+            f"{max_length} given",
+            f"this {config.model_type} reads every text padded to its {positions} positions",
+            f"give {positions}",
         )
 
 

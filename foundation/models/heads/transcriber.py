@@ -83,21 +83,27 @@ def vocabulary_of(folder: Path, key: str) -> tuple[str, ...]:
     settings = read_json(folder / SETTINGS, key) if (folder / SETTINGS).exists() else {}
     kind = settings.get("tokenizer_class", TOKENIZER)
     if kind != TOKENIZER:
-        raise InputError(f"{key}: {folder / SETTINGS}: tokenizer_class {shown(kind)} given; {TOKENIZER} is allowed")
+        raise InputError(key, f"{folder / SETTINGS}: tokenizer_class {shown(kind)} given", f"{TOKENIZER} is allowed")
     size = read_json(folder / CONFIG, key).get("vocab_size", DEFAULT_SIZE)
     tokens = {number: token for number, token in _tokens(folder, settings, key) if not isinstance(size, int) or number < size}
     names = [tokens.get(number) for number in range(len(tokens))]
     if not names or None in names or len(set(names)) < len(names):
-        raise InputError(f"{key}: {folder / VOCABULARY}: {len(names)} tokens need the ids 0 to {len(names) - 1}, each once; save it again")
+        raise InputError(
+            key, f"{folder / VOCABULARY}: {len(names)} tokens need the ids 0 to {len(names) - 1}, each once", remedy="save it again"
+        )
     for role, ours in ROLES.items():
         theirs = settings.get(role, ours)
         theirs = theirs.get("content") if isinstance(theirs, dict) else theirs
         if theirs != ours and theirs in names and ours in names:
-            raise InputError(f"{key}: {folder / SETTINGS}: {role} {shown(theirs)} given, and the vocabulary has {ours} too; rename one")
+            raise InputError(
+                key, f"{folder / SETTINGS}: {role} {shown(theirs)} given, and the vocabulary has {ours} too", remedy="rename one"
+            )
         names = [ours if name == theirs else name for name in names]
     missing = [token for token in (BLANK, DELIMITER) if token not in names]
     if missing:
-        raise InputError(f"{key}: {folder / VOCABULARY}: no token {missing[0]}; name it in {SETTINGS}: pad_token, word_delimiter_token")
+        raise InputError(
+            key, f"{folder / VOCABULARY}: no token {missing[0]}", remedy=f"name it in {SETTINGS}: pad_token, word_delimiter_token"
+        )
     if settings.get("do_lower_case"):
         names = [str(name).lower() if len(str(name)) == 1 else name for name in names]
     return tuple(map(str, names))
@@ -109,7 +115,7 @@ def _tokens(folder: Path, settings: dict[str, Any], key: str) -> Iterator[tuple[
     for found in files:
         for token, number in found.items():
             if isinstance(number, bool) or not isinstance(number, int):
-                raise InputError(f"{key}: {folder}: {shown(token)}: {shown(number)} given as the id of a token; one vocabulary is allowed")
+                raise InputError(key, f"{folder}: {shown(token)}: {shown(number)} given as the id of a token", "one vocabulary is allowed")
             yield number, token
     decoder = settings.get("added_tokens_decoder")
     for number, told in decoder.items() if isinstance(decoder, dict) else ():

@@ -45,7 +45,9 @@ def pad_token_id(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer) -
     named = named_pad(folder, tokenizer)
     if named is None:
         raise InputError(
-            f"{folder}: no padding token; set pad_token in tokenizer_config.json to a token of its vocabulary that no text ends with"
+            f"{folder}",
+            "no padding token",
+            remedy="set pad_token in tokenizer_config.json to a token of its vocabulary that no text ends with",
         )
     return named
 
@@ -77,8 +79,9 @@ def settle_padding(config: PreTrainedConfig, folder: Path, tokenizer: Tokenizer)
     if tokenizer.encode("x").ids[-1:] == [found]:
         token = shown(tokenizer.id_to_token(found))
         raise InputError(
-            f"{folder}: config.json has no pad_token_id, and the padding token {token} also ends every text; "
-            "set pad_token in tokenizer_config.json to another token of its vocabulary"
+            f"{folder}",
+            f"config.json has no pad_token_id, and the padding token {token} also ends every text",
+            remedy="set pad_token in tokenizer_config.json to another token of its vocabulary",
         )
     config.pad_token_id = found
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from foundation.artifacts.safetensors import MOST_JSON, parse_json
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.files import read_plain
 from foundation.core.shown import reason, shown
 from foundation.core.stamps import Stamps
@@ -66,7 +66,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
             inner = config.get("vision_config")
             own = inner if inner else config
             if not isinstance(own, dict):
-                raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
+                raise InputError(f"{checkpoint / 'config.json'}", f"vision_config: {shown(own)} given", "a map is allowed")
             image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
             return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
         if facts.modality == "audio":
@@ -76,7 +76,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target, 
             return replace(made, stride=stride, aggregate=aggregate)
         return replace(made, stride=stride, null_threshold=_threshold(checkpoint, config)) if made.finds_spans else made
     except (BadRow, BadImage, BadSound) as error:
-        raise InputError(f"{checkpoint}: {error}") from error
+        raise InputError(f"{checkpoint}", f"{error}") from error
 
 
 def _two_towers(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
@@ -106,7 +106,7 @@ def _sound_preprocessor(checkpoint: Path, config: Mapping[str, object], task: Ta
     buckets = tuple(sorted({length for length in target.lengths if length < max_length} | {max_length}))
     if buckets[0] < sound["least"]:
         least = f"this {config.get('model_type')} reads {sound['least']} samples or more ({sound['sampling_rate']} a second)"
-        raise InputError(f"target.sequence_lengths: {buckets[0]} given; {least}")
+        raise InputError("target.sequence_lengths", f"{buckets[0]} given", f"{least}")
     names = (INPUT, "attention_mask") if masked else (INPUT,)
     return Preprocessor("audio", names, labels, task, max_length, buckets, response=response, sound=sound)
 
@@ -130,7 +130,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems)
+        raise InputError.of(problems)
     return Preprocessor(
         modality="text",
         input_names=_input_names(checkpoint, own, settings, task),
@@ -148,16 +148,18 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     )
 
 
-def _unreadable(checkpoint: Path, settings: Mapping[str, object], own: PreTrainedConfig, max_length: int, generates: bool) -> Iterator[str]:
+def _unreadable(
+    checkpoint: Path, settings: Mapping[str, object], own: PreTrainedConfig, max_length: int, generates: bool
+) -> Iterator[Problem]:
     """Yields what of a tokenizer's settings, or of `data.max_length`, does not fit the model."""
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
     if sides != ["right", "right"] and not generates:
-        yield f"{where}: padding or truncation on the side {shown(sides)}; only right is allowed"
+        yield Problem(f"{where}", f"padding or truncation on the side {shown(sides)}", "only right is allowed")
     read = most_tokens(own)
     limit = min(UNLIMITED if read is None else read, _whole(settings, "model_max_length", UNLIMITED, where))
     if max_length > limit:
-        yield f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens"
+        yield Problem("data.max_length", f"{max_length} given", f"{checkpoint.name} reads at most {limit} tokens")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -166,9 +168,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); a Transformers checkpoint folder needs this file") from error
+        raise InputError(f"{path}", f"cannot be read ({reason(error)})", "a Transformers checkpoint folder needs this file") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: a JSON {type(value).__name__}; a JSON object is allowed")
+        raise InputError(f"{path}", f"a JSON {type(value).__name__}", "a JSON object is allowed")
     return value
 
 
@@ -181,7 +183,7 @@ def _names(checkpoint: Path, config: Mapping[str, object], task: Task) -> tuple[
     if not named:
         named = {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
     if not isinstance(named, dict) or not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in named):
-        raise InputError(f"{where}: id2label: {shown(named)} given; a map from ids to names is allowed")
+        raise InputError(f"{where}", f"id2label: {shown(named)} given", "a map from ids to names is allowed")
     return check_labels({int(key): name for key, name in named.items()}, str(where))
 
 
@@ -191,7 +193,7 @@ def _whole(settings: Mapping[str, object], name: str, default: int, where: Path)
     if value is None or (type(value) is int and value == 0):
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10 * UNLIMITED or value != int(value):
-        raise InputError(f"{where}: {name}: {shown(value)} given; a whole number is allowed")
+        raise InputError(f"{where}", f"{name}: {shown(value)} given", "a whole number is allowed")
     return int(value)
 
 
@@ -206,7 +208,7 @@ def _decoder_start_token_id(checkpoint: Path, config: Mapping[str, object]) -> i
     if found is None and (checkpoint / "generation_config.json").is_file():
         found = _read_json(checkpoint / "generation_config.json").get("decoder_start_token_id")
     if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise InputError(f"{checkpoint / 'config.json'}: decoder_start_token_id: {shown(found)} given; the id of a token is needed")
+        raise InputError(f"{checkpoint / 'config.json'}", f"decoder_start_token_id: {shown(found)} given", "the id of a token is needed")
     return found
 
 
@@ -215,7 +217,7 @@ def _threshold(checkpoint: Path, config: Mapping[str, object]) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{checkpoint / 'config.json'}: {THRESHOLD_KEY}: {shown(value)} given; a number is allowed")
+        raise InputError(f"{checkpoint / 'config.json'}", f"{THRESHOLD_KEY}: {shown(value)} given", "a number is allowed")
     return float(value)
 
 
@@ -239,7 +241,7 @@ def _input_names(checkpoint: Path, own: PreTrainedConfig, settings: Mapping[str,
     if facts.generates:
         return TEXT_INPUTS[:1]
     if not task_classes(own, task):
-        raise InputError(f"{checkpoint}: model_type {own.model_type!r} has no model for {task} in Transformers")
+        raise InputError(f"{checkpoint}", f"model_type {own.model_type!r} has no model for {task} in Transformers")
     forward = inspect.signature(model_class(own, task).forward).parameters
     made = class_inputs(settings, own.model_type)
     types = has_token_types(own) and (made is None or "token_type_ids" in made)
@@ -256,12 +258,14 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, object]:
         processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil", trust_remote_code=False, local_files_only=True)
     except (OSError, *REFUSED) as error:
         kind = shown(given.get("image_processor_type"))
-        raise InputError(f"{checkpoint / 'preprocessor_config.json'}: processor {kind} cannot be loaded ({reason(error)})") from error
+        raise InputError(f"{checkpoint / 'preprocessor_config.json'}", f"processor {kind} cannot be loaded ({reason(error)})") from error
     own = [step for step in ("_preprocess", "resize", "center_crop", "rescale", "normalize") if not _is_stock(processor, PilBackend, step)]
     if own or getattr(processor, "do_pad", None):
         kind = type(processor).__name__.removesuffix("Pil")
         raise InputError(
-            f"{checkpoint}: {kind} has custom steps ({', '.join(own) or 'padding'}); only resize, crop, rescale and normalize are allowed"
+            f"{checkpoint}",
+            f"{kind} has custom steps ({', '.join(own) or 'padding'})",
+            "only resize, crop, rescale and normalize are allowed",
         )
     keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize", "image_mean")
     resolved = processor.to_dict()

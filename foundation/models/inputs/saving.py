@@ -116,5 +116,7 @@ def _save_tokenizer(folder: Path, out: Path, task: Task, built: PreTrainedConfig
     highest = max(used.get_vocab(with_added_tokens=True).values())
     if highest >= texts.vocab_size:
         raise InputError(
-            f"model.path: the tokenizer's highest id is {highest}, but the model has {texts.vocab_size} embeddings; give its own tokenizer"
+            "model.path",
+            f"the tokenizer's highest id is {highest}, but the model has {texts.vocab_size} embeddings",
+            remedy="give its own tokenizer",
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.artifacts.safetensors import read_json
-from foundation.core.errors import InputError
+from foundation.core.errors import InputError, Problem
 from foundation.core.shown import reason, shown
 from foundation.models.library import REFUSED
 from foundation.standalone.sound import RATES
@@ -115,20 +115,22 @@ def sound_steps(settings: Mapping[str, object], config: PreTrainedConfig, where:
     _check(config, where)
     kind = settings.get("feature_extractor_type")
     if kind not in (WAVEFORM, SPECTROGRAM):
-        raise InputError(f"{where}: feature_extractor_type {shown(kind)} given; {WAVEFORM} or {SPECTROGRAM} is allowed")
+        raise InputError(where, f"feature_extractor_type {shown(kind)} given", f"{WAVEFORM} or {SPECTROGRAM} is allowed")
     try:
         values = getattr(transformers, kind)(**{key: value for key, value in settings.items() if key != "feature_extractor_type"}).to_dict()
     except REFUSED as error:
-        raise InputError(f"{where}: cannot be used ({reason(error)}); save the feature extractor again") from error
+        raise InputError(where, f"cannot be used ({reason(error)})", remedy="save the feature extractor again") from error
     fixed = {"feature_size": 1, "padding_side": "right", "padding_value": 0.0}
     problems = [
-        f"{key}: {shown(values.get(key))} given; {value} is allowed" for key, value in fixed.items() if values.get(key, value) != value
+        Problem(key, f"{shown(values.get(key))} given", f"{value} is allowed")
+        for key, value in fixed.items()
+        if values.get(key, value) != value
     ]
     rate = values["sampling_rate"]
     if isinstance(rate, bool) or not isinstance(rate, int) or not RATES[0] <= rate <= RATES[1]:
-        problems.append(f"sampling_rate: {shown(rate)} given; {RATES[0]} to {RATES[1]} Hz are allowed")
+        problems.append(Problem("sampling_rate", f"{shown(rate)} given", f"{RATES[0]} to {RATES[1]} Hz are allowed"))
     if problems:
-        raise InputError(*(f"{where}: {problem}" for problem in problems))
+        raise InputError.of(problem.within(where) for problem in problems)
     steps = {key: values[key] for key in ("sampling_rate", "do_normalize", "return_attention_mask")}
     if kind == WAVEFORM:
         _fits(spectrogram_shape(config) is None, where, kind, config)
@@ -143,11 +145,11 @@ def _fits(fits: bool, where: str, kind: str, config: PreTrainedConfig) -> None:
         shape = spectrogram_shape(config)
         reads = "waveforms" if shape is None else f"spectrograms of {shape[0]} frames with {shape[1]} mel bins, without a mask"
         raise InputError(
-            f"{where}: {kind} does not fit this {config.model_type}, which reads {reads}; give its own preprocessor_config.json"
+            where, f"{kind} does not fit this {config.model_type}, which reads {reads}", remedy="give its own preprocessor_config.json"
         )
 
 
 def _check(config: PreTrainedConfig, where: str) -> None:
     if not reads_sounds(config):
         kinds = "convolutions over samples (Wav2Vec2, HuBERT) or patches of a mel spectrogram (AST)"
-        raise InputError(f"{where}: a {config.model_type} does not read sounds in a way that is supported; {kinds} are")
+        raise InputError(where, f"a {config.model_type} does not read sounds in a way that is supported", f"{kinds} are")

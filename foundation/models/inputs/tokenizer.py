@@ -110,7 +110,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool, starts: bool = 
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
-        raise InputError(f"tokenizer.vocab_size: {vocab_size} given; the train split yields {found} tokens: give at most that")
+        raise InputError("tokenizer.vocab_size", f"{vocab_size} given", f"the train split yields {found} tokens", "give at most that")
     if pads:
         start = f"{END_OF_TEXT} " if starts else ""
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -113,11 +113,11 @@ def _checked(folder: Path, data: bytes) -> str:
         text = data.decode("utf-8")
         made = Tokenizer.from_str(text)
     except Exception as error:  # the binding raises bare Exception
-        raise InputError(f"{folder / FILE}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
+        raise InputError(f"{folder / FILE}", f"not a tokenizer ({reason(error)})", remedy="save it again with save_pretrained") from error
     for entry in json.loads(text).get("added_tokens", ()):
         if made.token_to_id(entry["content"]) != entry["id"]:
             said = f"the token {shown(entry['content'])} should have the id {entry['id']}, and gets {made.token_to_id(entry['content'])}"
-            raise InputError(f"{folder}: {said}; save the tokenizer again with save_pretrained")
+            raise InputError(f"{folder}", f"{said}", remedy="save the tokenizer again with save_pretrained")
     return text
 
 
@@ -136,9 +136,9 @@ def _json(file: Path) -> dict[str, object]:
     try:
         value = parse_json(read_plain(file, MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: cannot be read ({reason(error)}); save the tokenizer again with save_pretrained") from error
+        raise InputError(f"{file}", f"cannot be read ({reason(error)})", remedy="save the tokenizer again with save_pretrained") from error
     if not isinstance(value, dict):
-        raise InputError(f"{file}: a JSON {type(value).__name__}; a JSON object is allowed")
+        raise InputError(f"{file}", f"a JSON {type(value).__name__}", "a JSON object is allowed")
     return value
 
 
@@ -157,17 +157,18 @@ def from_class(folder: Path, **settings: Any) -> PreTrainedTokenizerBase:
     models = sorted(file.name for file in folder.glob("*.model") if file.name != "tiktoken.model")
     if models and not (folder / FILE).is_file() and importlib.util.find_spec("sentencepiece") is None:
         raise InputError(
-            f"tokenizer: {folder} has {models[0]} and no {FILE}; the package sentencepiece reads it: `pip install sentencepiece`, "
-            f"or save {FILE} next to the model"
+            "tokenizer",
+            f"{folder} has {models[0]} and no {FILE}",
+            f"the package sentencepiece reads it: `pip install sentencepiece`, or save {FILE} next to the model",
         )
     try:
         with quiet():
             made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
     except Exception as error:  # the tokenizers library raises plain Exception
         remedy = f"save a fast tokenizer there with save_pretrained, which writes {FILE}"
-        raise InputError(f"tokenizer: {folder} has no readable tokenizer ({one_line(error)}); {remedy}") from error
+        raise InputError("tokenizer", f"{folder} has no readable tokenizer ({one_line(error)})", remedy=remedy) from error
     if not made.is_fast:
-        raise InputError(f"tokenizer: {folder} has no fast tokenizer; give a folder with {FILE}")
+        raise InputError("tokenizer", f"{folder} has no fast tokenizer", remedy=f"give a folder with {FILE}")
     return made
 
 
@@ -319,7 +320,7 @@ def _added(folder: Path, parts: Part, settings: Mapping[str, object]) -> Iterato
     if lost:
         token = f"the token {shown(content_of(given[lost[0]]))} has the id {lost[0]}"
         raise InputError(
-            f"{folder / SETTINGS}: added_tokens_decoder: {token}, which Transformers does not give it; save the tokenizer again"
+            f"{folder / SETTINGS}", f"added_tokens_decoder: {token}, which Transformers does not give it", remedy="save the tokenizer again"
         )
     changed: list[str] = []
     for number in map(int, wrong):

@@ -106,16 +106,18 @@ def _teacher(plan: LossPlan, teacher: Loaded, inputs: StudentInputs, rows: Rows,
     key, name = plan.teacher_key, teacher.name
     match = match_inputs(inputs.preprocessor, teacher.preprocessor, inputs.split.rows)
     if not match.tokens and inputs.preprocessor.per_token:
-        raise InputError(f"{key}: {name} has another vocabulary than the student; give a teacher with the same tokens")
+        raise InputError(key, f"{name} has another vocabulary than the student", remedy="give a teacher with the same tokens")
     if not match.tokens and not all(loss.ANSWERS_ONLY for loss in plan.preset.losses):
         raise InputError(
-            f"{key}: {name} tokenizes the rows differently than the student; losses on hidden states or attention need equal tokens: "
-            "give loss: soft_target"
+            key,
+            f"{name} tokenizes the rows differently than the student",
+            "losses on hidden states or attention need equal tokens",
+            "give loss: soft_target",
         )
     if not match.ids and inputs.masking is not None:
-        raise InputError(f"{plan.key}.augment: given, but {name} has other token ids than the student; remove augment")
+        raise InputError(f"{plan.key}.augment", f"given, but {name} has other token ids than the student", remedy="remove augment")
     if inputs.on_policy is not None and not match.inputs:
-        raise InputError(f"{plan.key}.on_policy: given, but {name} takes other inputs than the student; remove on_policy")
+        raise InputError(f"{plan.key}.on_policy", f"given, but {name} takes other inputs than the student", remedy="remove on_policy")
     own = rows if match.inputs else Rows.prepare(inputs.split.rows, teacher.preprocessor)
     return Teacher(Capture(teacher.model, key), own, match.inputs, masking=inputs.masking, origin=origin)
 

@@ -181,7 +181,9 @@ class Capture:
         missing = sorted(wanted.blocks - recorder.heads.keys())
         if missing:
             kind = self.model.config.model_type  # type: ignore[union-attr]
-            raise InputError(f"{self.key}: the attention of this {kind} cannot be captured (layer {missing[0] + 1}); choose another loss")
+            raise InputError(
+                self.key, f"the attention of this {kind} cannot be captured (layer {missing[0] + 1})", remedy="choose another loss"
+            )
         if len(every) > 1:
             return Captured(output.logits.float(), sides=self._sides(features, every))
         returned = tuple(output.hidden_states) if wanted.hidden else ()

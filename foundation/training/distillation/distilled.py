@@ -118,9 +118,9 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
     if context.facts.embeds and prepared.width != theirs.width:
         given = f"vectors of {theirs.width} numbers, vectors of the student have {prepared.width}"
-        raise InputError(f"{key}: the teacher has {given}; give a teacher with vectors of the same width")
+        raise InputError(key, f"the teacher has {given}", remedy="give a teacher with vectors of the same width")
     if context.facts.answer.PER_TOKEN and tokens_of(prepared) != tokens_of(theirs):
-        raise InputError(f"{key}: the teacher has other tokens than the student, and answers for every one; give one with the same")
+        raise InputError(key, "the teacher has other tokens than the student, and answers for every one", remedy="give one with the same")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     logits, cached = None, 0 if context.facts.answer.PER_TOKEN else theirs.width
     if distillation.teacher_id is not None and _fits(len(rows), cached):
@@ -165,7 +165,7 @@ def _unshared(config: PreTrainedConfig, context: Context, key: str) -> str | Non
         if context.team.context > 1:
             check_context(config, context.task, context.max_length, context.team.context, key)
     except InputError as error:
-        return "; ".join(error.problems)
+        return "; ".join(error.lines)
     return None
 
 

@@ -35,14 +35,14 @@ def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple
     """
     if isinstance(layers, tuple):
         if len(layers) > student or max(layers) > teacher:
-            raise InputError(f"{key}: {list(layers)} given; give at most {student} layers, each from 1 to {teacher}")
+            raise InputError(key, f"{list(layers)} given", remedy=f"give at most {student} layers, each from 1 to {teacher}")
         return tuple(enumerate(layers, start=1))
     if teacher < student:
-        raise InputError(f"{key}: {layers} given; the student has {student} layers, the teacher {teacher}: give a list")
+        raise InputError(key, f"{layers} given", f"the student has {student} layers, the teacher {teacher}", "give a list")
     if layers == "uniform":
         return tuple((m, _proportional(m, student, teacher)) for m in range(1, student + 1))
     if student == 1:
-        raise InputError(f"{key}: {layers} given; it leaves the last layer out, and the student has only one: give uniform")
+        raise InputError(key, f"{layers} given", "it leaves the last layer out, and the student has only one", "give uniform")
     if layers == "skip":
         return tuple((m, _proportional(m, student, teacher)) for m in range(1, student))
     return tuple((m, teacher - student + m) for m in range(1, student))

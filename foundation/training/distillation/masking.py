@@ -85,5 +85,5 @@ def masking_of(settings: Augment, folder: Path, seed: int, originals: int, key: 
     """
     tokenizer = load_tokenizer(str(folder))
     if tokenizer.mask_token_id is None:
-        raise InputError(f"{key}: given, but the student's tokenizer has no mask token; remove it, or give loss: mixkd")
+        raise InputError(key, "given, but the student's tokenizer has no mask token", remedy="remove it, or give loss: mixkd")
     return Masking(settings.mask, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), seed, originals)

@@ -142,5 +142,5 @@ def check_covered(losses: Sequence[Loss], hard_weight: float | Ramp, key: str) -
         reached = max(reached, end)
     if reached < 1:
         raise InputError(
-            f"{key}: no loss is active from {reached:g} of the steps on; let `steps` cover the whole training, or give hard_weight"
+            key, f"no loss is active from {reached:g} of the steps on", remedy="let `steps` cover the whole training, or give hard_weight"
         )

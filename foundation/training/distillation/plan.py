@@ -66,11 +66,13 @@ class LossPlan:
             loss.wants(setting)
             if loss.VECTORS_ALONE and not facts.embeds:
                 tasks = tasks_with(lambda row: row.embeds)
-                raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
+                raise InputError(setting.key, f"{loss.name} given for {context.task}", f"it is for {tasks}", "give another loss")
             check_stacks(loss, loss.name, setting)
             check_compared(loss, loss.name, setting, context.data.train.labels)
             if loss.ACROSS_ROWS and parts is not None:
-                raise InputError(f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({parts} given)")
+                raise InputError(
+                    setting.key, f"{loss.name} compares the rows of a batch", remedy=f"remove micro_batch_size ({parts} given)"
+                )
             check_processes(loss, setting, context.team)
 
     def check_answers(self, context: Context) -> None:
@@ -82,10 +84,12 @@ class LossPlan:
         facts, losses = context.facts, self.preset.losses
         if facts.answer.PER_TOKEN and (unfit := [loss.name for loss in losses if loss.ONE_ANSWER]):
             needs = f"{unfit[0]} needs one prediction per row, {context.task} has many"
-            raise InputError(f"{self._named(unfit[0])} given; {needs}: give soft_target")
+            raise InputError(*self._named(unfit[0]), needs, "give soft_target")
         if facts.embeds and (unfit := [loss.name for loss in losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]):
             remedy = "give soft_target, projected, similarity or margin_mse"
-            raise InputError(f"{self._named(unfit[0])} given; {unfit[0]} compares logits of classes, {context.task} has vectors: {remedy}")
+            compares = f"{unfit[0]} compares logits of classes, {context.task} has vectors"
+            raise InputError(*self._named(unfit[0]), compares, remedy)
 
-    def _named(self, loss: str) -> str:
-        return f"{self.key}.loss: {self.name}" if self.name else f"{self.key}.losses: {loss}"
+    def _named(self, loss: str) -> tuple[str, str]:
+        """Returns the key that gives a loss, and what it gives."""
+        return (f"{self.key}.loss", f"{self.name} given") if self.name else (f"{self.key}.losses", f"{loss} given")

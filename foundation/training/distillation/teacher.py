@@ -7,10 +7,9 @@ tokens, which is sufficient for losses on logits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,8 @@ from foundation.training.train import Batch
 if TYPE_CHECKING:
     from foundation.standalone.preprocess import Preprocessor
 
-FITTING = "; give a model that was trained for this task and these labels"
+FITTING = "give a model that was trained for this task and these labels"
+NEW_HEAD = "give model.head: new"
 CACHE_BYTES = 2**30
 """Logits are cached up to this size; beyond it the teacher runs on every batch."""
 PROBED_IMAGES = 64
@@ -116,8 +116,8 @@ def about(key: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        problems = [re.sub(r"; (rename them, or )?give model\.head: new.*", FITTING, problem) for problem in error.problems]
-        raise InputError(*(problem.replace("model.path", key) for problem in problems)) from error
+        problems = [replace(problem, remedy=FITTING) if NEW_HEAD in problem.remedy else problem for problem in error.problems]
+        raise InputError.of(problem.renamed("model.path", key) for problem in problems) from error
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

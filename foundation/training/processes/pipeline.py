@@ -72,7 +72,7 @@ def pipelined(model: nn.Module, objective: Objective, rows: Rows, at_once: int, 
         InputError: The objective has parameters, or the model cannot be divided; see `foundation.models.architecture.stages.stages_of`.
     """
     if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):
-        raise InputError(f"{key}: parallel.pipeline given with a loss that trains a projection; give losses that compare answers")
+        raise InputError(key, "parallel.pipeline given with a loss that trains a projection", remedy="give losses that compare answers")
     device = next(model.parameters()).device
     few = {name: value.to(device) for name, value in rows.batch(np.argsort(rows.lengths, kind="stable")[:FEW]).items()}
     closing = ExitStack()

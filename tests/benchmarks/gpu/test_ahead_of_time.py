@@ -96,7 +96,7 @@ def test_a_process_that_interprets_does_not_compile(interpreted: Callable[..., A
     launch = quantize.tensor_launch(META.empty(3), 0.5, META.empty(3, dtype=torch.int8))
     with pytest.raises(InputError, match="unset TRITON_INTERPRET"):
         interpreted(compiled_again, launch.arguments, 90)
-    with pytest.raises(InputError, match="must be one of 80, 86"):
+    with pytest.raises(InputError, match="80, 86"):
         compiled(launch, 75)
 
 

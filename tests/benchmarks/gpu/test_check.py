@@ -59,7 +59,7 @@ def test_a_deployment_is_never_replaced(tmp_path):
 def test_a_step_that_fails_ends_its_recipe_and_the_report_is_written(tmp_path, monkeypatch, capsys):
     def steps(name, *_):
         yield {"latency": [{"engine": "torch", "mode": "eager", "precision": "fp16", "batch": 1, "sequence": 128, "p50_ms": 1.0}]}
-        raise InputError("docker run ended with status 1: not ready: why")
+        raise InputError("docker run", "ended with status 1: not ready: why")
 
     monkeypatch.setattr(containers, "machine", lambda: {"gpus": ["NVIDIA L4"], "driver": "580.1"})
     monkeypatch.setattr("export.engines.tensorrt.absence", lambda device: None)

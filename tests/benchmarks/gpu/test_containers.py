@@ -39,8 +39,8 @@ def test_a_machine_with_gpus_and_docker_is_described():
         (("nvidia-smi",), {"nvidia_smi": LISTED}, "Docker is not installed"),
         (
             ("nvidia-smi", "docker"),
-            {"nvidia_smi": LISTED, "info": InputError("permission denied")},
-            r"Docker does not answer \(permission denied\)",
+            {"nvidia_smi": LISTED, "info": InputError("docker info", "permission denied")},
+            r"Docker does not answer \(docker info: permission denied\)",
         ),
         (("nvidia-smi", "docker"), {"nvidia_smi": LISTED, "info": '{"runc":{}}'}, "no runtime nvidia; install NVIDIA's container toolkit"),
     ],
@@ -48,7 +48,7 @@ def test_a_machine_with_gpus_and_docker_is_described():
 def test_what_is_missing_is_one_line(there, answers, message):
     with pytest.raises(InputError, match=message) as raised:
         containers.machine(Docker(**answers), lambda name: name if name in there else None)
-    assert len(raised.value.problems) == 1
+    assert len(raised.value.lines) == 1
 
 
 def test_images_are_built_without_a_network_from_the_deployed_folder(tmp_path):
@@ -104,5 +104,5 @@ def test_a_server_that_is_never_ready_is_stopped_and_quoted(tmp_path, monkeypatc
 def test_a_command_that_fails_is_one_line(script, told):
     with pytest.raises(InputError) as raised:
         containers.command(["sh", "-c", script])
-    assert str(raised.value) == f"sh -c {script} ended with status 1: {told}"
+    assert str(raised.value) == f"sh -c {script}: ended with status 1: {told}"
     assert containers.command(["echo", "fine"]) == "fine\n"

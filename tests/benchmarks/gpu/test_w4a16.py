@@ -75,13 +75,13 @@ def test_every_code_in_either_half_of_a_byte(interpreted: Interpreted) -> None:
 
 def test_wrong_input_is_refused() -> None:
     weight = weight_of(4, 9, 4)
-    with pytest.raises(InputError, match="x must be a contiguous tensor of float16"):
+    with pytest.raises(InputError, match=r"x: .* given; a contiguous tensor of float16"):
         w4a16_gemm(torch.ones(2, 9), weight)
-    with pytest.raises(InputError, match="scale must be positive"):
+    with pytest.raises(InputError, match=r"scale: .* given; a positive number"):
         replace(weight, scale=torch.zeros(4, 3))
-    with pytest.raises(InputError, match="scale must be a contiguous tensor of float32, of shape \\[4, 3\\]"):
+    with pytest.raises(InputError, match=r"scale: .* given; a contiguous tensor of float32, of shape \[4, 3\]"):
         replace(weight, scale=torch.ones(4, 2))
-    with pytest.raises(InputError, match="packed codes must be"):
+    with pytest.raises(InputError, match="packed codes: "):
         replace(weight, inputs=11)
-    with pytest.raises(InputError, match="group size"):
+    with pytest.raises(InputError, match="group_size"):
         replace(weight, group_size=0)

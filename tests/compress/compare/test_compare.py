@@ -223,7 +223,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs: Path, tmp_path: Pa
     lock.write_text(lock.read_text().replace("task: image-classification", "task: text-classification"))
     with pytest.raises(InputError, match="different tasks") as caught:
         read_sides([runs / "b", tmp_path / "copy"])
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert not (runs / "a" / "stages" / "compare.html").exists()
 
 

@@ -304,7 +304,7 @@ def test_devices_are_read(text: str, expected: Devices) -> None:
 def test_other_devices_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match=r"--devices: .* is allowed") as caught:
         devices(text)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_weights_by_part_add_up() -> None:

@@ -126,7 +126,7 @@ def test_a_query_of_the_evaluation_is_in_no_other_split(tmp_path: Path) -> None:
 def test_wrong_candidates_are_refused_in_one_line(rows: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         loaded(written(tmp_path / "data", rows))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_missing_candidates_are_said(tmp_path: Path) -> None:

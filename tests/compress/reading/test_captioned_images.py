@@ -122,7 +122,7 @@ def test_rows_without_captions_are_refused_in_one_line(cell: Any, line: str, tmp
         file.write(json.dumps({"image": "images/test-0.png", "caption": cell}) + "\n")
     with pytest.raises(InputError, match=line) as caught:
         load(tmp_path)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_many_bad_rows_are_three_lines_and_a_number(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_many_bad_rows_are_three_lines_and_a_number(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text((json.dumps({"image": "images/test-0.png", "caption": ""}) + "\n") * 6)
     with pytest.raises(InputError, match=r"test.jsonl: 3 more rows like these") as caught:
         load(tmp_path)
-    assert len(caught.value.problems) == 4
+    assert len(caught.value.lines) == 4
 
 
 def test_images_that_are_none_are_refused_with_their_place(tmp_path: Path) -> None:

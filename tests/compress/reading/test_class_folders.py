@@ -95,7 +95,7 @@ def test_what_is_no_sound_is_refused_with_its_place(name: str, data: bytes, word
     (tmp_path / "train" / "a" / name).write_bytes(data)
     with pytest.raises(InputError) as caught:
         load(tmp_path)
-    (line,) = caught.value.problems
+    (line,) = caught.value.lines
     assert words in line
     assert str(tmp_path / "train" / "a" / name) in line
 

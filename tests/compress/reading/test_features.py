@@ -159,7 +159,7 @@ def test_damaged_names_are_refused_in_one_line(names: Any, tmp_path: Path) -> No
     pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "train.parquet")
     with pytest.raises(InputError, match=r"train.parquet: huggingface in its schema: column 'label': names its classes") as caught:
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, lambda _: None)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_files_without_names_are_read_as_before(tmp_path: Path) -> None:

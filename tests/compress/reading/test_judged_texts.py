@@ -201,7 +201,7 @@ def test_negatives_that_are_not_there_are_refused_in_one_line(train: int, change
     change(folder / "candidates" / "train.tsv")
     with pytest.raises(InputError, match=line) as caught:
         loaded(folder, negatives=2)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     with pytest.raises(InputError, match=r"data\.negatives: 2 given for reranking; it is for sentence-embedding, .*: leave it out"):
         load_data(DataConfig(path=str(folder), negatives=2), "reranking", None, print)
 

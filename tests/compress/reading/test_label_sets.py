@@ -54,7 +54,7 @@ def test_names_of_the_model_are_kept(tmp_path: Path) -> None:
 def test_other_cells_are_refused_with_their_place(tmp_path: Path, cell: Any, line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         load_data(write(tmp_path, {"train": [["a"], ["b"], cell], "test": [["a"]]}), TASK, None, lambda _: None)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_label_that_train_lacks_is_named(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_ids_stay_ids_and_a_key_decides_where_both_are_possible(tmp_path: Path) 
         InputError, match=r"jsonl line 1: labels \[0, 1\] .*; set data.multi_hot: true for vectors, false for lists"
     ) as caught:
         read(both, ("a", "b"))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert read(both.model_copy(update={"multi_hot": True}), ("a", "b"))[1]["test row 0"] == [False, True]
     assert read(both.model_copy(update={"multi_hot": False}), ("a", "b"))[1]["test row 0"] == [True, True]
     floats = write(tmp_path, {"train": [[0.0, 1.0], [1.0, 0.0]] * 8, "test": [[0.0, 1.0]]})
@@ -137,7 +137,7 @@ def test_ids_stay_ids_and_a_key_decides_where_both_are_possible(tmp_path: Path) 
 def test_what_is_neither_is_refused_in_one_line(train: list[Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=line) as caught:
         read(write(tmp_path, {"train": train, "test": [[1, 0, 1]]}), NAMES)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_test_split_whose_vectors_are_minus_1_is_unlabelled(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ UNFIT = [
 def test_what_cannot_name_a_class_is_no_label(label: Any) -> None:
     with pytest.raises(InputError, match=r"train.csv line 4: no label") as caught:
         class_names([File(["a", "b", label, "a"])])
-    assert len(caught.value.problems[0]) < 300
+    assert len(caught.value.lines[0]) < 300
     with pytest.raises(InputError, match=r"train.csv line 3: no label"):
         ids(["a", label], ("a", "b"))
 
@@ -122,7 +122,7 @@ def test_wrong_labels_are_searched_for_suggestions_a_few_times_only(monkeypatch:
     with pytest.raises(InputError, match=r"\(and 19997 more rows like these\)") as caught:
         ids([f"other {index}" for index in range(20_000)], names)
     assert searched == ["other 0", "other 1", "other 2"]
-    assert len(caught.value.problems) == 3
+    assert len(caught.value.lines) == 3
 
 
 def test_the_row_is_named_in_the_second_file_too() -> None:

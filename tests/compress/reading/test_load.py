@@ -213,8 +213,8 @@ def test_labels_are_mapped_to_the_names_of_the_model(tmp_path: Path) -> None:
     write_tsv(tmp_path / "test.tsv", [("e", "negativ"), ("f", 2)])
     with pytest.raises(InputError) as caught:
         load(tmp_path, names=("negative", "positive"))
-    assert "line 2: label 'negativ'; allowed by the model: negative, positive; did you mean 'negative'?" in caught.value.problems[0]
-    assert "line 3: label '2'" in caught.value.problems[1]
+    assert "line 2: label 'negativ'; allowed by the model: negative, positive; did you mean 'negative'?" in caught.value.lines[0]
+    assert "line 3: label '2'" in caught.value.lines[1]
 
 
 def test_names_of_the_data_are_sorted_as_numbers_where_they_are(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_places_that_lead_nowhere(tmp_path: Path, change: dict[str, Any], messag
     config: dict[str, Any] = {"path": "{}", **change}
     with pytest.raises(InputError, match=message) as caught:
         load(config.pop("path").format(tmp_path), **config)
-    assert all("\n" not in problem for problem in caught.value.problems)
+    assert all("\n" not in problem for problem in caught.value.lines)
 
 
 def test_two_candidates_for_a_split_are_not_guessed_at(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_two_candidates_for_a_split_are_not_guessed_at(tmp_path: Path) -> None:
         write_tsv(tmp_path / name, numbered(name, 20))
     with pytest.raises(InputError) as caught:
         load(tmp_path)
-    assert "train.csv, train.tsv all look like the train split" in "\n".join(caught.value.problems)
-    assert "dev.tsv, validation.tsv all look like the validation split" in "\n".join(caught.value.problems)
+    assert "train.csv, train.tsv all look like the train split" in "\n".join(caught.value.lines)
+    assert "dev.tsv, validation.tsv all look like the validation split" in "\n".join(caught.value.lines)
 
 
 def test_subset_is_ignored_with_a_line_for_local_data(tmp_path: Path) -> None:

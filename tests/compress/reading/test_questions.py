@@ -130,7 +130,7 @@ def test_rows_are_written_and_read_again(tmp_path: Path) -> None:
 def test_what_is_no_question_is_said_in_one_line(cells: Any, line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         question_of(cells, "x")
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_lists_of_answers_and_leading_spaces_are_read() -> None:

@@ -62,7 +62,7 @@ def test_malformed_rows_are_refused_in_one_line(train: str, line: str, tmp_path:
     rows = "".join(f"x{number},y{number},3\n" for number in range(30))
     with pytest.raises(InputError, match=line) as caught:
         loaded(tmp_path, train + rows, "c,d,2\n")
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert "\n" not in str(caught.value)
 
 
@@ -221,7 +221,7 @@ def test_margins_that_are_none_are_refused_in_one_line(row: dict[str, Any], colu
     write(tmp_path, "train.jsonl", [{"anchor": "a", "positive": "p", **row}])
     with pytest.raises(InputError, match=line) as caught:
         read(tmp_path, "train.jsonl", {**PAIR, **columns})
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_files_of_train_have_margins_or_none(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_cannot_be_trained_on_or_judged_by_is_refused_in_one_line(
     given = judged if files is None else {name: judged[name] for name in files} or {"validation": judged["validation"]}
     with pytest.raises(InputError, match=line) as caught:
         read(tmp_path, "train.csv", columns, **given)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert "\n" not in str(caught.value)
 
 
@@ -327,7 +327,7 @@ def test_a_row_without_negatives_is_refused(cells: str, column: Any, tmp_path: P
     (tmp_path / "train.jsonl").write_text(f'{{"anchor": "a", "positive": "p", {cells}}}\n')
     with pytest.raises(InputError, match=r"line 1: no negative given; at least one text is needed: add one, or remove the row") as caught:
         read(tmp_path, "train.jsonl", {**PAIR, "negative": column})
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_positive_among_several_negatives_is_refused(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_malformed_text_is_one_clear_line(tmp_path: Path, name: str, contents: b
         settings["tokenizer"] = str(tiny_gpt.checkpoint())
     with pytest.raises(InputError) as caught:
         load(tmp_path, **settings)
-    assert len(caught.value.problems) == 1
-    assert message in caught.value.problems[0]
-    assert "\n" not in caught.value.problems[0]
-    assert len(caught.value.problems[0]) < 600
+    assert len(caught.value.lines) == 1
+    assert message in caught.value.lines[0]
+    assert "\n" not in caught.value.lines[0]
+    assert len(caught.value.lines[0]) < 600

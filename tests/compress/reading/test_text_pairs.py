@@ -119,7 +119,7 @@ def test_what_cannot_be_pairs_is_one_clear_line(tmp_path: Path, files: dict[str,
     with pytest.raises(InputError) as caught:
         load(tmp_path, **config)
     assert message in str(caught.value)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 ROWS = [

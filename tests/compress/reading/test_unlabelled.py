@@ -71,4 +71,4 @@ def test_files_that_are_refused(tmp_path, name, content, modality, columns, word
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words) as caught:
         read_unlabelled(tmp_path / name, modality, columns, "--column")
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1

@@ -52,9 +52,9 @@ def test_a_plan_names_all_problems_of_a_tokenizer_at_once(folder: Path, tmp_path
     with pytest.raises(InputError) as caught:
         describe(recipe(folder), tmp_path / "run")
     parts = ("no padding token", "only right is allowed", "data.max_length: 16 given")
-    assert all(any(part in problem for problem in caught.value.problems) for part in parts)
-    assert len(caught.value.problems) == len(parts)
-    assert all(str(folder) in problem or folder.name in problem for problem in caught.value.problems)
+    assert all(any(part in problem for problem in caught.value.lines) for part in parts)
+    assert len(caught.value.lines) == len(parts)
+    assert all(str(folder) in problem or folder.name in problem for problem in caught.value.lines)
 
 
 def test_a_plan_says_what_is_not_as_in_the_folder_and_reads_no_weights(folder: Path, tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_plan_names_the_package_that_a_vocabulary_needs(folder: Path, tmp_path
     (folder / "tokenizer.json").rename(folder / "spm.model")
     with pytest.raises(InputError) as caught:
         describe(recipe(folder), tmp_path / "run")
-    assert len(caught.value.problems) == 1
-    assert "spm.model" in caught.value.problems[0]
-    assert "pip install sentencepiece" in caught.value.problems[0]
+    assert len(caught.value.lines) == 1
+    assert "spm.model" in caught.value.lines[0]
+    assert "pip install sentencepiece" in caught.value.lines[0]
 
 
 def test_a_run_ends_before_its_first_stage(folder: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_teacher_whose_rows_cannot_be_padded_is_named_by_the_plan(folder: Path
     given["stages"] = [{"finetune": {}}, {"distill": {"teacher": str(folder), "epochs": 1}}]
     with pytest.raises(InputError) as caught:
         describe(check(given), tmp_path / "run")
-    assert all(any(part in problem for problem in caught.value.problems) for part in ("only right is allowed", "no pad_token_id"))
+    assert all(any(part in problem for problem in caught.value.lines) for part in ("only right is allowed", "no pad_token_id"))
 
 
 def test_a_plan_and_an_import_say_what_answers_leave_out_of_generation_config(tmp_path: Path) -> None:

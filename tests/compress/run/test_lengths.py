@@ -50,7 +50,7 @@ def test_shapes_that_cannot_be_measured_are_refused_before_the_data_are_read(
     for refused in (in_samples, lambda given: prepare(given, tmp_path, ConsoleProgress("silent"))):
         with pytest.raises(InputError) as caught:
             refused(recipe(base, [{"sequence": 32} if base is TEXT else {}, limit]))
-        [problem] = caught.value.problems
+        [problem] = caught.value.lines
         assert problem.startswith("goals.max_latency_ms[1].")
         assert all(word in problem for word in words)
 
@@ -66,6 +66,6 @@ def test_a_drop_that_looks_like_points_is_questioned(given: float, asks: bool) -
 def test_a_drop_above_one_is_no_fraction(given: float) -> None:
     with pytest.raises(InputError) as caught:
         check({**TEXT, "goals": {"max_drop": given}, "stages": [{"quantize": {}}]})
-    [problem] = caught.value.problems
+    [problem] = caught.value.lines
     assert problem.startswith("goals.max_drop: ")
     assert f"give {given / 100:g}" in problem

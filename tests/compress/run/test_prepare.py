@@ -29,7 +29,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("stages", [["export"], [{"prune": {"measure": "latency", "sparsity": 0.5}}]], ids=["export", "prune to a latency"])
 def test_a_gpu_that_is_not_there(stages: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"target.device: cuda given; torch finds no NVIDIA GPU that it can use; .* give device: cpu"):
+    with pytest.raises(InputError, match=r"target.device: cuda given; torch finds no NVIDIA GPU that it can use: .* give device: cpu"):
         run(recipe(stages, device="cuda", engines=["torch"]), tmp_path, progress=ConsoleProgress("silent"))
 
 
@@ -43,7 +43,7 @@ def test_a_build_of_onnx_runtime_without_cuda(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(onnxruntime.onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     [problem] = registry.absent(Target(device="cuda", engines=("onnxruntime",)))
-    assert "no CUDAExecutionProvider: pip install onnxruntime-gpu" in problem
+    assert "pip install onnxruntime-gpu" in str(problem)
     assert registry.absent(Target(engines=("onnxruntime",))) == []
 
 

@@ -22,14 +22,14 @@ def test_a_run_that_fits_lacks_nothing() -> None:
 
 def test_too_little_disk_is_one_line_with_what_is_needed_what_is_free_and_what_to_do() -> None:
     found = shortage(703 * MB, {"export": 0}, Room(300 * MB, 2000 * MB, FOLDER))
-    (line,) = found.refused
+    (line,) = map(str, found.refused)
     assert {"703 MB", "300 MB", "403 MB", "--out"} <= set(re.findall(r"\d+ MB|--out", line))
     assert not found.warned
 
 
 def test_the_step_with_most_memory_is_named() -> None:
     found = shortage(0, {"model": 700 * MB, "finetune": 4000 * MB, "export": 900 * MB}, Room(200 * MB, 2000 * MB, FOLDER))
-    (line,) = found.refused
+    (line,) = map(str, found.refused)
     assert "finetune" in line
     assert "4.00 GB" in line
     assert "2.00 GB" in line

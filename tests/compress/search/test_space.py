@@ -67,7 +67,7 @@ def test_two_numbers_with_a_point_are_a_range_and_all_else_are_choices(written: 
 def test_what_could_mean_two_things_is_refused_in_a_line_that_names_its_key(written: Any, told: str) -> None:
     with pytest.raises(InputError) as caught:
         check(raw({"prune.sparsity": written}))
-    [line] = [line for line in caught.value.problems if told in line]
+    [line] = [line for line in caught.value.lines if told in line]
     assert line.startswith("search.space.prune.sparsity")
 
 
@@ -151,7 +151,7 @@ def test_a_step_that_leads_past_high_ends_before_it_and_one_that_is_too_small_is
     for step, part in ((1e-30, "leave step out"), (0.2000001, "high - low = 0.2"), (0.0, "more than 0")):
         with pytest.raises(InputError, match=r"search\.space\.prune\.sparsity") as caught:
             check(raw({"prune.sparsity": {"low": 0.1, "high": 0.3, "step": step}}))
-        assert any(part in line for line in caught.value.problems)
+        assert any(part in line for line in caught.value.lines)
 
 
 def test_numbers_are_drawn_as_places_in_their_order() -> None:
@@ -182,7 +182,7 @@ def test_a_value_that_a_stage_refuses_and_a_path_that_is_none_are_named() -> Non
     ):
         with pytest.raises(InputError) as caught:
             knobs_of(check(raw(values)))
-        assert any(told in line for line in caught.value.problems), (told, caught.value.problems)
+        assert any(told in line for line in caught.value.lines), (told, caught.value.lines)
 
 
 def test_the_recipe_of_a_draw_has_its_values_and_no_search() -> None:

@@ -173,10 +173,10 @@ def test_a_float_checkpoint_is_divided_too(tmp_path: Path) -> None:
 def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         divided.write(Checkpoint(quantized("llama", "w8a8")), tmp_path / "out", 3, KEY)
-    assert caught.value.problems == (f"{KEY}: 3 given, but block 0 has 4 attention heads; give 2, the nearest number that fits",)
+    assert caught.value.lines == (f"{KEY}: 3 given, but block 0 has 4 attention heads; give 2, the nearest number that fits",)
     with pytest.raises(InputError) as caught:
         divided.write(Checkpoint(quantized("vit", "w4a16", group=16)), tmp_path / "out", 4, KEY)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.lines
     assert problem.startswith(f"{KEY}: 4 given, but vit.")
     assert problem.endswith("8 inputs on each rank, and groups of 16 of them share a scale; give 2, the nearest number that fits")
     assert not (tmp_path / "out").exists()
@@ -205,7 +205,7 @@ def test_damaged_folders_are_told(damage: str, tmp_path: Path) -> None:
         save_file(tensors, folder / rank_of.WEIGHTS)
     with pytest.raises(InputError, match=str(folder.name)) as caught:
         rank_of.load(folder, Meeting(1).of(0))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 def test_a_rank_that_fails_ends_all() -> None:
@@ -213,7 +213,7 @@ def test_a_rank_that_fails_ends_all() -> None:
 
     def task(rank: int) -> Tensor:
         if rank == 1:
-            raise InputError("rank 1: no")
+            raise InputError("rank 1", "no")
         return meeting.of(rank).sum(torch.ones(2))
 
     with pytest.raises(InputError, match="rank 1: no"):

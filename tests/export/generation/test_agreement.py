@@ -144,7 +144,7 @@ def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: py
 @pytest.mark.whole
 def test_a_model_without_keys_and_values_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: object) -> None:
-        raise InputError("model: generation needs a decoder that keeps keys and values of every layer")
+        raise InputError("model", "generation needs a decoder that keeps keys and values of every layer")
 
     monkeypatch.setattr("export.generation.genai_folder.cached_graph", refused)
     builds = exported("gpt2", tmp_path)["builds"]

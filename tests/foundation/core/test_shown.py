@@ -57,10 +57,10 @@ def test_commands_with_paths_that_a_shell_would_read_otherwise(tmp_path: Path) -
     (folder / "report.json").write_text("{")
     with pytest.raises(InputError) as caught:
         Report.load(folder)
-    assert commands(str(caught.value.problems[0])) == [["compress", "report", str(folder)]]
+    assert commands(str(caught.value.lines[0])) == [["compress", "report", str(folder)]]
     with pytest.raises(InputError) as caught:
         control.ask(folder, {}, print)
-    assert commands(str(caught.value.problems[0])) == [["compress", "serve", str(folder)]]
+    assert commands(str(caught.value.lines[0])) == [["compress", "serve", str(folder)]]
 
 
 def test_the_conversion_of_pickles_is_python_with_the_path_in_it() -> None:

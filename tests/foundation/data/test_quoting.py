@@ -49,7 +49,7 @@ def test_what_pandas_writes_is_refused_and_read_with_the_key(text: str, header: 
     frame.to_csv(tmp_path / "train.tsv", sep="\t", index=False, header=header)
     with pytest.raises(InputError, match=r"train.tsv line \d: .*quotes.*set quoting") as caught:
         read(tmp_path / "train.tsv", header=header)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert read(tmp_path / "train.tsv", "minimal", header) == [("plain", "0"), (text, "1"), ("other", "0")]
     frame.to_csv(tmp_path / "all.tsv", sep="\t", index=False, header=header, quoting=csv.QUOTE_ALL)
     with pytest.raises(InputError, match="set quoting"):

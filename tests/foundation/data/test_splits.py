@@ -63,7 +63,7 @@ def test_all_rows_in_evaluation_is_one_clear_line() -> None:
     rows = [f"row {number}" for number in range(8)]
     with pytest.raises(InputError) as error:
         divided(split(rows), split(rows))
-    [line] = error.value.problems
+    [line] = error.value.lines
     assert "all 8 train rows are evaluation rows too" in line
     assert "data.keep_evaluation_rows: true" in line
     selection = [f"other {number}" for number in range(4)]

@@ -122,7 +122,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory: pytest.Temp
     try:
         read(path)
     except InputError as error:
-        problems = error.problems
+        problems = error.lines
     assert all(str(path) in problem and "\n" not in problem for problem in problems)
 
 
@@ -223,9 +223,9 @@ def write(folder: Path, name: str, data: bytes) -> None:
 def refused(load: Callable[[], object], name: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load()
-    assert len(caught.value.problems) >= 1
-    assert any(message in problem for problem in caught.value.problems), caught.value.problems
-    for problem in caught.value.problems:
+    assert len(caught.value.lines) >= 1
+    assert any(message in problem for problem in caught.value.lines), caught.value.lines
+    for problem in caught.value.lines:
         assert name.split("/")[0] in problem
         assert "\n" not in problem
         assert len(problem) < 600
@@ -266,7 +266,7 @@ def test_all_files_are_reported_at_once(tmp_path: Path) -> None:
     write(tmp_path, "dev.tsv", b"")
     with pytest.raises(InputError) as caught:
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, print)
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.lines) == 2
 
 
 def test_many_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_many_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
     write(tmp_path, "test.tsv", b"text\tlabel\n" + b"a\t7\n" * 50)
     with pytest.raises(InputError) as caught:
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, print)
-    assert len(caught.value.problems) == 3
-    assert caught.value.problems[-1].endswith("(and 47 more rows like these)")
+    assert len(caught.value.lines) == 3
+    assert caught.value.lines[-1].endswith("(and 47 more rows like these)")
 
 
 def test_a_field_too_many_is_found_without_a_header_only_where_it_matters(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_the_key_header_stands_at_data_too(tmp_path: Path) -> None:
     assert list(data.evaluation.rows) == ["a", "b"]  # a file says otherwise
     with pytest.raises(InputError) as caught:
         load_data(DataConfig.model_validate({"path": str(tmp_path), "header": False}), "text-classification", None, print)
-    assert all("column" in line and "set data.columns" in line for line in caught.value.problems)
+    assert all("column" in line and "set data.columns" in line for line in caught.value.lines)
 
 
 @pytest.mark.parametrize(("key", "value"), [("header", False), ("quoting", "minimal")])
@@ -324,7 +324,7 @@ def test_a_misspelt_column_is_no_missing_header(tmp_path: Path) -> None:
     write(tmp_path, "train.tsv", b"Text\tlabel\na\t0\n")
     with pytest.raises(InputError) as caught:
         load_data(DataConfig(path=str(tmp_path)), "text-classification", None, print)
-    assert "header" not in caught.value.problems[0]
+    assert "header" not in caught.value.lines[0]
 
 
 @pytest.mark.parametrize("ends", ["\n", ""])

@@ -64,7 +64,7 @@ def test_every_metric_of_a_task_can_be_judged() -> None:
 def test_a_metric_that_a_task_lacks_is_one_line(task: str, asked: str, words: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         judged_of(task, asked, LABELS)
-    [problem] = caught.value.problems
+    [problem] = caught.value.lines
     assert problem.startswith("goals.metric: ")
     assert all(word in problem for word in words)
 

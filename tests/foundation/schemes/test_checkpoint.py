@@ -112,7 +112,7 @@ def test_a_damaged_entry_is_refused_in_one_line(tmp_path: Path, scheme: str, ent
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scheme": scheme, "layers": {"encoder.0": entry}}))
     with pytest.raises(InputError, match=message) as refused:
         load_quantization(tmp_path)
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.lines) == 1
     assert "\n" not in str(refused.value)
 
 

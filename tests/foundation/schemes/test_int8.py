@@ -344,7 +344,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str
     change(tmp_path)
     with pytest.raises(InputError, match=expected) as refused:
         checkpoint.apply_quantization(model, tmp_path)
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.lines) == 1
     assert "\n" not in str(refused.value)
 
 

@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, damage: s
     change(checkpoint)
     with pytest.raises(InputError, match=expected) as refused:
         apply_sites(tiny.model("bert"), checkpoint)
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.lines) == 1
     assert "\n" not in str(refused.value)
 
 

@@ -144,7 +144,7 @@ def test_a_list_that_was_cut_would_not_add_up(model: Path, context: Context) -> 
 def test_what_does_not_fit_is_refused_in_one_line(given: dict[str, Any], line: str, model: Path, context: Context) -> None:
     with pytest.raises(InputError, match=line) as caught:
         Finetune(**given).check(load(model).config, None, context)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(

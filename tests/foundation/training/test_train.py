@@ -306,7 +306,7 @@ def test_a_row_that_alone_gives_no_number_is_named(tiny_bert: Path, sentences: A
     with pytest.raises(InputError, match=r"loss \(part\) became nan in step") as caught:
         run(tiny_bert, sentences, told, tmp_path, broken)
     assert f": the row {shown(rows[guilty])} alone gives it; leave it out of the data, or lower learning_rate" in str(caught.value)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(

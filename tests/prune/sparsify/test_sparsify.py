@@ -365,7 +365,7 @@ def test_blocks_that_come_nowhere_near_the_share_are_refused(
         InputError, match=rf"stages.sparsify.pattern: block {block[0]} x {block[1]} given; in {layers} of 18 layers"
     ) as caught:
         Sparsify(**{**settings, "pattern": {"block": block}}).check(config, config, context)
-    (line,) = caught.value.problems
+    (line,) = caught.value.lines
     assert f"({share} in bert.encoder.layer.0.attention.self.query, 16 x 16); use smaller blocks" in line
     Sparsify(**{**settings, "pattern": BLOCK}).check(config, config, context)
     if settings["method"] != "lasso":

@@ -73,7 +73,7 @@ def test_nobody_but_the_model_holds_the_layers_that_train(bert: Artifact, run: C
             setattr(self.model.get_submodule(owner), child, torch.nn.Identity())
         gc.collect()
         left.extend(name for name, layer in held.items() if layer() is not None)
-        raise InputError("seen")
+        raise InputError("seen", "")
 
     monkeypatch.setattr(Steps, "train", train)
     with pytest.raises(InputError, match="seen"):

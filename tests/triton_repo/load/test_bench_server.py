@@ -95,7 +95,7 @@ def test_pairs_by_their_columns(tmp_path):
         assert (status, errors) == (0, "")
         assert fake.requests[0] == {"TEXT": [b"a"], "TEXT_PAIR": [b"b"]}
         status, _, errors = bench("--server", fake.grpc_address, *given, "--column", "sentence1")
-        assert (status, errors) == (2, "--column: 1 given, but model m reads TEXT and TEXT_PAIR: give one for each\n")
+        assert (status, errors) == (2, "--column: 1 given, but model m reads TEXT and TEXT_PAIR; give one for each\n")
         status, _, errors = bench("--server", fake.grpc_address, *given)
         assert status == 2
         assert errors.startswith(f"{tmp_path / 'pairs.csv'}: no column 'text'; available: 'sentence1', 'sentence2', 'label'")
@@ -134,7 +134,7 @@ def test_the_evaluation_rows_of_a_run(monkeypatch):
         (("--server", "a:1"), "--server: give the rows to send: either a run folder"),
         (("somewhere", "--server", "a:1", "--data", "x"), "--server: give the rows to send: either a run folder"),
         (("--server", "a:1", "--data", "x", "--rate", "1", "--concurrency", "1"), "--rate and --concurrency given"),
-        (("--server", "a:1", "--data", "x", "--rate", "0"), "rate 0.0 given; 0.001 to 1000000 is allowed"),
+        (("--server", "a:1", "--data", "x", "--rate", "0"), "rate: 0.0 given; 0.001 to 1000000 is allowed"),
         (("--server", "a:1", "--data", "x", "--json", "absent/load.json"), "--json absent/load.json: there is no folder absent"),
         (("--server", "https://a:1", "--data", "x"), "protocol https; grpc and http are allowed"),
     ],

@@ -33,7 +33,7 @@ def ask(fake: Fake, protocol: str, name: str | None) -> Model:
 def refusal(fake: Fake, protocol: str, name: str | None) -> str:
     with pytest.raises(InputError) as caught:
         ask(fake, protocol, name)
-    (line,) = caught.value.problems
+    (line,) = caught.value.lines
     return line
 
 
@@ -235,7 +235,7 @@ def test_rows_that_the_model_does_not_read():
         ([("a", "b")], text, r"^--model m: reads single texts \(TEXT\), but the rows are pairs of texts$"),
         (["a", b"x"], pairs, r"reads pairs of texts \(TEXT, TEXT_PAIR\), but the rows are encoded images and single texts$"),
         ([np.int32([1])], text, "but the rows are tokens"),
-        ([], text, "^no rows; give at least one$"),
+        ([], text, "^rows: none given; give at least one$"),
     ):
         with pytest.raises(InputError, match=words):
             check_rows(rows, model)

@@ -46,7 +46,7 @@ class GeneralizedJsd(Loss):
         from foundation.training.distillation.capture import Wanted
 
         if not setting.facts.answer.PROBABILITIES:
-            raise InputError(f"{setting.key}: generalized_jsd given; {setting.task} has no probabilities: give soft_target")
+            raise InputError(setting.key, "generalized_jsd given", f"{setting.task} has no probabilities", "give soft_target")
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:

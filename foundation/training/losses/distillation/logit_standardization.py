@@ -45,12 +45,14 @@ class LogitStandardization(Loss):
 
         if setting.facts.multi_label:
             raise InputError(
-                f"{setting.key}: logit_standardization given; the labels of {setting.task} do not exclude each other: give soft_target"
+                setting.key, "logit_standardization given", f"the labels of {setting.task} do not exclude each other", "give soft_target"
             )
         if setting.student.classes < 3:
             raise InputError(
-                f"{setting.key}: logit_standardization given; it needs at least 3 classes, the model has {setting.student.classes}: "
-                "give soft_target"
+                setting.key,
+                "logit_standardization given",
+                f"it needs at least 3 classes, the model has {setting.student.classes}",
+                "give soft_target",
             )
         return Wanted(logits=True), Wanted(logits=True)
 

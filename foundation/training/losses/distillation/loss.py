@@ -220,11 +220,13 @@ def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
         return
     if not loss.BY_STACK:
         raise InputError(
-            f"{setting.key}: {name} given; it compares one stack of layers, an encoder-decoder has two: give soft_target, or losses: "
-            "[{name: hidden}]"
+            setting.key,
+            f"{name} given",
+            "it compares one stack of layers, an encoder-decoder has two",
+            "give soft_target, or losses: [{name: hidden}]",
         )
     if stacks[0] != stacks[1]:
-        raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
+        raise InputError(setting.key, f"{name} given", "only one of student and teacher is an encoder-decoder", "give soft_target")
 
 
 def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> None:
@@ -234,11 +236,14 @@ def check_compared(loss: Loss, name: str, setting: Setting, labels: Labels) -> N
         InputError: It looks inside, and tokens leave one of the models on the way; or rows of a task with vectors have no negatives.
     """
     if loss.NEEDS_NEGATIVES and setting.facts.embeds and not (isinstance(labels, Groups) and labels.count()):
-        raise InputError(f"{setting.key}: {name} given; the train rows have no negatives: set data.columns.negative, or give similarity")
+        raise InputError(setting.key, f"{name} given", "the train rows have no negatives", "set data.columns.negative, or give similarity")
     sides = [side for side, shape in (("student", setting.student), ("teacher", setting.teacher)) if shape.drops_tokens]
     if sides and not loss.ANSWERS_ONLY:
         raise InputError(
-            f"{setting.key}: {name} given; it compares layers token by token, and tokens leave the {sides[0]} on the way: give soft_target"
+            setting.key,
+            f"{name} given",
+            f"it compares layers token by token, and tokens leave the {sides[0]} on the way",
+            "give soft_target",
         )
 
 
@@ -250,15 +255,16 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
     """
     if loss.ACROSS_ROWS and not loss.GATHERS and team.data_size > 1:
         raise InputError(
-            f"{setting.key}: {loss.name} compares the rows of a batch, which {team.data_size} processes split: run one process"
+            setting.key, f"{loss.name} compares the rows of a batch, which {team.data_size} processes split", remedy="run one process"
         )
     if loss.OWN_INPUTS and team.shards:
         divides = f"parallel: {{{team.given}}} divides"
-        raise InputError(f"{setting.key}: {loss.name} needs the whole embeddings, which {divides}; give parallel: {{strategy: ddp}}")
+        raise InputError(setting.key, f"{loss.name} needs the whole embeddings, which {divides}", remedy="give parallel: {strategy: ddp}")
     if team.pipeline > 1 and (loss.ACROSS_ROWS or not loss.ANSWERS_ONLY):
         raise InputError(
-            f"{setting.key}: {loss.name} compares more than the answers of a row, and parallel.pipeline: {team.pipeline} divides blocks "
-            "and batches; give pipeline: 1, or soft_target"
+            setting.key,
+            f"{loss.name} compares more than the answers of a row, and parallel.pipeline: {team.pipeline} divides blocks and batches",
+            remedy="give pipeline: 1, or soft_target",
         )
     shares, without = ("sequence: true", "sequence: false") if team.sequence else (f"context: {team.context}", "context: 1")
     wanted = loss.wants(setting)
@@ -267,13 +273,15 @@ def check_processes(loss: Any, setting: Setting, team: Team) -> None:
     ]
     if compared and (team.context > 1 or (team.sequence and compared[0] == "hidden states")):
         raise InputError(
-            f"{setting.key}: {loss.name} compares {compared[0]}, whose tokens parallel.{shares} shares among processes; give "
-            f"{without}, or losses that compare answers (soft_target)"
+            setting.key,
+            f"{loss.name} compares {compared[0]}, whose tokens parallel.{shares} shares among processes",
+            remedy=f"give {without}, or losses that compare answers (soft_target)",
         )
     if team.tensor > 1 and any(wanted.blocks for wanted in loss.wants(setting)):
         raise InputError(
-            f"{setting.key}: {loss.name} compares attention, whose heads parallel.tensor: {team.tensor} shares among processes; give "
-            "tensor: 1, or losses that compare answers or hidden states (soft_target, hidden, pkd)"
+            setting.key,
+            f"{loss.name} compares attention, whose heads parallel.tensor: {team.tensor} shares among processes",
+            remedy="give tensor: 1, or losses that compare answers or hidden states (soft_target, hidden, pkd)",
         )
 
 
@@ -286,8 +294,10 @@ def check_first(setting: Setting, name: str) -> None:
     for side, shape in (("student", setting.student), ("teacher", setting.teacher)):
         if shape.causal:
             raise InputError(
-                f"{setting.key}: {name} of the first token given; the {side} is a {shape.kind}, whose first token attends only to itself: "
-                f"give {name} with other tokens in `losses`, or another loss"
+                setting.key,
+                f"{name} of the first token given",
+                f"the {side} is a {shape.kind}, whose first token attends only to itself",
+                f"give {name} with other tokens in `losses`, or another loss",
             )
 
 

@@ -55,7 +55,7 @@ class MarginMSE(Loss):
 
         if not _compares(setting.facts):
             tasks = tasks_with(_compares)
-            raise InputError(f"{setting.key}: {self.name} given for {setting.task}; it is for {tasks}: give another loss")
+            raise InputError(setting.key, f"{self.name} given for {setting.task}", f"it is for {tasks}", "give another loss")
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:

@@ -49,7 +49,7 @@ class MiniLM(Loss):
 
         student, teacher = setting.student, setting.teacher
         if not setting.same_heads:
-            raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which works with any numbers")
+            raise InputError(setting.key, "minilm given", f"{setting.heads}", "give minilmv2, which works with any numbers")
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({teacher.layers - 1}))
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
@@ -85,12 +85,13 @@ class MiniLMv2(Loss):
 
         student, teacher = setting.student, setting.teacher
         if self.teacher_layer is not None and self.teacher_layer > teacher.layers:
-            raise InputError(f"{setting.key}.teacher_layer: {self.teacher_layer} given; the teacher has {teacher.layers} layers")
+            raise InputError(f"{setting.key}.teacher_layer", f"{self.teacher_layer} given", f"the teacher has {teacher.layers} layers")
         heads = self._heads(setting)
         if student.attention % heads or teacher.attention % heads:
             raise InputError(
-                f"{setting.key}.relation_heads: {heads} given; a divisor of both widths is allowed (student {student.attention}, "
-                f"teacher {teacher.attention})"
+                f"{setting.key}.relation_heads",
+                f"{heads} given",
+                f"a divisor of both widths is allowed (student {student.attention}, teacher {teacher.attention})",
             )
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({self._layer(setting)}))
 

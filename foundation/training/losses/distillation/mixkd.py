@@ -73,7 +73,7 @@ class MixKD(Loss):
 
         if setting.facts.reranks:
             raise InputError(
-                f"{setting.key}: {self.name} given; a mixture of two candidates belongs to no query: give soft_target or margin_mse"
+                setting.key, f"{self.name} given", "a mixture of two candidates belongs to no query", "give soft_target or margin_mse"
             )
         return Wanted(), Wanted()
 
@@ -98,7 +98,7 @@ class MixKD(Loss):
             if float((given - mixed).abs().max()) > TOLERANCE * (1 + float(given.abs().max())):
                 kind = capture.model.config.model_type  # type: ignore[union-attr]
                 raise InputError(
-                    f"{capture.key}: mixkd given; this {kind} gives other logits for embeddings than for tokens: choose another loss"
+                    capture.key, "mixkd given", f"this {kind} gives other logits for embeddings than for tokens", "choose another loss"
                 )
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:

@@ -53,7 +53,10 @@ class Projected(Loss):
         ours, theirs = setting.student.classes, setting.teacher.classes
         if ours >= theirs:
             raise InputError(
-                f"{setting.key}: projected given; the vectors of the student have {ours} numbers, the teacher's {theirs}: give soft_target"
+                setting.key,
+                "projected given",
+                f"the vectors of the student have {ours} numbers, the teacher's {theirs}",
+                "give soft_target",
             )
         return Wanted(logits=True), Wanted(logits=True)
 

@@ -44,8 +44,10 @@ class SoftTarget(Loss):
         ours, theirs = setting.student.classes, setting.teacher.classes
         if setting.facts.embeds and ours != theirs:
             raise InputError(
-                f"{setting.key}: {self.name} given; the vectors of the student have {ours} numbers, the teacher's {theirs}: "
-                "give loss: projected or similarity"
+                setting.key,
+                f"{self.name} given",
+                f"the vectors of the student have {ours} numbers, the teacher's {theirs}",
+                "give loss: projected or similarity",
             )
         return Wanted(logits=True), Wanted(logits=True)
 

@@ -43,7 +43,7 @@ class TinyBert(Loss):
         from foundation.training.distillation.capture import Wanted
 
         if not setting.same_heads:
-            raise InputError(f"{setting.key}: tinybert given; {setting.heads}: equal numbers are needed; choose another loss")
+            raise InputError(setting.key, "tinybert given", f"{setting.heads}: equal numbers are needed", "choose another loss")
         ours, theirs = zip(*self._pairs(setting), strict=True)
         return (
             Wanted(hidden=True, blocks=frozenset(layer - 1 for layer in ours)),

@@ -162,7 +162,7 @@ def test_a_damaged_shape_is_one_line(changes: dict[str, Any], message: str, tmp_
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(InputError, match=message) as caught:
         load(folder)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     with pytest.raises(InputError, match=r"compress_architecture in config\.json is damaged"):
         read_own(raw["compress_architecture"], 2, "checkpoint")
 

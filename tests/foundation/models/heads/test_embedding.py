@@ -171,7 +171,7 @@ def test_files_that_need_more_are_refused_in_one_line(name: str, change: Any, li
     source = edited(tiny_embedding.folder(tmp_path / "source"), name, change)
     with pytest.raises(InputError, match=line) as caught:
         check_model(named(source))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     assert "\n" not in str(caught.value)
 
 
@@ -282,9 +282,9 @@ def test_vectors_that_are_not_compared_by_cosine_are_refused_unless_cosines_are_
     similarity: str, normalize: bool, advice: str, tmp_path: Path
 ) -> None:
     source = compared_by(tiny_embedding.folder(tmp_path / "source", normalize=normalize), similarity)
-    with pytest.raises(InputError, match=f"compared by {similarity} .*, and are judged by cosine here: give .*{advice}") as caught:
+    with pytest.raises(InputError, match=f"compared by {similarity} .*, and are judged by cosine here; give .*{advice}") as caught:
         check_model(named(source))
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
     check_model(named(source, embedding={"similarity": "cosine"}))
     if similarity == "dot":
         check_model(named(source, embedding={"normalize": True}))

@@ -123,4 +123,4 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(changes: dict[str, obj
     context = Context(TASK, Data(split, split, split, ("a", "b")), 24, Target(), 0, ConsoleProgress("silent"), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=line) as caught:
         Finetune(**changes).check(stock().config, None, context)  # type: ignore[arg-type]
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1

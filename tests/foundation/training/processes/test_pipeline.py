@@ -66,7 +66,7 @@ def checked(stage: str, settings: dict[str, Any], folder: Path, parallel: dict[s
 def test_what_does_not_work_in_stages_is_told_before_the_run(stage: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^stages\.{message}") as caught:
         checked(stage, settings, tmp_path)
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(
