@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pydantic import JsonValue
 
-from compress.recipe import Recipe, check, put, written
+from compress.recipe import Recipe, check, written
+from compress.recipe_file import put
 from compress.search_settings import Choices, Range, Search, same
 from foundation.core.errors import InputError, Problem, nearest
 from foundation.core.named import one_of

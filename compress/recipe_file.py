@@ -1,0 +1,190 @@
+"""A recipe as plain data: files that extend each other, local paths made absolute, and single values that are set.
+
+Nothing here knows the keys of a recipe, apart from those whose values are paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from foundation.core.errors import InputError, nearest
+from foundation.core.files import local
+from foundation.core.shown import reason, shown
+from foundation.core.yaml_file import parse_yaml
+
+
+def read_file(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
+    """Reads a YAML file, on top of the recipes that it extends.
+
+    Args:
+        path: The file; also `recipe.lock.yaml` of a run.
+        seen: The files that extend it.
+
+    Raises:
+        InputError: A file cannot be read, is no map, or extends itself.
+    """
+    path = local(path, "recipe")
+    if path.is_dir():
+        raise InputError(f"{path}", "is a folder", remedy="give a YAML file")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(
+            f"{path}", f"cannot be read ({reason(error)})", remedy="give the path of a YAML recipe, or start one with `compress init`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}", f"not UTF-8 text (byte {error.start})") from error
+    raw = parse_yaml(text, str(path))
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}", f"{type(raw).__name__} given", "a recipe is a map with the keys name, model, data, stages, ...")
+    if raw.keys() >= {"schema", "recipe", "environment"}:  # recipe.lock.yaml of a run, which contains the resolved recipe
+        raw = raw["recipe"]
+        if not isinstance(raw, dict):
+            raise InputError(f"{path}", f"recipe: {shown(raw)} given", "a map is allowed: `compress run` writes this file")
+    raw = {str(key): value for key, value in raw.items()}
+    _resolve_paths(raw, path.resolve().parent)
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if not isinstance(parent, str):
+        raise InputError(f"{path}", f"extends: {shown(parent)} given", "the path of another recipe is allowed")
+    base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
+    if base in (*seen, path.resolve()):
+        raise InputError(f"{path}", f"extends: {parent} leads back to itself")
+    return _merge(read_file(base, (*seen, path.resolve())), raw)
+
+
+def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """Merges maps recursively; everything else, including `stages`, is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+PATHS = (".teacher", ".extra_text.path", ".corpus.path")
+"""Ends of keys of `search.space` whose values are paths."""
+
+
+def _resolve_paths(raw: dict[str, object], folder: Path) -> None:
+    """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged."""
+
+    def resolved(value: object) -> object:
+        if isinstance(value, list):
+            return [resolved(entry) for entry in value]
+        if not isinstance(value, str) or not value or ":" in value:
+            return value
+        try:
+            given = Path(value).expanduser()
+            is_local = value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists()
+            return str((folder / given).resolve()) if is_local else value
+        except (OSError, ValueError, RuntimeError):  # no file can have this path; whoever opens it says so, with its key
+            return value
+
+    def resolve(owner: object, key: str) -> None:
+        if isinstance(owner, dict) and key in owner:
+            owner[key] = resolved(owner[key])
+
+    for key in ("path", "run", "config"):
+        resolve(raw.get("model"), key)
+    resolve(raw.get("data"), "path")
+    resolve(raw, "tokenizer")
+    stages = raw.get("stages")
+    for entry in stages if isinstance(stages, list) else []:
+        for body in entry.values() if isinstance(entry, dict) else []:
+            resolve(body, "teacher")
+            for key in ("extra_text", "corpus"):
+                resolve(body.get(key) if isinstance(body, dict) else None, "path")
+    search = raw.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    given = space if isinstance(space, dict) else {}
+    for key, values in given.items():
+        if str(key).endswith(PATHS):
+            given[key] = {**values, "choices": resolved(values.get("choices"))} if isinstance(values, dict) else resolved(values)
+
+
+def apply(raw: dict[str, object], setting: str) -> None:
+    """Sets one value of plain recipe data by a text `key.path=value`, in place; errors as of `put`."""
+    key, separator, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise InputError(f"--set {shown(setting)}", "not of the form key.path=value", "for example --set data.max_length=64")
+    put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
+
+
+def put(raw: dict[str, object], parts: Sequence[str], value: object, setting: str) -> None:
+    """Sets one value of plain recipe data, in place; maps are merged.
+
+    Args:
+        raw: The recipe as a map.
+        parts: The key path; a stage is named by its id.
+        value: The value.
+        setting: Where it was given, for messages.
+
+    Raises:
+        InputError: No stage has the id, or a value on the way has no keys.
+    """
+    if parts[0] == "stages" and len(parts) > 1:
+        entry, name = _stage_entry(raw, parts[1], setting)
+        _check_below(entry[name], parts, 2, setting)
+        if len(parts) == 2:
+            entry[name] = value
+            return
+        body, nested = entry[name], _nest(parts[2:], value)
+        merged = _merge(body if isinstance(body, dict) else {}, _nest(parts[2:], value))
+        _resolve_paths({"stages": [{name: nested}]}, Path.cwd())
+        entry[name] = merged | ({parts[2]: nested[parts[2]]} if len(parts) == 3 else {})
+        return
+    _check_below(raw, parts, 0, setting)
+    override = _nest(parts, value)
+    _resolve_paths(override, Path.cwd())
+    merged = _merge(raw, override)
+    raw.clear()
+    raw.update(merged)
+
+
+def _check_below(value: object, parts: Sequence[str], depth: int, setting: str) -> None:
+    """Checks that an override does not set keys of a number, text or list; a switch (true, false, null) may become a map.
+
+    Args:
+        value: The value at the first `depth` parts of the path.
+        parts: The path of the override.
+        depth: See `value`.
+        setting: The override, for the message.
+
+    Raises:
+        InputError: A value on the way has no keys.
+    """
+    while depth < len(parts):
+        if not isinstance(value, dict | bool | None):
+            above = ".".join(parts[:depth])
+            raise InputError(f"{setting}", f"{above} is {shown(value)}, which has no keys", remedy=f"set {above} itself")
+        value = value.get(parts[depth]) if isinstance(value, dict) else None
+        depth += 1
+
+
+def _stage_entry(raw: dict[str, object], stage_id: str, setting: str) -> tuple[dict[str, object], str]:
+    """Returns the entry in `stages` with that id, and its stage; a bare `- export` becomes a map."""
+    ids: list[str] = []
+    stages = raw.get("stages")
+    entries: list[object] = stages if isinstance(stages, list) else []
+    for position, entry in enumerate(entries):
+        if isinstance(entry, str):
+            entry = entries[position] = {entry: None}
+        if not isinstance(entry, dict):
+            continue
+        for name, body in entry.items():
+            named = body.get("id") if isinstance(body, dict) else None
+            ids.append(named if isinstance(named, str) else str(name))
+            if ids[-1] == stage_id:
+                return entry, name
+    raise InputError(f"{setting}", f"no stage has the id {stage_id!r}", f"stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
+
+
+def _nest(parts: Sequence[str], value: object) -> dict[str, object]:
+    nested: dict[str, object] = {parts[-1]: value}
+    for part in reversed(parts[:-1]):
+        nested = {part: nested}
+    return nested
